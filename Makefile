@@ -34,14 +34,14 @@ $(VENV)/.installed: $(DEFINED)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml]'
 	@touch $@
 
-venv-test: $(VENV)/.installed-test  ## the same with the test extras
+venv-test: $(VENV)/.installed-test  ## the same with the test extras and Ray (80 MB to download, 240 MB on disk)
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,test]'
 	@touch $@
 
 venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy and build
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test,dev,recipes]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,test,dev,recipes]'
 	@touch $@
 
 # The Python reference imports the package, so its environment is the learner's.

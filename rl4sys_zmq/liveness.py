@@ -62,6 +62,8 @@ SIDECAR_START_S = 60.0  # until the first command of a sidecar, which first impo
 # A learner process (it trains one client) and its gateway
 WORKER_REPORT_S = 1.0  # between two signs of life of a learner process
 WORKER_SILENCE_S = 5.0  # then ``status`` reports the process as silent, for example because it is stopped
+GATEWAY_SILENCE_S = 5.0  # then a worker on another machine ends; the gateway sends it a sign of life each second
+REMOTE_WORKER_SILENCE_S = 20.0  # then the gateway gives up a worker on another machine, and its client gets another one
 
 # The connections of libzmq: each socket draws its first and its longest pause, in milliseconds
 RECONNECT_MS = (50, 500)

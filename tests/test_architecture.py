@@ -57,6 +57,8 @@ TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
+RAY_MODULES = {"ray_driver", "ray_worker"}
+"""The modules that run in processes of Ray. The learner's process does not import Ray, which installs signal handlers."""
 SANS_IO = {
     "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator", "relays"},
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
@@ -213,6 +215,10 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
     package = ".".join(path.parent.relative_to(root.parent).parts)
     for found in imports_of(tree, package):
         yield from (f"{where}:{found.line}: {fault}" for fault in import_faults(room, found, root))
+        if found.top == "ray" and path.stem not in RAY_MODULES:
+            yield f"{where}:{found.line}: imports ray outside {' and '.join(sorted(RAY_MODULES))}"
+        if found.name.rpartition(".")[0].endswith(".ray_driver"):
+            yield f"{where}:{found.line}: imports ray_driver, the program of a process of its own"
         if path.stem in SANS_IO.get(room, ()):
             yield from (f"{where}:{found.line}: {fault}" for fault in io_faults(found))
     for line, fault in (*use_faults(room, tree), *export_faults(tree)):
@@ -352,6 +358,15 @@ def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
         assert peer or not found & EXECUTING, path
 
 
+LEARNERS_FILES = {"CheckpointStore", "LocalStorage", "SuspectFiles"}
+
+
+@pytest.mark.parametrize("name", ["remote_worker", "gateway_storage", "remote_start"])
+def test_a_worker_on_another_machine_opens_no_file_of_the_learner(name: str) -> None:
+    found = imports_of(ast.parse((ROOT / "learner" / "engines" / f"{name}.py").read_text()), "")
+    assert not {i.name.rpartition(".")[2] for i in found} & LEARNERS_FILES
+
+
 PLANTED = [
     ("wire/a.py", "from rl4sys_zmq.config import AgentConfig", "two rooms on floor F2 never meet"),
     ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F6 never meet"),
@@ -385,6 +400,8 @@ PLANTED = [
     ("rpc/session.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/client_registry.py", "from rl4sys_zmq.learner.learner_thread import LearnerThread", "that do no I/O"),
+    ("learner/a.py", "def f():\n    import ray", "imports ray outside"),
+    ("learner/a.py", "from rl4sys_zmq.learner.ray_driver import main", "imports ray_driver"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 
@@ -449,5 +466,11 @@ def test_an_actor_loads_no_torch_and_no_gymnasium() -> None:
         "import sys, rl4sys_zmq\nfrom rl4sys_zmq import RL4SysAgent\n"
         "sys.exit(' '.join({'torch', 'gymnasium', 'matplotlib', 'tensorboard', 'PIL'} & set(sys.modules)) or 0)"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_engine_ray_loads_no_ray() -> None:
+    code = "import sys, rl4sys_zmq.learner.engines.ray_engine\nsys.exit('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, WeightsConfig
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, ResourcesConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -208,6 +209,8 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "relays": (),
     "plugins": (),
     "engine": "thread",
+    "resources": None,
+    "ray_address": None,
     "torch_threads": None,
     "device": "cpu",
     "tf32": False,
@@ -526,6 +529,35 @@ def test_a_client_inherits_the_learners_options() -> None:
         device="cpu",
         learners=1,
     )
+
+
+def test_resources_are_inherited_and_come_back_from_json() -> None:
+    given = {"engine": "ray", "resources": {"cpus": 2, "gpus": 0.5, "custom": {"edge": 1}}, "clients": {"a": {"resources": {}}}}
+    config = LearnerConfig.from_mapping(given)
+    expected = ResourcesConfig(cpus=2, gpus=0.5, custom={"edge": 1.0})
+    assert (config.client("b").resources, config.client("a").resources) == (expected, ResourcesConfig())
+    assert LearnerConfig.from_mapping(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"cpu": 1}, "resources.cpu: no such key; did you mean 'cpus'"),
+        ({"gpus": 1.5}, "resources.gpus: expected a fraction below 1 of one GPU, or a whole number of GPUs"),
+        ({"memory": 0}, "resources.memory: expected an integer from 1"),
+        ({"custom": {"edge": 0}}, "resources.custom.edge: expected a number above 0"),
+        (3, "resources: expected a mapping"),
+    ],
+)
+def test_resources_are_checked(resources: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        LearnerConfig.from_mapping({"engine": "ray", "resources": resources})
+
+
+@pytest.mark.parametrize("address", ["ray://h:1", "h", ":1", "h:0", "h:x", "http://h:1", 7])
+def test_what_is_no_address_of_a_ray_cluster_is_refused(address: Any) -> None:
+    with pytest.raises(ConfigError, match="ray_address: expected 'auto', 'local', or the HOST:PORT"):
+        LearnerConfig(engine="ray", ray_address=address)
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:1", "[::1]:0", "ipc://*", "inproc://lab", "127.1.2.3:*"])

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 HISTORY_ITEMS, HISTORY_BYTES = 64, 64 << 20
-"""Limits on the versions of weights that a client keeps for late actors (`rl4sys_zmq.learner.weight_history`)."""
+"""Limits on the versions of weights that a client keeps for late actors (`rl4sys_zmq.delivery.weight_history`)."""
 PUB_QUEUE = 32
 """Number of updates that wait at most for a slow actor. Actors share the memory of an update."""
 CREDIT_BYTES = 256 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ConfigError
@@ -98,13 +99,20 @@ class Workload:
             "segments_per_message": 1,
             "clients": 1,
             "cores": 1,
+            "journal_max_bytes": 1,
+            "memory_bytes": 1,
+            "descriptors": 1,
         }
         for name, floor in least.items():
             if getattr(self, name) < floor:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {floor}", key=name)
         for name in ("steps_per_s", "publish_per_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more", key=name)
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a finite number of 0 or more", key=name)
+        for name in ("checkpoint_every_s", "bandwidth_bits_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value}; expected a finite number above 0", key=name)
         if self.clients > self.actors:
             raise ConfigError(
                 f"{self.clients} clients share {self.actors} actors; expected at least one actor each", key="clients"

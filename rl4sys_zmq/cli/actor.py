@@ -74,6 +74,10 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
     grace_s = options.pop("grace")
     given = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
     if all(fleet[name] is None for name in ("num_actors", "min_actors", "max_actors")):
+        context = click.get_current_context()
+        for name in ("engine", "grace"):
+            if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+                raise click.UsageError(f"--{name} applies to a fleet: give --num-actors, or --min-actors and --max-actors")
         act(given)
         return
     from rl4sys_zmq.cli.fleet import FleetOptions, run_fleet

@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
-from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.parameters import algorithm_parameters
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
@@ -96,8 +96,7 @@ def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
             yield from _algorithm(name, parameters, None, None, f"algorithms.{name}")
         else:
             yield f"  algorithms.{name}: this learner does not have this algorithm; the entry is not used"
-    for engine in config.engines:
-        ENGINES.get(engine)
+    check_engines(config)
     if config.default_algorithm is not None:
         ALGORITHMS.get(config.default_algorithm)
     for client_id, entry in config.clients.items():

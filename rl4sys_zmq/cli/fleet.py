@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -74,8 +75,9 @@ def run_fleet(options: FleetOptions) -> None:
     require("gym", "gymnasium")
     config = fleet_config(options)
     shared = shared_paths(options.run, resizes=config.limits is not None)
+    drain_asked = threading.Event()
     if options.run.exit_with_stdin:
-        end_with_stdin()
+        end_with_stdin(lambda line: drain_asked.set() if line == "drain" else None)
     signals = SignalHandlers.current
     if signals is not None:
         signals.defers = True
@@ -85,19 +87,25 @@ def run_fleet(options: FleetOptions) -> None:
         engine = ENGINES[options.engine](options.run, shared, display)
         fleet = stack.enter_context(Fleet(config, engine, display.event))
         try:
-            while not fleet.done:
+            while not fleet.done and not drain_asked.is_set():
                 fleet.tick(POLL_S)
                 display.show(fleet.status())
                 if signals is not None:
                     signals.check()
+            _drain(fleet, display, options.grace_s)
         except StopSignalReceived:
-            display.event(f"draining {fleet.alive} actors, at most {options.grace_s:g} s")
-            fleet.drain()
-            while fleet.alive:
-                fleet.tick(POLL_S)
+            _drain(fleet, display, options.grace_s)
             display.last(fleet.status())
             raise
         display.last(fleet.status())
+
+
+def _drain(fleet: Fleet, display: _FleetDisplay, grace_s: float) -> None:
+    if fleet.alive:
+        display.event(f"draining {fleet.alive} actors, at most {grace_s:g} s")
+    fleet.drain()
+    while fleet.alive:
+        fleet.tick(POLL_S)
 
 
 def fleet_config(options: FleetOptions) -> FleetConfig:

@@ -53,7 +53,15 @@ def main() -> None:
     help="Memory limit, such as 8GiB. Above it the learner ends connections, then itself. 0: no limit.  [default: 80% of all]",
 )
 @option(
-    "--engine", metavar="thread|process", help="Train each client in a thread, or in a process of its own.  [default: thread]"
+    "--engine",
+    metavar="thread|process|ray",
+    help="Train each client in a thread, in a process of its own, or on a node of a Ray cluster.  [default: thread]",
+)
+@option(
+    "--ray-address",
+    metavar="auto|local|HOST:PORT",
+    help="The Ray cluster for --engine ray. auto: that of this machine. local: a Ray of the learner's own.  "
+    "[default: RAY_ADDRESS, or else local]",
 )
 @plugin_option(expose_value=False)
 @option("--debug", is_flag=True, help="Log everything.")
@@ -74,6 +82,7 @@ def serve(
     users: Path | None,
     max_memory: int | None,
     engine: str | None,
+    ray_address: str | None,
     debug: bool,
     insecure: bool,
 ) -> None:
@@ -99,6 +108,7 @@ def serve(
         "keys": keys,
         "users_file": users,
         "engine": engine,
+        "ray_address": ray_address,
         "insecure": insecure or None,
     }
     if port is not None:

@@ -5,6 +5,7 @@
 - `ClientConfig`: the learner's options for one client (a policy with its learner).
 - `RelayConfig`: the options of a relay, a process that passes weights on. `RelayAddress`, `RelayRule`: relays in the options of
   actors and learners.
+- `ResourcesConfig`: what the engine ``ray`` reserves for a client.
 - `WeightsConfig`: the encoding of weights, for both.
 
 They also read the JSON files of RL4Sys. For an unknown key or an invalid value, each class raises a `ConfigError` with a
@@ -22,9 +23,19 @@ if TYPE_CHECKING:
     from rl4sys_zmq.config.client import ClientConfig
     from rl4sys_zmq.config.learner import LearnerConfig
     from rl4sys_zmq.config.relay import RelayAddress, RelayConfig, RelayRule
+    from rl4sys_zmq.config.resources import ResourcesConfig
     from rl4sys_zmq.config.weights import WeightsConfig
 
-__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "RelayAddress", "RelayConfig", "RelayRule", "WeightsConfig"]
+__all__ = [
+    "AgentConfig",
+    "ClientConfig",
+    "LearnerConfig",
+    "RelayAddress",
+    "RelayConfig",
+    "RelayRule",
+    "ResourcesConfig",
+    "WeightsConfig",
+]
 
 __getattr__ = lazy_getattr(
     __name__,
@@ -33,6 +44,7 @@ __getattr__ = lazy_getattr(
         "client": ("ClientConfig",),
         "learner": ("LearnerConfig",),
         "relay": ("RelayAddress", "RelayConfig", "RelayRule"),
+        "resources": ("ResourcesConfig",),
         "weights": ("WeightsConfig",),
     },
 )

@@ -24,6 +24,7 @@ from rl4sys_zmq.config.options import (
     parse_options,
     path,
 )
+from rl4sys_zmq.config.resources import ResourcesConfig, resources_options
 from rl4sys_zmq.config.rl4sys import PARAMETER_HINT, algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
@@ -84,7 +85,9 @@ class ClientConfig:
     """A policy folder, or a ``.safetensors`` file of named tensors, with whose weights the training starts. It has no effect on
     a client with a checkpoint. Default: random weights."""
     engine: str | None = option(optional(name), None)
-    """The engine that runs the training of this client: ``thread`` or ``process``. Default: the learner's option."""
+    """The engine that runs the training of this client: ``thread``, ``process`` or ``ray``. Default: the learner's option."""
+    resources: ResourcesConfig | None = option(optional(resources_options), None)
+    """What the engine ``ray`` reserves for the training of this client. Default: the learner's option."""
     input_size: InitVar[int | None] = None
     """Number of elements of an observation. The observation space becomes a float32 Box of this size."""
     act_dim: InitVar[int | None] = None

@@ -12,6 +12,7 @@ from rl4sys_zmq.config.addresses import bind_uri
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
+    InvalidValue,
     as_json,
     check_fields,
     check_value,
@@ -33,13 +34,14 @@ from rl4sys_zmq.config.options import (
     with_source,
 )
 from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, relay_rules
+from rl4sys_zmq.config.resources import ResourcesConfig, resources_options
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
-__all__ = ["LearnerConfig"]
+__all__ = ["LearnerConfig", "ray_address"]
 
 _INHERITED = (
     "max_policy_lag",
@@ -52,6 +54,7 @@ _INHERITED = (
     "torch_threads",
     "learners",
     "engine",
+    "resources",
 )
 """Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
 
@@ -75,6 +78,23 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _inference(value: object) -> str:
     return "auto" if value == "auto" else bind_uri(value)
+
+
+def ray_address(value: object) -> str:
+    """Check that an option's value is the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``. Return it.
+
+    Raises:
+        InvalidValue: If it is something else.
+    """
+    if value in ("auto", "local"):
+        return str(value)
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise InvalidValue(
+            "'auto', 'local', or the HOST:PORT of the head node; with 'auto', this machine must be a node of the cluster "
+            "(ray start --address HOST:PORT), as with HOST:PORT, and ray:// is not supported"
+        )
+    return str(value)
 
 
 @checked_arguments
@@ -110,7 +130,14 @@ class LearnerConfig:
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
     engine: str = option(name, "thread")
-    """The engine that runs the training of a client. ``thread``: a thread of this process. ``process``: a separate process."""
+    """The engine that runs the training of a client. ``thread``: a thread of this process. ``process``: a separate process.
+    ``ray``: an actor of a Ray cluster, on any of its nodes."""
+    resources: ResourcesConfig | None = option(optional(resources_options), None)
+    """What the engine ``ray`` reserves for the training of each client. Default: one core."""
+    ray_address: str | None = option(optional(ray_address), None)
+    """The Ray cluster of the engine ``ray``. ``HOST:PORT``: the address of its head node. ``auto``: the cluster of which this
+    machine is a node. ``local``: a Ray of the learner's own, on this machine, which ends with it. Default: the environment
+    variable ``RAY_ADDRESS``, or else ``local``."""
     plugins: tuple[str, ...] = option(modules, ())
     """Modules to import at the start, before any actor joins, for example to register algorithms and policies."""
     resume: str = option(text, "auto")

@@ -55,6 +55,7 @@ __all__ = [
     "encode_checkpoint",
     "read_checkpoint",
     "read_manifest",
+    "state_file",
 ]
 
 
@@ -165,40 +166,59 @@ def read_manifest(path: Path) -> CheckpointManifest:
     Raises:
         CheckpointError: If the manifest is missing, damaged, unreadable or of another format.
     """
-    return _manifest(path, _document(path))
+    return _manifest(path, _document(path, _read))
 
 
-def read_checkpoint(path: Path) -> tuple[CheckpointManifest, dict[str, Any]]:
+def read_checkpoint(path: Path, read: Callable[[Path], bytes] | None = None) -> tuple[CheckpointManifest, dict[str, Any]]:
     """Return the manifest and the state of the checkpoint in the folder `path`, verified to the last bit.
+
+    Args:
+        path: The folder.
+        read: Returns the content of a file of the folder. Default: from this machine's disk.
 
     Raises:
         CheckpointError: If a file cannot be read or verified. The error names the file and the problem.
     """
-    document = _document(path)
+    read = read or _read
+    document = _document(path, read)
     manifest = _manifest(path, document)
     file = path / STATE
-    try:
-        size, digest = document["files"][STATE]["bytes"], document["files"][STATE]["xxh3_128"]
-        tree = document["state"]
-    except (KeyError, TypeError) as exc:
-        raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
-    data = _read(file)
+    size, digest = _listed(path, document)
+    if "state" not in document:
+        raise CheckpointError(path / MANIFEST, "the field 'state' is missing", damaged=True)
+    data = read(file)
     if len(data) != size:
         raise CheckpointError(file, f"it has {len(data)} bytes; expected {size}", damaged=True)
     if xxhash.xxh3_128_hexdigest(data) != digest:
         raise CheckpointError(file, "its contents have changed since it was written (digest)", damaged=True)
     try:
         arrays = _safetensors().numpy.load(data)
-        state = unpack_state(tree, arrays)
+        state = unpack_state(document["state"], arrays)
     except (_safetensors().SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
         raise CheckpointError(file, f"it does not match its manifest: {exc}", damaged=True) from exc
     return manifest, state
 
 
-def _document(path: Path) -> dict[str, Any]:
+def state_file(path: Path) -> tuple[int, str]:
+    """Return the size in bytes and the digest (xxh3-128) that the manifest in the folder `path` gives for the state.
+
+    Raises:
+        CheckpointError: If the manifest is missing, damaged, unreadable or of another format.
+    """
+    return _listed(path, _document(path, _read))
+
+
+def _listed(path: Path, document: Mapping[str, Any]) -> tuple[int, str]:
+    try:
+        return document["files"][STATE]["bytes"], document["files"][STATE]["xxh3_128"]
+    except (KeyError, TypeError) as exc:
+        raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
+
+
+def _document(path: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
     """Read the manifest in the folder `path`, check its digest and its format, and return its JSON."""
     file = path / MANIFEST
-    data = _read(file)
+    data = read(file)
     if not seal_holds(data):
         raise CheckpointError(file, "its contents have changed since it was written (seal)", damaged=True)
     try:
@@ -358,15 +378,51 @@ class CheckpointStore:
                 If only the last flush failed, the new checkpoint is complete, but a loss of power can still undo it.
         """
         with _disk(self.folder):
+            number = self.prepare()
+            written = replace(manifest, number=number, saved_unix_s=time.time())
+            contents = encode_checkpoint(written, state, policy)
+            temporary = self.temporary(number)
+            try:
+                write_folder(temporary, contents)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            self.install(temporary, number, wanted)
+        return written
+
+    def prepare(self) -> int:
+        """Create the folder, remove unfinished checkpoints, and return the number of the next checkpoint.
+
+        Raises:
+            CheckpointError: If the folder cannot be written, or a later learner thread has claimed it.
+        """
+        with _disk(self.folder):
             _make_folder(self.folder)
             with self._claimed():
                 self._sweep()
-            number = 1 + max((number for number, _, _ in self._entries()), default=0)
-            written = replace(manifest, number=number, saved_unix_s=time.time())
-            contents = encode_checkpoint(written, state, policy)
-            temporary = self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
+            return self.next_number()
+
+    def next_number(self) -> int:
+        """Return the number of the next checkpoint, above those of all others in the folder, also damaged and abandoned ones."""
+        return 1 + max((number for number, _, _ in self._entries()), default=0)
+
+    def temporary(self, number: int) -> Path:
+        """Return the path of the folder in which this thread writes checkpoint `number` before `install`."""
+        return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
+
+    def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Rename a folder with a complete checkpoint into place, and remove old checkpoints. After an error, remove the folder.
+
+        Args:
+            temporary: The folder, whose files are on disk.
+            number: The number of the checkpoint.
+            wanted: As for `write`.
+
+        Raises:
+            CheckpointError: As `write` does.
+        """
+        with _disk(self.folder):
             try:
-                write_folder(temporary, contents)
                 if not wanted():
                     raise CheckpointError(temporary, "another learner thread has replaced this one, or the client was removed")
                 with self._claimed():
@@ -376,7 +432,6 @@ class CheckpointStore:
                 raise
             sync_folder(self.folder)
         self._prune()
-        return written
 
     def newest(self) -> list[Path]:
         """Return the folders of the checkpoints, newest first. Damaged, abandoned and unfinished ones are left out.

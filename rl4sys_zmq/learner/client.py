@@ -332,7 +332,7 @@ class ClientState:
             self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id
         )
         self.backlog.append(encode(assign))
-        self.worker = callbacks.start_worker(self.client_id, self.key)
+        self.worker = callbacks.start_worker(assign, self.key)
         self.workers.append(self.worker)
 
     @property

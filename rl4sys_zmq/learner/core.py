@@ -34,6 +34,7 @@ from rl4sys_zmq.wire.messages import (
     CheckpointResult,
     DataDemand,
     Frame,
+    FromRemoteWorker,
     Message,
     OperatorAlarm,
     OperatorCommand,
@@ -129,14 +130,15 @@ class LearnerCore:
     def on_worker(self, frames: Sequence[Frame]) -> None:
         """Handle a message of a learner thread.
 
-        Messages of a thread that was replaced are dropped. An error while handling a message stops only the client of the
-        thread.
+        Messages of a thread that was replaced are dropped and counted (``worker_messages_fenced``). An error while handling a
+        message stops only the client of the thread.
 
         Args:
             frames: The frame that identifies the learner thread (its key), then the frames of the message.
         """
         client = self.registry.by_key(bytes(frames[0]))
         if client is None:
+            self.counters.add("worker_messages_fenced")
             return
         try:
             self._on_message(client, decode(frames[1:]))
@@ -165,7 +167,7 @@ class LearnerCore:
                 client.alarms.note(message.name, message.text, message.count)
             case ThreadFailed():
                 self._on_ended(client, message)
-            case ToLearner() | ToActor() | ToLearnerThread():
+            case FromRemoteWorker() | ToLearner() | ToActor() | ToLearnerThread():
                 raise ProtocolError(RefusalReason.DIRECTION, f"a learner thread must not send {type(message).__name__}")
             case _:
                 assert_never(message)

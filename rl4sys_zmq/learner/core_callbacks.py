@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.wire.messages import Frame, ThreadFailed
+from rl4sys_zmq.wire.messages import AssignClient, Frame, ThreadFailed
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "CoreCallbacks", "LearnerThreadHandle", "AbandonCheckpointsTask"]
 
@@ -116,8 +116,8 @@ class CoreCallbacks:
         clock: The clock for measured durations and for the time in records. Each input of the core carries its own time.
         send: Sends a message to one peer. Arguments: the peer's routing id, and the frames.
         publish: Sends a message to all subscribers of a topic. Arguments: the topic, and the frames.
-        start_worker: Starts a learner thread (or process). Arguments: the client's id, and a key, which becomes the first frame
-            of each message that the thread sends.
+        start_worker: Starts a learner thread (or process). Arguments: the first message that the thread will receive, and a key,
+            which becomes the first frame of each message that the thread sends.
         poll_workers: Reads all messages that learner threads have sent so far, and passes them to the core.
         abandon_checkpoints: Starts a `AbandonCheckpointsTask`. Arguments: the client's id, its learner threads, and the folder of
             its checkpoints.
@@ -131,7 +131,7 @@ class CoreCallbacks:
     clock: Clock
     send: Callable[[bytes, Sequence[Frame]], SendResult]
     publish: Callable[[bytes, Sequence[Frame]], None]
-    start_worker: Callable[[str, bytes], LearnerThreadHandle]
+    start_worker: Callable[[AssignClient, bytes], LearnerThreadHandle]
     poll_workers: Callable[[], None]
     abandon_checkpoints: Callable[[str, Sequence[LearnerThreadHandle], str], AbandonCheckpointsTask]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]

@@ -52,6 +52,7 @@ __all__ = ["MAX_MESSAGE_BYTES", "ActorSessionHandler"]
 log = logging.getLogger(__name__)
 
 MAX_LIBRARY = 80
+MAX_ADDRESS = 256
 MAX_MESSAGE_BYTES = 1 << 26
 
 MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, FetchWeights: 5.0, Submit: 5.0}
@@ -418,7 +419,7 @@ class ActorSessionHandler:
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
         stream.owner, stream.library = user, hello.library[:MAX_LIBRARY]
-        stream.relay = hello.relay or (relays[0][0] if relays else "")
+        stream.relay = hello.relay[:MAX_ADDRESS] or (relays[0][0] if relays else "")
         if stream.relay and not client.tag_key:
             client.start_tagging()
         if spoke:

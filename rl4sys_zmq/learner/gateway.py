@@ -28,6 +28,7 @@ from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, CoreCallbacks, Learn
 from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.engines.base import Engine, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.inference import InferenceService
 from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, AbandonCheckpointsThread
 from rl4sys_zmq.learner.recorder import EventSink
@@ -37,13 +38,16 @@ from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
+from rl4sys_zmq.wire.messages import AssignClient, Frame, OperatorCommand, OperatorCommandDone
 
 __all__ = ["Gateway", "EventSink"]
 
 PUB_HWM = 32
 LAST_MESSAGES_S = 0.05
 """Time without a message after which all messages of learner processes that have ended count as read, in seconds."""
+
+LAST_REQUESTS_S = 0.5
+"""Shortest time that the thread of checkpoints has for its last requests when the learner closes, in seconds."""
 
 _unique = itertools.count()
 
@@ -117,6 +121,7 @@ class Gateway(Worker):
             sender_host=self._sender_host,
         )
         self._core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
+        self._remote = WorkerLinks(self._core.counters, self._poller, self.wake)
         self.published = self._core.published
 
     # ---- for other threads
@@ -130,6 +135,15 @@ class Gateway(Worker):
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
+
+    def wait_engines(self) -> None:
+        """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread.
+
+        Raises:
+            ConfigError, TransportError: If an engine cannot be used.
+        """
+        for engine in list(self._engines.values()):
+            engine.wait_ready()
 
     @property
     def start_notes(self) -> tuple[str, ...]:
@@ -199,6 +213,7 @@ class Gateway(Worker):
         for task in self._tasks:
             done &= task.join(max(0.0, deadline - time.monotonic()))
         if not self.alive:
+            done &= self._remote.join(max(LAST_REQUESTS_S, deadline - time.monotonic()))
             self._wakeup.close()
             for engine in self._engines.values():
                 engine.close()
@@ -221,6 +236,7 @@ class Gateway(Worker):
         finally:
             closed = Closed("the learner is closed")
             self._core.close(closed)
+            self._remote.close()
             self._poller.close()
             for socket in (*sockets, *self._upstreams):
                 socket.close()
@@ -252,6 +268,12 @@ class Gateway(Worker):
                 self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
                 self._service.start()
             self._listen(self._up)
+            resumed = [row.client_id for row in self._restored.clients] if self._restored is not None else []
+            endpoints = GatewayEndpoints(
+                config=config, resumed=resumed, up=self._up, listen=self._listen, connect_worker=self._remote.open
+            )
+            for entry in map(ENGINES.get, config.engines):
+                self._engines[entry.name] = entry.factory(endpoints)
             if self._restored is not None:
                 self._core.restore(self._restored, self.rolled_back)
         except RL4SysError as exc:
@@ -283,6 +305,7 @@ class Gateway(Worker):
             now = time.monotonic()
             if beacon.expired(now):
                 beacon.restart(now)
+                self._remote.each_second()
                 self._connections.each_second(now)
                 self._core.each_second(now)
 
@@ -297,13 +320,17 @@ class Gateway(Worker):
 
     def _drain(self) -> None:
         """Read the last messages of the learner threads, until all have ended or ``shutdown_timeout_s`` seconds are over."""
-        deadline = time.monotonic() + self._config.shutdown_timeout_s
+        now = time.monotonic()
+        deadline, beacon = now + self._config.shutdown_timeout_s, SilenceTimer(BEACON_S, now - BEACON_S)
         with Poller() as poller:
             for upstream in self._upstreams:
                 poller.register(upstream)
-            while any(t.alive for t in self.learner_threads()) and time.monotonic() < deadline:
-                poller.poll(0.02)
+            while any(t.alive for t in self.learner_threads()) and (now := time.monotonic()) < deadline:
+                poller.poll(0.02)  # workers on other machines are not in this poller
                 self._read_upstream()
+                if beacon.expired(now):
+                    beacon.restart(now)
+                    self._remote.each_second()
             if len(self._upstreams) > 1:  # the last messages of an ended process can still be on their way
                 while poller.poll(LAST_MESSAGES_S) and time.monotonic() < deadline:
                     self._read_upstream()
@@ -313,6 +340,8 @@ class Gateway(Worker):
         for upstream in self._upstreams:
             while (frames := upstream.recv()) is not None:
                 self._core.on_worker(frames)
+        for frames in self._remote.serve():
+            self._core.on_worker(frames)
 
     def _listen(self, address: str) -> str:
         """Bind a PULL socket for the messages of learner threads, and return its address."""
@@ -344,17 +373,17 @@ class Gateway(Worker):
 
     # ---- the callbacks of the core
 
-    def _start_worker(self, client_id: str, key: bytes) -> LearnerThreadHandle:
+    def _start_worker(self, assign: AssignClient, key: bytes) -> LearnerThreadHandle:
+        client_id = assign.client_id
         entry = ENGINES.get(self._config.client(client_id).engine or self._config.engine)
-        engine = self._engines.get(entry.name)
-        if engine is None:
-            engine = self._engines[entry.name] = entry.factory(GatewayEndpoints(up=self._up, listen=self._listen))
+        engine = self._engines[entry.name]
 
         def ended() -> None:
             with suppress(Closed):  # the learner is closing, and looks itself
                 self.call(lambda: self._core.on_worker_ended(key))
 
-        return engine.start(WorkerAssignment(client_id=client_id, key=key, ended=ended))
+        assignment = WorkerAssignment(client_id=client_id, key=key, engine=entry.name, assign=assign, ended=ended)
+        return engine.start(assignment)
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         return self._router.send([peer, *frames])

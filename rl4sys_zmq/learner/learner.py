@@ -16,7 +16,7 @@ from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
-from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
 from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
@@ -85,7 +85,7 @@ class Learner(Resource):
 
         Raises:
             AddressInUse: If another socket is bound to the address.
-            TransportError: If the address cannot be bound.
+            TransportError: If the address cannot be bound, or the Ray cluster cannot be reached.
             RunDirectoryError: If the run directory cannot be written.
             JournalLost: If the journal (the record of accepted segments) or a part of it is missing. With ``resume:
                 accept-loss``, the learner starts without the missing part.
@@ -100,8 +100,7 @@ class Learner(Resource):
             if self._gateway is not None:
                 return self
             import_plugins(self.config.plugins)
-            for engine in self.config.engines:
-                ENGINES.get(engine)
+            check_engines(self.config)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
             sink: EventSink = NullEventSink()
@@ -122,6 +121,7 @@ class Learner(Resource):
                 self._gateway.rolled_back = self.rollback.client_id if self.rollback is not None else ""
                 self._gateway.start()
                 self._gateway.wait_open()
+                self._gateway.wait_engines()
                 self.start_notes = self._gateway.start_notes
                 if self._recorder is not None:
                     self._recorder.open()

@@ -19,6 +19,7 @@ from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.learner.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
 from rl4sys_zmq.learner.train_loop import TrainLoop
+from rl4sys_zmq.learner.worker_storage import LocalStorage, WorkerStorage
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.messages import ThreadFailed
@@ -48,7 +49,9 @@ class LearnerThread(Worker):
         failure: The error that has ended `run`, as it was sent to the gateway; None if there is none.
     """
 
-    def __init__(self, name: str, key: bytes, down: str, up: str, *, remote: bool = False) -> None:
+    def __init__(
+        self, name: str, key: bytes, down: str, up: str, *, remote: bool = False, storage: WorkerStorage | None = None
+    ) -> None:
         """Create the thread object. `start` starts the thread.
 
         Args:
@@ -58,8 +61,10 @@ class LearnerThread(Worker):
             up: Address of the gateway's PULL socket, to which the thread sends messages.
             remote: True in a process of its own. The thread then waits for a busy gateway without a time limit, and sends its
                 last messages before the process ends.
+            storage: The place of the client's checkpoints. Default: the folders that the gateway names, on this machine.
         """
         super().__init__(name)
+        self._storage = storage if storage is not None else LocalStorage()
         self.failure: ThreadFailed | None = None
         self._key = key
         self._remote = remote
@@ -94,7 +99,7 @@ class LearnerThread(Worker):
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
     def _learn(self, down: Socket, upstream: GatewaySender) -> None:
-        learning = self._loop = TrainLoop(down, upstream, self._stopping, self._replaced)
+        learning = self._loop = TrainLoop(down, upstream, self._storage, self._stopping, self._replaced)
         try:
             learning.run()
         finally:

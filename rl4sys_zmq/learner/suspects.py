@@ -21,16 +21,12 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
-import os
-import struct
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.held_segments import SegmentInTraining, streams_of
-from rl4sys_zmq.private import make_private
+from rl4sys_zmq.learner.suspect_files import MARK_BYTES, MAX_RANGES, SegmentRange, SuspectStorage, encode_range, read_mark
 
 __all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspectRecord"]
 
@@ -39,15 +35,8 @@ log = logging.getLogger(__name__)
 ENDS_ALONE = 3
 ENDS_TOGETHER = 5
 
-MARK, SUSPECTS_FILE = "training.mark", "suspects.json"
-MARK_BYTES = 1 << 18
-MAX_RANGES = 1024  # they fit into MARK_BYTES even with the longest names
 MAX_CONDEMNED = 1024
-_HEAD = struct.Struct("<4sIII")  # magic, excused, number of ranges, their bytes
-_RANGE = struct.Struct("<HQQQ")  # bytes of the actor's name, origin, first, end
-_MAGIC = b"R4TM"
-
-SegmentRange = tuple[Key, int, int]
+_HEAD_BYTES = 16
 Number = tuple[str, int, int]
 
 
@@ -62,29 +51,29 @@ class CrashSuspectRecord:
         repeated: True if the previous process crashed with suspects in training. So at least two processes have crashed.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, storage: SuspectStorage | None) -> None:
         """Read which segments the previous process was training on when it ended, and begin a new record.
 
         Args:
-            folder: The folder of the policy's checkpoints. With None, nothing is recorded. Use this if the journal is in
-                memory: the next process then receives none of these segments.
+            storage: The place of the record. With None, nothing is recorded. Use this if the journal is in memory: the next
+                process then receives none of these segments.
         """
         self.finding = ""
         self.repeated = False
-        self._folder = folder
-        self._map: mmap.mmap | None = None
+        self._storage = storage
         self._in_hand: list[SegmentRange] = []
         self._bytes = 0
         self._suspected: set[Number] = set()
         self._spans: dict[Key, tuple[int, int]] = {}
         self._to_quarantine: dict[Number, str] = {}
         self._ends = self._same = 0
-        self._disabled = folder is None
-        if folder is not None:
+        self._disabled = storage is None
+        if storage is not None:
             try:
-                make_private(folder)
-                self._remember(folder)
-                self._map = self._open(folder / MARK)
+                suspects, mark = storage.read()
+                self._remember(suspects)
+                self._update_suspects(read_mark(mark))
+                storage.begin()
             except OSError as exc:
                 self._give_up(exc)
 
@@ -97,7 +86,6 @@ class CrashSuspectRecord:
         if not crashed:
             self.clear()
         self._disabled = True
-        self._map = None  # not closed: another thread may be using it in `expect_end`
 
     def expect_end(self, *, disable: bool = False) -> None:
         """Record that the process or the learner thread was asked to end, so that no segment is suspected of a crash.
@@ -107,35 +95,34 @@ class CrashSuspectRecord:
         Args:
             disable: True to stop recording in this object, because another thread uses the file from now on.
         """
-        mark = self._map  # mapped memory, so the gateway thread can write to it without blocking
-        if self._disabled or mark is None:
+        if self._disabled or self._storage is None:
             return
         self._disabled = disable
-        struct.pack_into("<I", mark, 4, 1)
+        self._storage.excuse()
 
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Record that segments ``[first, end)`` of an actor are in training too, in case they crash the process now."""
-        if not self._disabled and len(self._in_hand) < MAX_RANGES:
-            name = key[0].encode()
-            self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
+        """Record that segments ``[first, end)`` of an actor are in training too, in case they crash the process now.
+
+        A storage on another machine records them only if it is careful (`SuspectStorage.each_message`).
+        """
+        if not self._disabled and len(self._in_hand) < MAX_RANGES and self._storage is not None and self._storage.each_message:
+            self._write([(key, first, end)])
 
     def begin(self, held: Sequence[SegmentInTraining]) -> None:
         """Record that exactly these segments are in training, in case they crash the process now."""
         if self._disabled:
             return
         self.clear()
-        ranges = streams_of(held)[:MAX_RANGES]
-        names = [(key[0].encode(), key[1], first, end) for key, first, end in ranges]
-        self._write(ranges, b"".join(_RANGE.pack(len(n), origin, a, b) + n for n, origin, a, b in names))
+        self._write(streams_of(held)[:MAX_RANGES])
 
     def clear(self) -> None:
         """Record that no segment is in training, so that a crash of the process now is blamed on no segment."""
         if self._in_hand and not self._disabled:
             self._in_hand.clear()
             self._bytes = 0
-            self._write([], b"")
+            self._write([])
 
     def clear_pending(self) -> None:
         """Record that training on the recorded segments has completed, so none of them is suspected of a crash any more.
@@ -241,55 +228,29 @@ class CrashSuspectRecord:
 
     # ---- files
 
-    def _open(self, path: Path) -> mmap.mmap:
-        """Read from ``training.mark`` what the previous process trained on, replace the file, and map the new one into memory.
-
-        A write to mapped memory needs no system call. A stopped process that this one has replaced can continue later. It then
-        writes to the old file, which has no name any more.
-        """
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            pass
-        else:
-            try:
-                self._update_suspects(_read(file))
-            finally:
-                os.close(file)
-        fresh = path.with_name(f".{path.name}")
-        fresh.unlink(missing_ok=True)
-        file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.pwrite(file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(MARK_BYTES, b"\0"), 0)  # reserves the space on disk
-            mark = mmap.mmap(file, MARK_BYTES)
-        finally:
-            os.close(file)
-        fresh.replace(path)
-        return mark
-
-    def _write(self, ranges: Sequence[SegmentRange], data: bytes) -> None:
+    def _write(self, ranges: Sequence[SegmentRange]) -> None:
+        data = b"".join(encode_range(*one) for one in ranges)
         end = self._bytes + len(data)
-        if self._map is None or _HEAD.size + end > MARK_BYTES:
+        if self._storage is None or _HEAD_BYTES + end > MARK_BYTES:
             return
-        self._map[_HEAD.size + self._bytes : _HEAD.size + end] = data
         self._in_hand += ranges
+        self._storage.write(self._bytes, data, len(self._in_hand))
         self._bytes = end
-        struct.pack_into("<II", self._map, 8, len(self._in_hand), end)
 
-    def _remember(self, folder: Path) -> None:
+    def _remember(self, suspects: bytes) -> None:
+        if not suspects:
+            return
         try:
-            known: Any = json.loads((folder / SUSPECTS_FILE).read_text())
+            known: Any = json.loads(suspects)
             self._suspected = {(str(a), int(o), int(s)) for a, o, s in known["suspected"]}
             self._to_quarantine = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
             self._ends, self._same = int(known["ends"]), int(known["same"])
             self._span()
-        except FileNotFoundError:
-            return
         except (ValueError, KeyError, TypeError) as exc:
-            log.warning("%s cannot be read, and its suspects are discarded: %s", folder / SUSPECTS_FILE, exc)
+            log.warning("the record of suspects cannot be read, and is discarded: %s", exc)
 
     def _save(self) -> None:
-        assert self._folder is not None
+        assert self._storage is not None
         condemned = list(self._to_quarantine.items())[-MAX_CONDEMNED:]
         known = {
             "suspected": sorted(self._suspected),
@@ -297,43 +258,17 @@ class CrashSuspectRecord:
             "ends": self._ends,
             "same": self._same,
         }
-        path = self._folder / f".{SUSPECTS_FILE}"
         try:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(known, file)
-            path.replace(self._folder / SUSPECTS_FILE)
+            self._storage.save(json.dumps(known).encode())
         except OSError as exc:
             self._give_up(exc)
 
     def _give_up(self, exc: OSError) -> None:
         """Stop recording after an error of the disk. Training continues without the record."""
         self._disabled = True
-        log.warning("%s cannot be written, so a segment that ends the process would not be found: %s", MARK, exc)
+        log.warning("training.mark cannot be written, so a segment that ends the process would not be found: %s", exc)
 
 
 def _holds(one: SegmentRange, number: Number) -> bool:
     (actor_id, origin), first, end = one
     return number[:2] == (actor_id, origin) and first <= number[2] < end
-
-
-def _read(file: int) -> list[SegmentRange]:
-    """Return the segments that were in training when the previous process ended, from the file ``training.mark``.
-
-    Return an empty list if the previous process was asked to end, or if the file is invalid.
-    """
-    head = os.pread(file, _HEAD.size, 0)
-    if len(head) < _HEAD.size:
-        return []
-    magic, excused, count, size = _HEAD.unpack(head)
-    if magic != _MAGIC or excused or not 0 < count <= MAX_RANGES:
-        return []
-    data = os.pread(file, size, _HEAD.size)
-    found: list[SegmentRange] = []
-    at = 0
-    while len(found) < count and at + _RANGE.size <= len(data):
-        length, origin, first, end = _RANGE.unpack_from(data, at)
-        at += _RANGE.size
-        name = data[at : at + length].decode("utf-8", "replace")
-        at += length
-        found.append(((name, origin), first, end))
-    return found

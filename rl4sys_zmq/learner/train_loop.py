@@ -20,7 +20,7 @@ from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UP
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorithm, WarmStartAlgorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
-from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
+from rl4sys_zmq.learner.checkpoints import CheckpointManifest
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedDataCounts
 from rl4sys_zmq.learner.quantizer import WeightQuantizer
@@ -28,6 +28,7 @@ from rl4sys_zmq.learner.reporting import GatewaySender, LearnerThreadReporter, p
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_errors
+from rl4sys_zmq.learner.worker_storage import WorkerStorage
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.transports import Poller, Socket
@@ -51,6 +52,7 @@ from rl4sys_zmq.wire.messages import (
     ThreadReady,
     ToActor,
     ToLearner,
+    ToRemoteWorker,
     Verdict,
 )
 
@@ -83,7 +85,14 @@ class TrainLoop:
         turned_at: The time when the thread last looked for messages, on the monotonic clock, in seconds. Any thread can read it.
     """
 
-    def __init__(self, down: Socket, upstream: GatewaySender, stopping: threading.Event, replaced: threading.Event) -> None:
+    def __init__(
+        self,
+        down: Socket,
+        upstream: GatewaySender,
+        storage: WorkerStorage,
+        stopping: threading.Event,
+        replaced: threading.Event,
+    ) -> None:
         self._down, self._send = down, upstream.send
         self._stopping, self._replaced = stopping, replaced
         self.turned_at = time.monotonic()
@@ -109,15 +118,13 @@ class TrainLoop:
         self._slack_steps = 0
         self._rejected_in_a_row = 0
         self._progress = CheckpointProgress()
-        self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
+        self._store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
         self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
-        if self._store is not None:
-            self._store.claim(self._assign.generation)
         self._ready = self._resume()
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
-        self._suspects = CrashSuspectRecord(Path(self._assign.checkpoints) if noted else None)
+        self._suspects = CrashSuspectRecord(storage.suspects(self._assign) if noted else None)
         self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._saved_updates))
         self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
 
@@ -193,7 +200,7 @@ class TrainLoop:
                 self._algorithm.change(message.parameters)
                 if self._ranks is not None:
                     self._ranks.change(message.parameters)
-            case AssignClient() | StopThread() | ToLearner() | ToActor() | FromLearnerThread():
+            case AssignClient() | StopThread() | ToRemoteWorker() | ToLearner() | ToActor() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
                 assert_never(message)

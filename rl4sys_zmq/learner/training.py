@@ -130,7 +130,8 @@ class UpdateRunner:
         metrics: Mapping[str, float] | None = None
         try:
             metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
-        except RankError:  # no fault of the data
+        except RankError:
+            noted = False  # the record stays: a segment can have ended the rank
             raise
         except Exception as exc:
             if self._hooks is None and not self._onpolicy:
@@ -262,12 +263,11 @@ class UpdateRunner:
             for one in part:
                 self._algorithm.observe(one.segment, correct=one.correct)
             metrics = self._algorithm.update(partial=True)
-        except RankError:
+        except RankError:  # the record stays: a segment can have ended the rank
             raise
         except Exception as exc:  # noqa: BLE001 - the failure is the result; `_undo` raises it if no segment is left
             failure = exc
-        finally:
-            self._suspects.clear()
+        self._suspects.clear()
         return bool(self._problem(metrics, failure, due=True))
 
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:

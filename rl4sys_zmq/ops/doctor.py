@@ -22,11 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
+from rl4sys_zmq.ops.report import worker_text
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
 from rl4sys_zmq.ops.status import handshake_error
 from rl4sys_zmq.security import UserKeys, curve_client
@@ -129,6 +131,7 @@ class _Diagnosis:
         self._greeting = ZmtpGreeting("", "")
         self._dealer: Socket | None = None
         self._report_pub = ""
+        self._clients: dict[str, Any] = {}
         self._welcome: Welcome | None = None
 
     def close(self) -> None:
@@ -226,7 +229,8 @@ class _Diagnosis:
         assert isinstance(answer, StatusReply)
         self._report_pub = str(answer.report.get("pub", ""))
         clients = answer.report.get("clients")
-        count = len(clients) if isinstance(clients, dict) else 0
+        self._clients = clients if isinstance(clients, dict) else {}
+        count = len(self._clients)
         what = "a relay" if answer.report.get("relay") else "a learner"
         theirs = f"rl4sys_zmq {answer.report.get('version', 'of an earlier version')}"
         return f"{what} of {theirs} replies to {ours}, protocol {MAJOR}.{MINOR}, {count} client{'' if count == 1 else 's'}"
@@ -252,7 +256,9 @@ class _Diagnosis:
             raise _refused(answer)
         assert isinstance(answer, Welcome)
         self._welcome = answer
-        return f"client {client_id!r}: {answer.algorithm_name}, version {answer.version}, no differences"
+        client = self._clients.get(client_id)
+        trained = f", {worker_text(client)}" if client is not None else ""
+        return f"client {client_id!r}: {answer.algorithm_name}, version {answer.version}, no differences{trained}"
 
     def weights(self) -> str:
         told = self._welcome.pub if self._welcome is not None else self._report_pub

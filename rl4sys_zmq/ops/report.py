@@ -10,11 +10,13 @@ from rl4sys_zmq.liveness import WORKER_SILENCE_S
 from rl4sys_zmq.ops.status import client_rows
 from rl4sys_zmq.version import package_version
 
-__all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span_text"]
+__all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span_text", "worker_text"]
 
 MAX_ACTORS_SHOWN = 20
 MAX_LIBRARIES = 4
 BUSY_S = 5.0
+NODE_CHARS = 8
+"""Number of characters of a Ray node's id that are shown. ``status --json`` has all."""
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
@@ -176,17 +178,17 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
         yield from _actor_lines(client["actors"], client["actors_total"])
 
 
-def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about the thread or process that trains a client.
-
-    There is none for a thread on the CPU that has not been restarted.
-    """
+def worker_text(client: Mapping[str, Any]) -> str:
+    """Return what trains a client as text, such as ``engine ray, process 42 on edge-1, node 1a2b3c4d, 2 ranks``."""
     worker = client.get("worker", {})
     words = [f"engine {worker.get('engine', '-')}"]
-    if "pid" in worker:
-        words.append(f"process {worker['pid'] or 'starting'}")
-        if worker["busy_s"] >= BUSY_S:
-            words.append(f"busy for {span_text(worker['busy_s'])}")
+    if "pid" in worker or "node" in worker:
+        host = f" on {worker['host']}" if worker.get("host") else ""
+        words.append(f"process {worker.get('pid') or 'starting'}{host}")
+    if worker.get("node"):
+        words.append(f"node {worker['node'][:NODE_CHARS]}")
+    if worker.get("busy_s", 0.0) >= BUSY_S:
+        words.append(f"busy for {span_text(worker['busy_s'])}")
     devices = worker.get("devices", [])
     if len(devices) > 1:
         words.append(f"{len(devices)} ranks")
@@ -194,8 +196,17 @@ def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
         words.append(f"device {', '.join(devices)}")
     if client.get("restarts"):
         words.append(f"{client['restarts']:,} restarts")
-    if len(words) > 1:
-        yield f"  {', '.join(words)}"
+    return ", ".join(words)
+
+
+def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about what trains a client. There is none for a thread on the CPU that has not been restarted."""
+    worker = client.get("worker", {})
+    text = worker_text(client)
+    if text != "engine thread" and worker:
+        yield f"  {text}"
+    if worker.get("waiting"):
+        yield f"  !! it waits: {worker['waiting']}"
     if worker.get("silent_s", 0.0) >= WORKER_SILENCE_S:
         yield f"  !! the process has given no sign of life for {span_text(worker['silent_s'])}: is it stopped?"
     if crashes := worker.get("crashes"):

@@ -5,6 +5,7 @@
 - `zap`: authentication of connections for libzmq, in one thread per process.
 - `authenticator`: the keys and the access list of one server. The access list is read again when the file changes.
 - `authorizer`: authorization of each message, for learners and services.
+- `worker_keys`: keys for the workers of a learner on other machines.
 - `quota`: the limits of a user, and token buckets for rates.
 
 Two related modules are outside this package, because the configuration and the journal also need them: `rl4sys_zmq.loopback`
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         write_user_keys,
     )
     from rl4sys_zmq.security.quota import Quota, TokenBucket
+    from rl4sys_zmq.security.worker_keys import WorkerAccess, WorkerKeys
     from rl4sys_zmq.security.zap import Check, Denied, PeerCredentials, ZapDomain, register_domain
 
 __all__ = [
@@ -58,6 +60,8 @@ __all__ = [
     "USERS_FILE",
     "User",
     "UserKeys",
+    "WorkerAccess",
+    "WorkerKeys",
     "ZapDomain",
     "curve_client",
     "curve_server",
@@ -97,6 +101,7 @@ __getattr__ = lazy_getattr(
             "write_user_keys",
         ),
         "quota": ("Quota", "TokenBucket"),
+        "worker_keys": ("WorkerAccess", "WorkerKeys"),
         "zap": ("Check", "PeerCredentials", "Denied", "ZapDomain", "register_domain"),
     },
 )

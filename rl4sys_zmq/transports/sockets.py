@@ -16,7 +16,7 @@ from rl4sys_zmq.transports.peers import SubscriptionControl
 
 __all__ = ["Socket"]
 
-_NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake
+_NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake, a PUSH only the handshake
 
 _PUBLICATION_HWM = 4
 """The receive high-water mark of an XPUB with ``grants=True``, in subscription messages.
@@ -115,12 +115,14 @@ class Socket(Endpoint):
         hwm: int = 64,
         linger_s: float = 0.0,
         secure: Secure | None = None,
+        watch: bool = False,
     ) -> Self:
         """Create a PUSH, the sending end of a pipeline: bound or connecting. If a bound PUSH has no peer, `send` returns FULL.
 
         After `close`, libzmq continues to send the queued messages for up to `linger_s` seconds, also at the exit of the process.
         """
-        made = cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure)
+        options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
+        made = cls._make("push", options, bind=bind, connect=connect, secure=secure, watch=watch)
         made._linger_ms = round(linger_s * 1000)
         return made
 
@@ -133,10 +135,11 @@ class Socket(Endpoint):
         hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         secure: Secure | None = None,
+        watch: bool = False,
     ) -> Self:
         """Create a PULL, the receiving end of a pipeline: bound or connecting."""
         options: Options = {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}
-        return cls._make("pull", options, bind=bind, connect=connect, secure=secure)
+        return cls._make("pull", options, bind=bind, connect=connect, secure=secure, watch=watch)
 
     @classmethod
     def _make(

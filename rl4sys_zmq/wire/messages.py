@@ -64,6 +64,20 @@ __all__ = [
     "WeightsReply",
     "WeightsSource",
     "Welcome",
+    "GatewayAlive",
+    "ReplaceWorker",
+    "CheckpointFound",
+    "CheckpointPart",
+    "CheckpointPartReply",
+    "CheckpointStored",
+    "TrainingRecorded",
+    "WorkerAlive",
+    "WorkerLog",
+    "FindCheckpoint",
+    "FetchCheckpointPart",
+    "RecordTraining",
+    "ToRemoteWorker",
+    "FromRemoteWorker",
 ]
 
 Frame = bytes | memoryview
@@ -113,6 +127,21 @@ class ToLearnerThread:
 
 class FromLearnerThread:
     """The base class of messages from a learner thread to the gateway (the learner's network thread)."""
+
+    __slots__ = ()
+
+
+class ToRemoteWorker(ToLearnerThread):
+    """The base class of messages from the gateway to the connection of a remote worker, not to its learner thread.
+
+    A remote worker trains one client on another machine. A thread of it, the connection, exchanges messages with the gateway.
+    """
+
+    __slots__ = ()
+
+
+class FromRemoteWorker(FromLearnerThread):
+    """The base class of messages from the connection of a remote worker (see `ToRemoteWorker`) to the gateway."""
 
     __slots__ = ()
 
@@ -830,6 +859,197 @@ class OperatorAlarm(FromLearnerThread):
     count: int
 
 
+# ---- gateway and remote worker, in addition to the messages of its learner thread
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAlive(ToRemoteWorker):
+    """A sign of life of the gateway for a remote worker: once a second, and at once after the last message of the worker.
+
+    Attributes:
+        messages: Number of messages that the gateway has received from this worker.
+        sent: Number of messages that the gateway has sent to this worker before this one. If the worker has received fewer, the
+            network has lost some, and the worker ends.
+    """
+
+    KIND: ClassVar[int] = 64
+    messages: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceWorker(ToRemoteWorker):
+    """A request to a remote worker to end at once, without a checkpoint: another worker has its client, or none has."""
+
+    KIND: ClassVar[int] = 65
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound(ToRemoteWorker):
+    """The answer to `FindCheckpoint`.
+
+    Attributes:
+        number: Number of the client's newest intact checkpoint; 0 if there is none.
+        next_number: Number for the next checkpoint that this worker writes.
+        sizes: Dict from the name of each file that the worker needs from the checkpoint to its size in bytes.
+        damaged: One text for each newer checkpoint that was damaged and has been put aside.
+        careful: True if the worker before this one has ended without having been asked to. Segments could be the cause, so this
+            worker waits for the answer to each `RecordTraining`.
+        error: The reason why the checkpoints cannot be used; empty if they can.
+        body: Two frames: the list of suspects (segments that could have crashed earlier workers), as JSON, and the segments that
+            the worker before this one had in training when it ended (`rl4sys_zmq.learner.suspects`). Either can be empty.
+    """
+
+    KIND: ClassVar[int] = 66
+    number: int
+    next_number: int
+    sizes: Document
+    damaged: list[Any]
+    careful: bool
+    error: str
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPartReply(ToRemoteWorker):
+    """The answer to `FetchCheckpointPart`: a part of one file of a checkpoint on the gateway's disk.
+
+    Attributes:
+        number: Number of the checkpoint.
+        name: Name of the file.
+        offset: Position of the part in the file, in bytes.
+        body: One frame with the bytes, at most 4 MiB.
+    """
+
+    KIND: ClassVar[int] = 67
+    number: int
+    name: str
+    offset: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStored(ToRemoteWorker):
+    """The answer to each `CheckpointPart` of a remote worker.
+
+    Attributes:
+        number: Number of the checkpoint.
+        done: True if the whole checkpoint is on the gateway's disk now. False if the part was taken.
+        error: The reason why the checkpoint was not stored; empty if there is no error. Its parts are discarded.
+    """
+
+    KIND: ClassVar[int] = 68
+    number: int
+    done: bool
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecorded(ToRemoteWorker):
+    """The answer to `RecordTraining`: the gateway has recorded the message.
+
+    Attributes:
+        count: The number in that message.
+    """
+
+    KIND: ClassVar[int] = 69
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAlive(FromRemoteWorker):
+    """A sign of life of a remote worker, once a second.
+
+    Attributes:
+        host: Name of the worker's machine.
+        pid: Id of the worker's process on that machine.
+        busy_s: Time since the learner thread last looked for messages, in seconds.
+        ending: True if this is the last message of the worker. It ends when `GatewayAlive` counts this message.
+        sent: Number of messages that the worker has sent before this one. If the gateway has received fewer, it replaces the
+            worker.
+    """
+
+    KIND: ClassVar[int] = 80
+    host: str
+    pid: int
+    busy_s: float
+    ending: bool
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLog(FromRemoteWorker):
+    """A log record of a remote worker, for the learner's log.
+
+    Attributes:
+        name: Name of the logger.
+        level: Level of the record, as a number of Python's logging.
+        text: The text, with a traceback if there is one.
+    """
+
+    KIND: ClassVar[int] = 81
+    name: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindCheckpoint(FromRemoteWorker):
+    """A request of a remote worker, at its start, for the state to continue from. The answer is `CheckpointFound`."""
+
+    KIND: ClassVar[int] = 82
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCheckpointPart(FromRemoteWorker):
+    """A request of a remote worker for one part of a file of a checkpoint. The answer is `CheckpointPart`.
+
+    Attributes:
+        number: Number of the checkpoint.
+        name: Name of the file.
+        offset: Position of the part in the file, in bytes.
+    """
+
+    KIND: ClassVar[int] = 83
+    number: int
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTraining(FromRemoteWorker):
+    """The segments that a remote worker has in training now, so that the next worker can find those that end the process.
+
+    Attributes:
+        count: Number of this message, from 1.
+        body: Two frames as in `CheckpointFound`: the suspects, empty if they have not changed, and the segments in training.
+    """
+
+    KIND: ClassVar[int] = 84
+    count: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPart(FromRemoteWorker):
+    """A part of one file of a checkpoint that a remote worker stores on the gateway's disk. The answer is `CheckpointStored`.
+
+    Attributes:
+        number: Number of the checkpoint.
+        name: Name of the file.
+        offset: Position of the part in the file, in bytes. The parts of a file are sent in order.
+        last: True for the last part of the last file.
+        body: One frame with the bytes, at most 4 MiB; no frame for an empty file.
+    """
+
+    KIND: ClassVar[int] = 85
+    number: int
+    name: str
+    offset: int
+    last: bool
+    body: tuple[Frame, ...]
+
+
 Message = (
     Hello
     | Submit
@@ -862,4 +1082,16 @@ Message = (
     | CheckpointResult
     | QuarantinedSegment
     | OperatorAlarm
+    | GatewayAlive
+    | ReplaceWorker
+    | CheckpointFound
+    | CheckpointPartReply
+    | CheckpointStored
+    | TrainingRecorded
+    | WorkerAlive
+    | WorkerLog
+    | FindCheckpoint
+    | FetchCheckpointPart
+    | RecordTraining
+    | CheckpointPart
 )

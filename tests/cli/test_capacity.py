@@ -61,6 +61,12 @@ def test_json_has_everything() -> None:
     assert all(proposal["resource"] in loads for proposal in found["proposals"])
 
 
+@pytest.mark.parametrize("option", ["--memory", "--bandwidth", "--journal-max", "--steps-per-s"])
+def test_a_number_out_of_range_is_refused(option: str) -> None:
+    value = "inf" if option == "--steps-per-s" else "0"
+    assert "expected a" in run(*LOAD, option, value, code=2)
+
+
 def test_a_proposal_says_how_to_set_it_up() -> None:
     output = run(*LOAD, "--bandwidth", "200M", "--publish-per-s", "2")
     assert "relays with" in output and "rl4sys-learner relay: " in output and "learners: N" not in output

@@ -123,7 +123,7 @@ def test_a_learner_without_keys_is_reached_to_the_beacon(start: Callable[..., Le
     assert whole.failed == ""
     assert whole.states["weights"] == "ok"
     assert whole.states["name"] == ("ok" if bind.startswith("tcp") else "skipped")
-    assert "client 'luna': DOCTOR, version 0, no differences" in whole.text
+    assert "client 'luna': DOCTOR, version 0, no differences, engine thread" in whole.text
     assert "announces version 0 as the newest" in whole.text
     assert f"a learner of rl4sys_zmq {__version__} replies to rl4sys_zmq {__version__}, protocol 1.0, 1 client" in whole.text
     actors = learner.status()["clients"]["luna"]["actors"]

@@ -219,6 +219,22 @@ def test_a_fleet_whose_actors_have_run_their_episodes_ends(spawn: Spawn, address
     assert int(last.partition("done: ")[2].partition(" ")[0]) >= 6
 
 
+def test_a_line_on_stdin_drains_the_fleet(spawn: Spawn, address: str) -> None:
+    command = fleet(spawn, address, "--num-actors", "2", "--json", "--exit-with-stdin")
+    wait_for_status(command, lambda status: status["joined"] == 2)
+    assert command.process.stdin is not None
+    command.process.stdin.write("drain\n")
+    command.process.stdin.flush()
+    assert command.end() == 0, command.errors
+    assert "draining 2 actors" in command.errors
+
+
+@pytest.mark.parametrize("word", [("--engine", "process"), ("--grace", "1")])
+def test_an_option_of_fleets_without_a_fleet_is_refused(word: tuple[str, str]) -> None:
+    result = CliRunner().invoke(actor, ["run", "--env", "CartPole-v1", "--client-id", "luna", *word])
+    assert result.exit_code == 2 and f"{word[0]} applies to a fleet: give --num-actors" in result.stderr
+
+
 def test_a_fleet_that_cannot_begin_says_why() -> None:
     pytest.importorskip("gymnasium")
     result = CliRunner().invoke(actor, ["run", "--env", "No-Such-v0", "--client-id", "luna", "--num-actors", "1"])

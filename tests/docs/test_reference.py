@@ -15,7 +15,7 @@ import pytest
 
 import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.config import ClientConfig, LearnerConfig, RelayConfig, RelayRule
+from rl4sys_zmq.config import ClientConfig, LearnerConfig, RelayConfig, RelayRule, ResourcesConfig
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.learner import Learner, register_algorithm
@@ -119,7 +119,9 @@ def test_every_key_of_status_and_stats_is_on_the_page(page: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "cls", [AgentConfig, ClientConfig, LearnerConfig, RelayConfig, RelayRule, WeightsConfig], ids=lambda cls: cls.__name__
+    "cls",
+    [AgentConfig, ClientConfig, LearnerConfig, RelayConfig, RelayRule, ResourcesConfig, WeightsConfig],
+    ids=lambda cls: cls.__name__,
 )
 def test_every_option_has_a_row_with_what_it_accepts(cls: type[Any]) -> None:
     page = (DOCS / "reference/configuration.md").read_text()

@@ -98,6 +98,7 @@ class Lab(Resource):
         steps: tuple[int, int] = (1, 4),
         algorithm: Mapping[str, Any] | None = None,
         max_queued: int = 1_000_000,
+        env: str | None = None,
         **config: Any,
     ) -> Child:
         """An actor process, which is not started yet: `rate` episodes a second, of so many steps.
@@ -110,6 +111,7 @@ class Lab(Resource):
             steps: of an episode, at least and at most.
             algorithm: ``algorithm`` and ``parameters`` of the client; else it is one of those that record.
             max_queued: it plays no episode while it holds so many segments.
+            env: the Gymnasium environment that it plays; its own short episodes unless given.
             **config: more of the actor's configuration.
         """
         options = {
@@ -123,6 +125,7 @@ class Lab(Resource):
             "max_queued": max_queued,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
             **(algorithm or {}),
+            **({"env": env} if env is not None else {}),
         }
         return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_actor.py"), json.dumps(options)], env=ENV)
 

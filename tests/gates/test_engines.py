@@ -1,4 +1,4 @@
-"""The kill gate over the engine ``process``: workers are killed, stopped and woken, and so is their learner.
+"""The kill gate over workers in processes, here and on "another machine": they and their learner are killed, stopped and woken.
 
 Nothing that was acknowledged is lost, and nothing is learned from twice.
 """
@@ -26,7 +26,8 @@ from .test_kills import BATCH, LEAST, Report, assert_gate, three_actors
 pytestmark = pytest.mark.timeout(1_800)
 
 ALGORITHMS = {"RECORD_ON": BATCH, "RECORD_OFF": BATCH}
-CONFIG: dict[str, Any] = {"engine": "process", "plugins": ["harness.recorders"], "algorithms": ALGORITHMS}
+PLUGINS = ["harness.recorders", "harness.remote_engine"]
+CONFIG: dict[str, Any] = {"plugins": PLUGINS, "algorithms": ALGORITHMS}
 
 
 @pytest.fixture
@@ -71,11 +72,14 @@ def is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("engine", ["process", "elsewhere"])
 @pytest.mark.parametrize("client", ["on", "off"])
-def test_workers_and_their_learner_are_killed(client: str, folder: Path, seed: int, tier: Tier, report: Report) -> None:
+def test_workers_and_their_learner_are_killed(
+    client: str, engine: str, folder: Path, seed: int, tier: Tier, report: Report
+) -> None:
     if client == "off" and not tier.long:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
-    with Lab(folder, seed, parameters=BATCH, **CONFIG) as lab:
+    with Lab(folder, seed, parameters=BATCH, engine=engine, **CONFIG) as lab:
         workers = Workers(lab, client)
         lab.serving()
         actors = three_actors(lab, client)
@@ -99,5 +103,5 @@ def test_workers_and_their_learner_are_killed(client: str, folder: Path, seed: i
                 lab.serving()
                 pid = workers.running(other_than=pid)
         workers.acks()
-        assert_gate(lab, client, lab.finish(*actors), actors, report, workers_killed=kills)
+        assert_gate(lab, client, lab.finish(*actors), actors, report, engine=engine, workers_killed=kills)
         workers.gone(pid)

@@ -163,7 +163,7 @@ class Rig:
         self._sent.append((peer, decode(frames)))
         return SendResult.OK
 
-    def _start(self, client_id: str, key: bytes) -> FakeWorker:
+    def _start(self, assign: AssignClient, key: bytes) -> FakeWorker:
         self.workers.append(FakeWorker(key))
         return self.workers[-1]
 
@@ -542,6 +542,12 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
     rig.now += 60.0
     crash(rig)
     assert rig.core.rest_s(rig.now, 60.0) == pytest.approx(0.2), "it had worked for a while"
+
+
+def test_an_actors_long_texts_do_not_fill_the_status() -> None:
+    rig = Rig()
+    rig.join(library="x" * 10_000, relay="y" * 10_000)
+    assert len(str(rig.client.report(rig.now))) < 5_000
 
 
 def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:

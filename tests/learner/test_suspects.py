@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl4sys_zmq.learner.held_segments import SegmentInTraining
+from rl4sys_zmq.learner.suspect_files import SuspectFiles
 from rl4sys_zmq.learner.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspectRecord
 
 KEY = ("actor \u00e9", 7)
@@ -26,7 +27,7 @@ def life(
     folder: Path, batch: list[SegmentInTraining], kills: Callable[[list[int]], bool]
 ) -> tuple[CrashSuspectRecord, list[int]]:
     """A start, and the training of a batch as `Trainer` does it; raises `Dead` where the process would end."""
-    suspects = CrashSuspectRecord(folder)
+    suspects = CrashSuspectRecord(SuspectFiles(folder))
     left = [one for one in batch if not suspects.reasons(one.key, one.seq, one.seq + 1)]
     for part in (*suspects.parts(left), left):
         suspects.begin(part)
@@ -57,7 +58,7 @@ def test_a_killer_is_found_by_halving(size: int, allowed: int, tmp_path: Path, s
     culprit = random.Random(seed).randrange(size)
     count, left = ends(tmp_path, held(*range(size)), lambda part: culprit in part)
     assert count <= allowed and left == [n for n in range(size) if n != culprit]
-    suspects = CrashSuspectRecord(tmp_path)
+    suspects = CrashSuspectRecord(SuspectFiles(tmp_path))
     assert suspects.reasons(KEY, 0, 1000).keys() == {culprit} and not suspects.finding, "it is remembered"
     suspects.close()
 
@@ -95,16 +96,16 @@ def test_random_kills_of_long_runs_condemn_nothing(tmp_path: Path, seed: int) ->
 
 
 def test_an_orderly_end_excuses_and_a_replaced_thread_is_mute(tmp_path: Path) -> None:
-    suspects = CrashSuspectRecord(tmp_path)
+    suspects = CrashSuspectRecord(SuspectFiles(tmp_path))
     suspects.note(KEY, 3, 9)
     suspects.expect_end(disable=True)
-    again = CrashSuspectRecord(tmp_path)
+    again = CrashSuspectRecord(SuspectFiles(tmp_path))
     assert not again.finding
     suspects.note(KEY, 3, 9)
     suspects.clear()
     suspects.expect_end()
     again.note(KEY, 20, 21)
-    third = CrashSuspectRecord(tmp_path)
+    third = CrashSuspectRecord(SuspectFiles(tmp_path))
     assert "1 segments" in third.finding and third.suspects(KEY, 20) and not third.suspects(KEY, 3)
     for one in (suspects, again, third):
         one.close()
@@ -114,9 +115,9 @@ def test_an_orderly_end_excuses_and_a_replaced_thread_is_mute(tmp_path: Path) ->
 def test_a_damaged_mark_or_memory_is_no_obstacle(damage: bytes, tmp_path: Path) -> None:
     (tmp_path / "training.mark").write_bytes(damage)
     (tmp_path / "suspects.json").write_bytes(damage)
-    suspects = CrashSuspectRecord(tmp_path)
+    suspects = CrashSuspectRecord(SuspectFiles(tmp_path))
     suspects.begin(held(1, 2, 3))
-    again = CrashSuspectRecord(tmp_path)
+    again = CrashSuspectRecord(SuspectFiles(tmp_path))
     assert again.suspects(KEY, 2) and again.may_contain_suspects(KEY, 3, 4) and not again.may_contain_suspects(KEY, 4, 9)
     suspects.close()
     again.close()
@@ -124,7 +125,7 @@ def test_a_damaged_mark_or_memory_is_no_obstacle(damage: bytes, tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_written_costs_the_notes_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    suspects = CrashSuspectRecord(tmp_path / "file" / "below")
+    suspects = CrashSuspectRecord(SuspectFiles(tmp_path / "file" / "below"))
     suspects.note(KEY, 1, 2)
     suspects.begin(held(1))
     suspects.clear_pending()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rl4sys_zmq.errors import TrainingDiverged
+from rl4sys_zmq.errors import RankLost, TrainingDiverged
 from rl4sys_zmq.learner.held_segments import RecentSegments
+from rl4sys_zmq.learner.suspect_files import SuspectFiles
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -226,6 +228,35 @@ def test_an_exception_of_some_data_is_undone_and_of_all_data_is_raised() -> None
     assert [one.seq for one in outcome.culprits] == [3, 4] and "FloatingPointError" in outcome.reason
     with pytest.raises(FloatingPointError):
         fed(UpdateRunner(Touchy(set(range(16))), CrashSuspectRecord(None)))
+
+
+class LosesARank(Touchy):
+    """Loses another rank in an update that some segments are part of, after some updates that only raise."""
+
+    def __init__(self, alone: set[int], raises: int) -> None:
+        super().__init__(alone)
+        self._raises = raises
+
+    def update(self, *, partial: bool = False) -> Any:
+        try:
+            return super().update(partial=partial)
+        except FloatingPointError:
+            self._raises -= 1
+            if self._raises >= 0:
+                raise
+            raise RankLost("rank 1 of 2 (pid 7) ended with signal 6 (SIGABRT)") from None
+
+
+@pytest.mark.parametrize("raises", [0, 1])
+def test_the_segments_of_an_update_that_lost_a_rank_are_suspected_by_the_next_start(tmp_path: Path, raises: int) -> None:
+    suspects = CrashSuspectRecord(SuspectFiles(tmp_path))
+    with pytest.raises(RankLost):
+        fed(UpdateRunner(LosesARank({3}, raises), suspects))
+    suspects.close(crashed=True)
+    following = CrashSuspectRecord(SuspectFiles(tmp_path))
+    assert following.finding and following.suspects(KEY, 3) and following.suspects(KEY, 12) is (raises == 0)
+    following.close()
+    assert not CrashSuspectRecord(SuspectFiles(tmp_path)).finding
 
 
 def test_what_fails_only_together_is_taken_out_together() -> None:

@@ -169,6 +169,18 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
             {"clients": {"a": client(worker={"engine": "process", "pid": 7, "busy_s": 0.0, "devices": ["cpu"]})}},
             "  engine process, process 7",
         ),
+        (
+            {"clients": {"a": client(worker={"engine": "ray", "node": "0123456789", "host": "edge-1", "pid": 7}, restarts=1)}},
+            "  engine ray, process 7 on edge-1, node 01234567, 1 restarts",
+        ),
+        (
+            {"clients": {"a": client(worker={"engine": "ray", "node": "", "waiting": "no node has it"})}},
+            "  !! it waits: no node has it",
+        ),
+        (
+            {"clients": {"a": client(worker={"engine": "ray", "host": "node-3", "pid": 7, "busy_s": 0.0})}},
+            "  engine ray, process 7 on node-3",
+        ),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  !! checkpoint: no space"),
     ],
 )

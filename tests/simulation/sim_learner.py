@@ -51,6 +51,7 @@ from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads
 from rl4sys_zmq.wire.messages import (
     Ack,
+    AssignClient,
     DeliverSegments,
     Frame,
     Hello,
@@ -248,7 +249,7 @@ class SimLearner:
         self._out.append((peer, list(frames), not gone))
         return SendResult.GONE if gone else SendResult.OK
 
-    def _start_thread(self, client_id: str, key: bytes) -> LearnerThreadHandle:
+    def _start_thread(self, assign: AssignClient, key: bytes) -> LearnerThreadHandle:
         """A learner thread starts; it is ready some turns later."""
         before = self.thread
         judged = before.judged_now if before is not None and self._disk is None else None

@@ -158,6 +158,18 @@ def build() -> dict[str, m.Message]:
         m.CheckpointResult(5, 13, 3, [["a1", 8, 7]], 0.25, ""),
         m.QuarantinedSegment("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
         m.OperatorAlarm("update_undone", "1 segment is quarantined", 2),
+        m.GatewayAlive(41, 97),
+        m.ReplaceWorker(),
+        m.CheckpointFound(12, 14, {"manifest.json": 700, "state.safetensors": 9000}, ["00000013"], True, "", (b"{}", b"R4TM")),
+        m.CheckpointPartReply(12, "state.safetensors", 8 << 20, (b"part",)),
+        m.CheckpointStored(14, True, ""),
+        m.TrainingRecorded(3),
+        m.WorkerAlive("node-7", 4711, 0.25, False, 40),
+        m.WorkerLog("rl4sys_zmq.learner", 30, "client cart: a line"),
+        m.FindCheckpoint(),
+        m.FetchCheckpointPart(12, "state.safetensors", 8 << 20),
+        m.RecordTraining(3, (b"", b"R4TM")),
+        m.CheckpointPart(14, "state.safetensors", 4 << 20, False, (b"part",)),
     ]
     return {type(message).__name__: message for message in found}
 

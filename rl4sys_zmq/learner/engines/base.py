@@ -6,12 +6,17 @@ and a worker exchange encoded messages only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.names import check_name
+from rl4sys_zmq.wire.messages import AssignClient
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 
 __all__ = ["Engine", "EngineEntry", "GatewayEndpoints", "WorkerAssignment"]
 
@@ -24,12 +29,16 @@ class WorkerAssignment:
         client_id: The client.
         key: The fencing token: random bytes that are the first frame of each message of this worker. The gateway (the learner's
             network thread) ignores messages with the key of an earlier worker. It is a secret.
+        engine: The name of the engine, as in the configuration.
+        assign: The first message that the worker receives, with the client's configuration and the worker's generation.
         ended: An engine whose workers are processes calls this once, from any thread, after the end of the worker. For other
             engines, the gateway looks once a second.
     """
 
     client_id: str
     key: bytes
+    engine: str
+    assign: AssignClient
     ended: Callable[[], None]
 
 
@@ -38,13 +47,22 @@ class GatewayEndpoints:
     """The gateway (the learner's network thread), as an engine sees it. Only the gateway thread uses this object.
 
     Attributes:
+        config: The learner's configuration.
+        resumed: The clients that were in the run directory at the start of the learner.
         up: The inproc address of a PULL socket of the gateway, for workers in this process.
         listen: Binds a further PULL socket of the gateway to an address, and returns the bound address. Workers send their
             messages there.
+        connect_worker: Binds the two sockets of a worker on another machine, with CURVE and a fresh key pair that is accepted for
+            this worker only. Arguments: the assignment; the address to bind, such as ``tcp://0.0.0.0:0``; and the host name at
+            which the worker reaches this machine, or "" for the host in the address. Returns the connection; its `start` has the
+            data for `run_remote_worker`.
     """
 
+    config: LearnerConfig
+    resumed: Collection[str]
     up: str
     listen: Callable[[str], str]
+    connect_worker: Callable[[WorkerAssignment, str, str], WorkerLink]
 
 
 class Engine(Protocol):
@@ -55,6 +73,14 @@ class Engine(Protocol):
 
         Raises:
             TransportError: If a socket cannot be bound, or no process can be started.
+        """
+
+    def wait_ready(self) -> None:
+        """Wait until workers can be started. `Learner.start` calls this in its thread, while the gateway thread runs.
+
+        Raises:
+            ConfigError: If what the configuration asks for is impossible.
+            TransportError: If what runs the workers cannot be reached.
         """
 
     def close(self) -> None:
@@ -69,11 +95,13 @@ class EngineEntry:
         name: The name for configurations, such as ``process``.
         factory: Creates the engine of one learner. It raises ConfigError if this machine does not support the engine.
         summary: One line of documentation.
+        reserves: True if the engine uses the option ``resources`` of a client.
     """
 
     name: str
     factory: Callable[[GatewayEndpoints], Engine]
     summary: str = ""
+    reserves: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "engine")

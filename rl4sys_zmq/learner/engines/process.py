@@ -98,6 +98,9 @@ class ProcessEngine:
         """
         return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
 
+    def wait_ready(self) -> None:
+        """Return at once: a process can be started now."""
+
     def close(self) -> None:
         """Remove the folder of the sockets."""
         shutil.rmtree(self._folder, ignore_errors=True)

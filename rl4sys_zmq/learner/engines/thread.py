@@ -29,6 +29,9 @@ class ThreadEngine:
         """
         return InProcessLearnerThread(assignment, self._up)
 
+    def wait_ready(self) -> None:
+        """Return at once: a thread can always be started."""
+
     def close(self) -> None:
         """Do nothing: this engine holds nothing itself."""
 

@@ -237,7 +237,7 @@ class Served:
                 self._trace.note("answer", command=command, status=self.law())
             case "drain":
                 self._learner.drain(timeout_s=30.0)
-                for client, algorithm in self._clients.items():
+                for client, algorithm in self._recorded().items():
                     keys = self._keys(client, algorithm)
                     if keys is not None:
                         self._trace.applied([name_of(*key) for key in keys], client=client)
@@ -247,6 +247,12 @@ class Served:
                 self._sampler.join()
                 self._learner.raise_if_dead()
                 self._learner.close()
+
+    def _recorded(self) -> dict[str, str]:
+        """The algorithm of each client that says which segments it has learned from."""
+        if self._learner.config.engine == "thread":
+            return self._clients
+        return dict.fromkeys(self._learner.status()["clients"], "")
 
     def _keys(self, client: str, algorithm: str) -> list[tuple[int, int]] | None:
         """The segments that a client has learned from: of the algorithm here, or of a process's checkpoint."""

@@ -1,0 +1,80 @@
+"""The resources that an engine which places workers on machines, such as ``ray``, reserves for a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from rl4sys_zmq.config.options import (
+    InvalidValue,
+    as_json,
+    check_fields,
+    check_value,
+    checked_arguments,
+    integer,
+    mapping,
+    name,
+    number,
+    option,
+    optional,
+    parse_options,
+)
+
+__all__ = ["ResourcesConfig", "resources_options"]
+
+MAX_AMOUNT = 1e6
+
+
+def _custom(value: object) -> dict[str, float]:
+    amount = number(0, MAX_AMOUNT, above=True)
+    return {check_value(key, key, name): check_value(key, given, amount) for key, given in mapping(value).items()}
+
+
+def _gpus(value: object) -> float:
+    found = number(0, MAX_AMOUNT)(value)
+    if found > 1 and not found.is_integer():
+        raise InvalidValue("a fraction below 1 of one GPU, or a whole number of GPUs")
+    return found
+
+
+@checked_arguments
+@dataclass(frozen=True, kw_only=True)
+class ResourcesConfig:
+    """The resources that the engine ``ray`` reserves for the worker of a client (a policy with its learner), on one node.
+
+    They decide where the worker is placed. They do not limit what it uses.
+
+    Raises:
+        ConfigError: If a value is invalid.
+    """
+
+    cpus: float = option(number(0, MAX_AMOUNT), 1.0)
+    """Number of processor cores. Several workers can share one: ``0.5``."""
+    gpus: float = option(_gpus, 0.0)
+    """Number of GPUs: a whole number, or a fraction of one GPU, which the worker then shares."""
+    memory: int | None = option(optional(integer(1)), None)
+    """Memory, in bytes. Default: not considered."""
+    custom: Mapping[str, float] = option(_custom, {})
+    """Amounts of the resources that the nodes of the cluster define themselves, by name, such as ``{edge: 1}``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, object]) -> Self:
+        """Create the resources from a mapping: the value of the key ``resources`` in a configuration file.
+
+        Raises:
+            ConfigError: If a key is unknown or a value is invalid.
+        """
+        return cls(**parse_options(cls, given))  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the resources as JSON values that `from_mapping` can read."""
+        return as_json(self)
+
+
+def resources_options(value: object) -> ResourcesConfig:
+    """Return a `ResourcesConfig` (what an engine reserves for a client) unchanged, or create one from a mapping."""
+    return value if isinstance(value, ResourcesConfig) else ResourcesConfig.from_mapping(mapping(value))

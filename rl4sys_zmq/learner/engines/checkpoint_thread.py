@@ -1,0 +1,340 @@
+"""A thread of the learner that keeps the checkpoints of workers on other machines on the learner's disk.
+
+A checkpoint arrives in parts, which the thread writes to a temporary folder. After the last part it checks the manifest, renames
+the folder into place, and only then answers that the checkpoint is stored. So the loss of the worker's machine at any moment
+loses no checkpoint that was reported. The thread also sends the newest checkpoint to a new worker, and it stores the segments
+that a worker has in training, so that the next worker can find those that end the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import assert_never
+
+import xxhash
+
+from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.learner.checkpoints import MANIFEST, STATE, CheckpointStore, read_manifest, state_file
+from rl4sys_zmq.learner.suspect_files import SuspectFiles, encode_mark, is_excused
+from rl4sys_zmq.policies.folder import POLICY_FILES
+from rl4sys_zmq.private import open_private, sync_folder
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.wire.messages import (
+    AssignClient,
+    CheckpointFound,
+    CheckpointPart,
+    CheckpointPartReply,
+    CheckpointStored,
+    FetchCheckpointPart,
+    FindCheckpoint,
+    RecordTraining,
+    TrainingRecorded,
+)
+
+__all__ = ["MAX_WAITING", "PART_BYTES", "CheckpointThread", "StorageAnswer", "StorageRequest", "WorkerFiles"]
+
+log = logging.getLogger(__name__)
+
+PART_BYTES = 4 << 20
+"""Largest size of a part of a checkpoint, in bytes."""
+
+MAX_WAITING = 4
+"""Largest number of requests of one worker that wait for this thread. A worker sends at most two parts before an answer."""
+
+MAX_RECORDS = 1000
+"""Largest number of records of segments in training of one worker that wait for this thread. Older ones are superseded."""
+
+_EXCUSE, _FINISH, _RECORD = "excuse", "finish", "record"
+_LOOK_S = 0.05
+_NAMES = frozenset({MANIFEST, STATE, *POLICY_FILES})
+
+StorageRequest = FindCheckpoint | FetchCheckpointPart | CheckpointPart | RecordTraining
+"""The messages that this thread answers."""
+
+StorageAnswer = CheckpointFound | CheckpointPartReply | CheckpointStored | TrainingRecorded
+"""The answers of this thread."""
+
+
+class _Incoming:
+    """A checkpoint that arrives in parts, in a temporary folder.
+
+    Attributes:
+        folder: The folder.
+        number: The number of the checkpoint.
+        content: The size in bytes and the digest (xxh3-128) of each complete file.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder, self.number = folder, number
+        self.content: dict[str, tuple[int, str]] = {}
+        self._file = -1
+        self._name, self._size, self._digest = "", 0, xxhash.xxh3_128()
+        folder.mkdir(mode=0o700)
+
+    def add(self, part: CheckpointPart) -> None:
+        """Append a part to its file. A file ends where the next one begins, and is then flushed to the disk."""
+        if part.name != self._name:
+            self._end_file()
+            if part.name not in _NAMES or part.offset:
+                raise CheckpointError(self.folder, f"part {part.offset} of {part.name!r:.80} does not begin a checkpoint's file")
+            self._file = open_private(self.folder / part.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            self._name, self._size, self._digest = part.name, 0, xxhash.xxh3_128()
+        if part.offset != self._size:
+            raise CheckpointError(self.folder / part.name, f"a part begins at byte {part.offset}; expected {self._size}")
+        for frame in part.body:
+            rest = memoryview(frame)
+            self._size += len(rest)
+            self._digest.update(rest)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+
+    def end(self) -> None:
+        """Flush the last file and the folder to the disk."""
+        self._end_file()
+        sync_folder(self.folder)
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end_file(self) -> None:
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            self.content[self._name] = self._size, self._digest.hexdigest()
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+
+class WorkerFiles:
+    """The files of one worker's client in the run directory. Only the checkpoint thread uses it, except as described.
+
+    Attributes:
+        closed: Set when the thread has finished all work for this worker.
+        waiting: Number of requests that wait for the thread or for the delivery of the answer, without those in `records`.
+        records: The records of segments in training that wait for the thread. It stores only the newest of them.
+    """
+
+    def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
+        """Create the object, without accessing the disk.
+
+        Args:
+            assign: The assignment of the worker, with the folder and the generation.
+            answer: Takes an answer for the worker. The checkpoint thread calls it.
+        """
+        self.closed = threading.Event()
+        self.waiting = 0
+        self.records: deque[RecordTraining] = deque(maxlen=MAX_RECORDS)
+        self.answer = answer
+        self._assign = assign
+        self._store = CheckpointStore(Path(assign.checkpoints))
+        self._marks = SuspectFiles(Path(assign.checkpoints))
+        self._incoming: _Incoming | None = None
+        self._claimed = self._excused = self._fenced = False
+
+    def fence(self) -> None:
+        """Let this worker store no more checkpoints, and record no more segments. Any thread can call this."""
+        self._fenced = True
+
+    def excuse(self) -> None:
+        """Record that the worker was asked to end, so that none of its segments is suspected of having ended it."""
+        self._excused = True
+        if self._claimed:
+            self._store_mark(encode_mark(0, b"", excused=True))
+
+    def handle(self, message: FindCheckpoint | FetchCheckpointPart | CheckpointPart) -> StorageAnswer:
+        """Handle one request of the worker, and return the answer."""
+        match message:
+            case FindCheckpoint():
+                return self._find()
+            case FetchCheckpointPart():
+                return self._fetch(message)
+            case CheckpointPart():
+                return self._take(message)
+            case _:
+                assert_never(message)
+
+    def finish(self) -> None:
+        """Discard an unfinished checkpoint."""
+        if self._incoming is not None:
+            log.warning("client %s: an unfinished checkpoint is discarded: its worker has ended", self._assign.client_id)
+            self._incoming.discard()
+            self._incoming = None
+        self.closed.set()
+
+    def _find(self) -> CheckpointFound:
+        try:
+            self._store.claim(self._assign.generation)
+            found = self._store.load()
+            suspects, mark = self._marks.read()
+            self._store_mark(encode_mark(0, b""))
+            self._claimed = True
+            number = found[0].number if found is not None else 0
+            folder = self._store.folder / f"{number:08d}"
+            sizes = {name: (folder / name).stat().st_size for name in (MANIFEST, STATE)} if found is not None else {}
+            next_number = self._store.prepare()
+        except (CheckpointError, OSError) as exc:
+            return CheckpointFound(0, 0, {}, [], False, _text(exc), (b"", b""))
+        return CheckpointFound(number, next_number, sizes, self._store.damaged, not is_excused(mark), "", (suspects, mark))
+
+    def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply | CheckpointStored:
+        try:
+            if message.name not in (MANIFEST, STATE):
+                raise CheckpointError(self._store.folder, f"{message.name!r:.80} is not needed to continue from a checkpoint")
+            with open(self._store.folder / f"{message.number:08d}" / message.name, "rb") as file:
+                file.seek(message.offset)
+                data = file.read(PART_BYTES)
+        except (CheckpointError, OSError) as exc:
+            return CheckpointStored(message.number, False, _text(exc))
+        return CheckpointPartReply(message.number, message.name, message.offset, (data,))
+
+    def _take(self, part: CheckpointPart) -> CheckpointStored:
+        try:
+            incoming = self._incoming
+            if incoming is None or part.number != incoming.number:
+                incoming = self._begin(part)
+            incoming.add(part)
+            if not part.last:
+                return CheckpointStored(part.number, False, "")
+            incoming.end()
+            self._incoming = None
+            self._install(incoming)
+        except (CheckpointError, OSError) as exc:
+            if self._incoming is not None:
+                self._incoming.discard()
+                self._incoming = None
+            return CheckpointStored(part.number, False, _text(exc))
+        return CheckpointStored(part.number, True, "")
+
+    def _begin(self, part: CheckpointPart) -> _Incoming:
+        if self._incoming is not None:
+            self._incoming.discard()
+            self._incoming = None
+        least = self._store.prepare()
+        if part.number < least or part.offset:
+            raise CheckpointError(
+                self._store.folder, f"a part of checkpoint {part.number} at byte {part.offset}; a new one has number {least}"
+            )
+        self._incoming = _Incoming(self._store.temporary(part.number), part.number)
+        return self._incoming
+
+    def _install(self, incoming: _Incoming) -> None:
+        """Check the manifest of a complete checkpoint and the digest of its state, and rename its folder into place."""
+        try:
+            manifest = read_manifest(incoming.folder)
+            wrote = (manifest.client_id, manifest.generation, manifest.number)
+            expected = (self._assign.client_id, self._assign.generation, incoming.number)
+            if wrote != expected:
+                raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
+            if incoming.content.get(STATE) != state_file(incoming.folder):
+                problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
+                raise CheckpointError(incoming.folder, problem)
+        except BaseException:
+            incoming.discard()
+            raise
+        self._store.install(incoming.folder, incoming.number, lambda: not self._fenced)
+
+    def record(self) -> TrainingRecorded | None:
+        """Store the newest segments in training, and return the answer; None if no record waits."""
+        suspects, mark, count = b"", b"", 0
+        while self.records:
+            message = self.records.popleft()
+            changed, mark = (bytes(frame) for frame in message.body)
+            suspects, count = changed or suspects, message.count
+        if not count:
+            return None
+        if not (self._excused or self._fenced):
+            self._store_mark(mark, suspects)
+        return TrainingRecorded(count)
+
+    def _store_mark(self, mark: bytes, suspects: bytes = b"") -> None:
+        try:
+            if suspects:
+                self._marks.save(suspects)
+            self._marks.store(mark)
+        except OSError as exc:
+            log.warning("the segments in training of client %s cannot be recorded: %s", self._assign.client_id, exc)
+
+
+class CheckpointThread(Worker):
+    """The thread that reads and writes the checkpoints of all workers on other machines. The gateway thread uses it.
+
+    Requests wait in a queue, at most `MAX_WAITING` for each worker.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """Create the thread object. `start` starts the thread.
+
+        Args:
+            wake: Wakes the gateway thread, which then calls `deliver_answers`.
+        """
+        super().__init__("rl4sys-checkpoints")
+        self._wake = wake
+        self._requests: queue.SimpleQueue[
+            tuple[WorkerFiles, FindCheckpoint | FetchCheckpointPart | CheckpointPart | str] | None
+        ] = queue.SimpleQueue()
+        self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
+
+    def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
+        """Queue a request of a worker. Return False if too many of its requests wait. Only the gateway thread calls this."""
+        if isinstance(message, RecordTraining):
+            files.records.append(message)
+            if len(files.records) == 1:  # otherwise the thread has not taken those before
+                self._requests.put((files, _RECORD))
+            return True
+        if files.waiting >= MAX_WAITING:
+            return False
+        files.waiting += 1
+        self._requests.put((files, message))
+        return True
+
+    def finish(self, files: WorkerFiles) -> None:
+        """Discard what an ended worker has left unfinished, and wait until that is done. Any other thread can call this."""
+        self._requests.put((files, _FINISH))
+        while not files.closed.wait(_LOOK_S) and self.alive:
+            pass
+
+    def excuse(self, files: WorkerFiles) -> None:
+        """Record that a worker was asked to end. Only the gateway thread calls this."""
+        self._requests.put((files, _EXCUSE))
+
+    def deliver_answers(self) -> None:
+        """Pass the answers that are ready to the workers' connections. Only the gateway thread calls this."""
+        while self._answers:
+            files, answer = self._answers.popleft()
+            if not isinstance(answer, TrainingRecorded):
+                files.waiting -= 1
+            files.answer(answer)
+
+    def run(self) -> None:
+        """Handle requests until `stop`. Requests that were queued before `stop` are handled."""
+        while (request := self._requests.get()) is not None:
+            files, message = request
+            if message == _EXCUSE:
+                files.excuse()
+            elif message == _FINISH:
+                files.finish()
+            elif not files.closed.is_set():
+                answer = files.record() if isinstance(message, str) else files.handle(message)
+                if answer is not None:
+                    self._answers.append((files, answer))
+                    self._wake()
+
+    def stop(self) -> None:
+        """Ask the thread to end after the requests that wait."""
+        self._requests.put(None)
+
+
+def _text(exc: Exception) -> str:
+    return str(exc).encode("ascii", "backslashreplace").decode()[:500]

@@ -1,0 +1,337 @@
+"""The learner's connection to Ray: the thread that runs the driver process, and the workers as this thread knows them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rl4sys_zmq.child_process import child_environment, end_text
+from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
+from rl4sys_zmq.learner.engines.ray_resources import nodes_text
+from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.liveness import WORKER_RESTART
+from rl4sys_zmq.resource import Worker
+
+__all__ = ["RayConnectionThread", "RayProcess"]
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 60.0
+"""Longest time to connect to a cluster, or to start a local Ray, in seconds."""
+
+CLOSE_S = 5.0
+"""Longest time in which the driver ends the local Ray that it has started, in seconds. Then it is killed."""
+
+LOOK_S = 0.1
+_LOWEST_FD = 3
+_PROGRAM = "from rl4sys_zmq.learner.engines.ray_driver import main; main()"
+_NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
+"""A Ray that the learner starts sends no statistics to Ray's authors, unless the environment says so."""
+
+
+class RayProcess:
+    """One worker of the engine ``ray``, as the learner knows it. It implements `RemoteProcess`.
+
+    The connection's thread changes it. Any thread can read it.
+
+    Attributes:
+        number: The number of the worker in packets.
+        client_id: The client that it trains.
+        wanted: The resources that it needs, by Ray's names.
+        waits: True if it waits until the cluster has a node with these resources. If False, it fails if there is none.
+        start: The data with which it starts.
+        sent: True if the present driver has been told to place it.
+        node: The Ray node on which it runs; empty until then.
+        waiting: A text about what it waits for; empty if it does not wait.
+        unwanted: True after `kill`, until the driver has been told.
+    """
+
+    def __init__(
+        self, number: int, client_id: str, wanted: Mapping[str, float], start: RemoteWorkerStart, *, waits: bool
+    ) -> None:
+        self.number, self.client_id, self.wanted, self.start, self.waits = number, client_id, wanted, start, waits
+        self.sent = self.unwanted = False
+        self.node = self.waiting = ""
+        self._end = self._error = ""
+        self._over = threading.Event()
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Wait for the end of the worker, at most `timeout_s` seconds. Return None while it runs, else how it ended.
+
+        Raises:
+            ConfigError: If no worker can be placed, for example because no node has the resources.
+        """
+        if not self._over.wait(timeout_s):
+            return None
+        if self._error:
+            raise ConfigError(self._error, key="engine")
+        return self._end
+
+    def kill(self) -> None:
+        """End the worker by force, without waiting for its end. Any thread can call this."""
+        self.unwanted = True
+
+    def describe(self) -> dict[str, Any]:
+        """Return the Ray node on which the worker runs, and what it waits for, as JSON. A text is empty if there is none."""
+        return {"node": self.node, "waiting": self.waiting}
+
+    def order(self, host: str) -> bytes:
+        """Return the packet that tells the driver to place the worker.
+
+        Args:
+            host: The name or address of this machine in the cluster. It replaces an address on all interfaces.
+        """
+        down, up = (address.replace("//0.0.0.0:", f"//{host}:", 1) for address in (self.start.down, self.start.up))
+        return encode_packet(
+            PLACE,
+            number=self.number,
+            client_id=self.client_id,
+            wanted=self.wanted,
+            waits=self.waits,
+            path=[entry or os.getcwd() for entry in sys.path],
+            start=replace(self.start, down=down, up=up).to_json(),
+        )
+
+    def ended(self, end: str, error: str) -> None:
+        """Record the end of the worker. Only the thread of the connection calls this.
+
+        Args:
+            end: A description of how it ended; empty if in order.
+            error: The reason why another worker would fail too; else empty.
+        """
+        self._end, self._error, self.waiting = end, error, ""
+        self._over.set()
+
+
+class RayConnectionThread(Worker):
+    """The thread that runs the driver process, which is connected to Ray, and starts another one when it ends.
+
+    All workers of a driver end with it.
+
+    Attributes:
+        nodes: The nodes of the cluster at the time of the last connection: ``node``, ``host`` and ``resources`` of each.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Create the thread object. `start` starts the thread.
+
+        Args:
+            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
+        """
+        super().__init__("rl4sys-ray")
+        self.nodes: list[dict[str, Any]] = []
+        self._address = address
+        self._lock = threading.Lock()
+        self._workers: list[RayProcess] = []
+        self._host = ""
+        self._outbox: deque[bytes] = deque()
+        self._over = False
+        self._stopping = threading.Event()
+        self._settled = threading.Event()
+        self._connected = False
+        self._problem = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # ---- for other threads
+
+    def wait_connected(self) -> None:
+        """Wait until the first attempt to connect has succeeded or failed.
+
+        Raises:
+            TransportError: If it has failed.
+        """
+        if not self._settled.wait(CONNECT_S):
+            self._problem = f"no answer within {CONNECT_S:g} s"
+        if self._problem:
+            raise TransportError(f"ray_address: {self._described} cannot be used: {self._problem}")
+
+    def add(self, worker: RayProcess) -> None:
+        """Place a worker as soon as there is a connection. Any thread can call this."""
+        with self._lock:
+            if not self._over:
+                self._workers.append(worker)
+                return
+        worker.ended(self._problem, "")
+
+    def stop(self) -> None:
+        """End the driver, and so all workers and a local Ray. Any thread can call this."""
+        self._stopping.set()
+
+    def on_death(self, error: BaseException) -> None:
+        """Record the end of all workers, after this thread has failed."""
+        self._problem = self._problem or repr(error)
+        self._finish()
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Run drivers, one after the other, until `stop`. If the first one cannot connect, no other follows."""
+        attempts = 0
+        while not self._stopping.is_set():
+            connected = False
+            try:
+                connected = self._run_driver()
+            except OSError as exc:
+                self._problem = f"no driver process can be started: {exc.strerror}; raise the limit of open files (ulimit -n)"
+            if self._stopping.is_set() or not self._settled.is_set():
+                break
+            self._forget_driver()
+            attempts = 0 if connected else attempts + 1
+            log.warning("%s: %s; the learner tries again", self._described, self._problem)
+            self._stopping.wait(WORKER_RESTART.pause_s(attempts))
+        self._finish()
+
+    @property
+    def _described(self) -> str:
+        return "the local Ray" if self._address == LOCAL else f"the Ray cluster at {self._address}"
+
+    def _run_driver(self) -> bool:
+        """Start a driver process and follow it until its end. Return True if it was connected."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._problem, self._connected = "", False
+        with ours:
+            with theirs:
+                ours.setblocking(False)
+                process = self._process = _spawn(theirs, self._address)
+            deadline = time.monotonic() + CONNECT_S
+            try:
+                poll = select.poll()
+                poll.register(ours, select.POLLIN)
+                while not self._stopping.is_set():
+                    poll.poll(LOOK_S * 1000)
+                    if not self._read(ours):
+                        break
+                    self._send(ours)
+                    if not self._connected and time.monotonic() > deadline:
+                        self._problem = f"no answer within {CONNECT_S:g} s"
+                        process.kill()
+                        break
+            finally:
+                ours.close()  # the driver ends
+                try:
+                    process.wait(CLOSE_S)
+                except subprocess.TimeoutExpired:
+                    log.warning(
+                        "%s: the driver process %d did not end within %g s; it is killed", self._described, process.pid, CLOSE_S
+                    )
+                    process.kill()
+                    process.wait()
+        self._problem = self._problem or f"the driver process ended with {end_text(process.returncode)}"
+        return self._connected
+
+    def _send(self, pair: socket.socket) -> None:
+        """Send waiting packets, place new workers, and end unwanted ones."""
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            if worker.unwanted and not worker.sent:
+                self._on_end(worker, "", "")
+            elif worker.unwanted:
+                worker.unwanted = False
+                self._outbox.append(encode_packet(KILL, number=worker.number))
+            elif self._connected and not worker.sent:
+                worker.sent = True
+                self._outbox.append(worker.order(self._host))
+        with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `_read` returns False
+            while self._outbox:
+                pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
+                self._outbox.popleft()
+
+    def _read(self, pair: socket.socket) -> bool:
+        """Handle the packets that have arrived. Return False if the driver has ended."""
+        while True:
+            try:
+                data = pair.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            kind, fields = decode_packet(data)
+            if kind == CONNECTED:
+                self._on_connected(**fields)
+            elif kind == REFUSED:
+                self._problem = fields["error"]
+            else:
+                with self._lock:
+                    worker = next((one for one in self._workers if one.number == fields["number"]), None)
+                if worker is not None:
+                    self._on_worker(worker, kind, fields)
+
+    def _on_connected(self, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
+        self._connected, self.nodes, self._host = True, nodes, host
+        started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
+        words = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
+        assert self._process is not None
+        log.info(words, started, version, address, self._process.pid, node, host, nodes_text(nodes))
+        self._settled.set()
+
+    def _on_worker(self, worker: RayProcess, kind: str, fields: dict[str, Any]) -> None:
+        if kind == PLACED:
+            worker.node, worker.waiting = fields["node"], ""
+            words = "client %s, generation %d, is trained by process %d on %s, node %s of the Ray cluster"
+            log.info(words, worker.client_id, worker.start.generation, fields["pid"], fields["host"], worker.node)
+        elif kind == WAITING:
+            worker.waiting = fields["text"]
+            log.warning("client %s waits for a worker: %s", worker.client_id, worker.waiting)
+        elif kind == ENDED:
+            self._on_end(worker, fields["end"], fields["error"])
+
+    def _on_end(self, worker: RayProcess, end: str, error: str) -> None:
+        with self._lock:
+            self._workers.remove(worker)
+        worker.ended(end, error)
+
+    def _forget_driver(self) -> None:
+        """Record the end of all workers that the driver had placed. The others wait for the next driver."""
+        self._connected = False
+        self._outbox.clear()
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            if worker.sent:
+                self._on_end(worker, self._problem, "")
+            else:
+                worker.waiting = self._problem
+
+    def _finish(self) -> None:
+        """Record the end of all workers, also of those that are still to come."""
+        with self._lock:
+            self._over = True
+            workers = list(self._workers)
+        for worker in workers:
+            self._on_end(worker, self._problem, "")
+        self._settled.set()
+
+
+def _spawn(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:
+    # In a learner without standard streams, the socketpair could have one of their numbers, which the child replaces.
+    number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, str(number), address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # Ray writes messages of its own there
+            stderr=subprocess.DEVNULL,
+            pass_fds=(number,),
+            close_fds=True,
+            start_new_session=True,
+            env={**_NO_STATISTICS, **child_environment()},
+        )
+    finally:
+        os.close(number)

@@ -1,0 +1,305 @@
+"""The program that connects a learner with Ray. It creates, watches and ends the Ray actors that train the learner's clients.
+
+`ray_connection` starts it with the descriptor of the socketpair to the learner's process, and the address of the cluster. It is
+a process of its own for four reasons: Ray installs signal handlers, also in C++; it writes to stdout; its calls can take seconds;
+and a driver whose node is lost cannot continue. The learner then starts another one.
+
+The program ends when the socketpair closes, which is also when the learner's process ends. It then ends its actors, and the Ray
+that it has started itself, if any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
+from rl4sys_zmq.learner.engines.ray_resources import BUILT_IN, amounts_text, placement_problem
+from rl4sys_zmq.learner.engines.ray_worker import RayWorker
+from rl4sys_zmq.version import package_version
+
+__all__ = ["RayDriver", "main"]
+
+REACH_S = 5.0
+"""Longest time to wait for a TCP connection to the cluster's address, in seconds."""
+
+PENDING_S = 5.0
+"""Time after which an actor that Ray has not placed so far is reported, in seconds."""
+
+SUSPECT_S = 30.0
+"""Time for which no worker is placed on a node of which one could not be reached, in seconds. Ray itself needs about 15 s to find
+that a node is lost, and places actors on it until then."""
+
+LOOK_S = 0.05
+STORE_BYTES = 80 * 1024 * 1024
+"""Size of the object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
+
+LOOK_EVERY_S = 1.0
+"""Time between two looks at the nodes of the cluster, in seconds."""
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    return [
+        {"node": node["NodeID"], "host": node["NodeManagerAddress"], "resources": node["Resources"]}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Placement:
+    """One worker, from the order to place it until it has ended.
+
+    Attributes:
+        number: The number with which the learner names this worker.
+        client_id: The client that it trains.
+        wanted: The resources that it needs, by Ray's names.
+        start: The start data, as text. They contain secrets.
+        path: The folders in which the learner finds modules.
+        waits: True if the worker is to wait for a node with these resources. Otherwise it fails if there is none.
+        actor: The Ray actor, once it was created.
+        call: The call of an actor's method that has not returned so far: of `RayWorker.describe`, then of `RayWorker.run`.
+        node: The node on which the actor is; empty until that is known.
+        running: True from the call of `RayWorker.run` on.
+        since: When the actor was created.
+        reported: The last text about what this worker waits for.
+    """
+
+    number: int
+    client_id: str
+    wanted: dict[str, float]
+    start: str = field(repr=False)
+    path: list[str]
+    waits: bool
+    actor: Any = None
+    call: Any = None
+    node: str = ""
+    running: bool = False
+    since: float = 0.0
+    reported: str = ""
+
+
+class RayDriver:
+    """The connection to Ray, and the actors that it has created. One thread uses it."""
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._pair = pair
+        self._poll = select.poll()
+        self._poll.register(pair, select.POLLIN)
+        self._placements: dict[int, _Placement] = {}
+        self._node = ""
+        self._suspects: dict[str, float] = {}
+        self._looked = 0.0
+
+    def connect(self, address: str) -> None:
+        """Connect to a cluster, or start a local Ray, and report its nodes.
+
+        Args:
+            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
+
+        Raises:
+            Exception: If that is impossible. Ray raises exceptions of many types.
+        """
+        if address == LOCAL:
+            ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)
+        else:
+            host, _, port = address.rpartition(":")
+            if host:
+                socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers
+            signal.signal(number, signal.SIG_IGN)
+        runtime = ray.get_runtime_context()
+        self._node = runtime.get_node_id()
+        self.send(
+            CONNECTED,
+            address=runtime.gcs_address,
+            host=ray.util.get_node_ip_address(),
+            node=self._node,
+            nodes=_alive_nodes(),
+            version=ray.__version__,
+        )
+
+    def run(self) -> None:
+        """Follow the learner's packets, and watch the actors, until the learner closes the socketpair.
+
+        Raises:
+            RuntimeError: If the node that this process is connected to has left the cluster.
+        """
+        while self._read():
+            now = time.monotonic()
+            if now - self._looked >= LOOK_EVERY_S:
+                self._looked = now
+                self._each_second(now)
+            pending = [placement.call for placement in self._placements.values() if placement.call is not None]
+            if pending and ray.wait(pending, timeout=LOOK_S)[0]:
+                returned = ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+                for placement in list(self._placements.values()):
+                    self._follow(placement, returned)
+
+    def close(self) -> None:
+        """End all actors. They do not write another checkpoint."""
+        for placement in list(self._placements.values()):
+            self._end(placement)
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Send a packet to the learner."""
+        with contextlib.suppress(OSError):  # the learner has ended: `_read` returns False
+            self._pair.send(encode_packet(kind, **fields), socket.MSG_NOSIGNAL)
+
+    def _read(self) -> bool:
+        """Handle the packets that have arrived; wait for one if there is no actor. Return False after the learner's end."""
+        wait_s = 0.0 if any(p.call is not None for p in self._placements.values()) else LOOK_S
+        while self._poll.poll(wait_s * 1000):
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except OSError:
+                return False
+            if not data:
+                return False
+            kind, fields = decode_packet(data)
+            if kind == PLACE:
+                placement = _Placement(**fields)
+                self._placements[placement.number] = placement
+                self._place(placement)
+            elif kind == KILL and fields["number"] in self._placements:
+                placement = self._placements[fields["number"]]
+                self._suspects[placement.node] = time.monotonic()  # the learner has not heard of it for a while
+                self._end(placement)
+            wait_s = 0.0
+        return True
+
+    # ---- one worker
+
+    def _place(self, placement: _Placement) -> None:
+        nodes = _alive_nodes()
+        problem = placement_problem(placement.wanted, nodes)
+        if problem:
+            if placement.waits:
+                self._wait(placement, problem)
+            else:
+                self._end(placement, error=f"resources: {problem}; change the resources of the client, or add a node")
+            return
+        others = {name: amount for name, amount in placement.wanted.items() if name not in BUILT_IN}
+        options = {
+            "name": f"rl4sys-{placement.client_id}-{placement.number}",
+            "num_cpus": placement.wanted.get("CPU", 0),
+            "num_gpus": placement.wanted.get("GPU", 0),
+            "resources": others,
+            "max_restarts": 0,  # a restart by Ray would have the key of the worker before it; the learner restarts with a new one
+            "scheduling_strategy": self._strategy(placement, nodes),
+        }
+        if "memory" in placement.wanted:
+            options["memory"] = placement.wanted["memory"]
+        placement.actor = ray.remote(RayWorker).options(**options).remote()
+        placement.call = placement.actor.describe.remote(placement.start, placement.path)
+        placement.since = time.monotonic()
+
+    def _strategy(self, placement: _Placement, nodes: list[dict[str, Any]]) -> Any:
+        """Return Ray's strategy for a new actor: spread over the nodes, but not on one that could be lost."""
+        now = time.monotonic()
+        suspects = {node for node, at in self._suspects.items() if now - at < SUSPECT_S}
+        others = [each for each in nodes if each["node"] not in suspects and not placement_problem(placement.wanted, [each])]
+        if not suspects.intersection(each["node"] for each in nodes) or not others:
+            return "SPREAD"
+        used = [each.node for each in self._placements.values()]
+        placement.node = min((each["node"] for each in others), key=used.count)
+        return NodeAffinitySchedulingStrategy(placement.node, soft=True)
+
+    def _wait(self, placement: _Placement, text: str) -> None:
+        if text != placement.reported:
+            placement.reported = text
+            self.send(WAITING, number=placement.number, text=text)
+
+    def _follow(self, placement: _Placement, returned: list[Any]) -> None:
+        """Handle the result of the actor's method, if it has returned."""
+        if placement.call not in returned:
+            return
+        try:
+            result = ray.get(placement.call)
+        except RayTaskError as exc:
+            self._end(placement, end=f"it raised {_line(exc.cause or exc)}")
+        except RayError as exc:  # its process or its node is lost, or could not be reached for a moment
+            if isinstance(exc, ActorUnavailableError):
+                self._suspects[placement.node] = time.monotonic()
+            if isinstance(exc, RayActorError) and not placement.running and "ModuleNotFoundError" in str(exc):
+                error = f"a node of the Ray cluster lacks rl4sys_zmq {package_version()} or a module that it needs: {_line(exc)}"
+                self._end(placement, error=f"{error}; install it there")
+            else:
+                self._end(placement, end=_line(exc))
+        else:
+            if placement.running:
+                self._end(placement, end=result)
+            elif result["error"]:
+                self._end(placement, error=f"node {result['node']} ({result['host']}): {result['error']}")
+            else:
+                self.send(PLACED, number=placement.number, node=result["node"], host=result["host"], pid=result["pid"])
+                placement.node, placement.running = result["node"], True
+                placement.call = placement.actor.run.remote(placement.start)
+
+    def _end(self, placement: _Placement, *, end: str = "", error: str = "") -> None:
+        """End the actor if it still runs, and report the end of the worker."""
+        if placement.actor is not None:
+            with contextlib.suppress(RayError):  # it has ended already
+                ray.kill(placement.actor, no_restart=True)
+        del self._placements[placement.number]
+        self.send(ENDED, number=placement.number, end=end, error=error)
+
+    def _each_second(self, now: float) -> None:
+        nodes = _alive_nodes()
+        if self._node not in (node["node"] for node in nodes):
+            raise RuntimeError("the node of this machine has left the Ray cluster")
+        for placement in list(self._placements.values()):
+            if placement.actor is None:
+                self._place(placement)
+            elif not placement.running and now - placement.since >= PENDING_S:
+                found = ray.available_resources()
+                free = amounts_text({name: found.get(name, 0.0) for name in placement.wanted})
+                needs = amounts_text(placement.wanted)
+                self._wait(
+                    placement, f"Ray has not placed it so far: it needs {needs} on one node, and the cluster has {free} free"
+                )
+
+
+def _line(exc: BaseException) -> str:
+    """Return the class and the text of an exception in one line of at most 400 characters, without Ray's colours."""
+    words = " ".join(str(exc).replace("\x1b[36m", "").replace("\x1b[39m", "").split())
+    return f"{type(exc).__name__}: {words}"[:400]
+
+
+def main() -> None:
+    """Connect to Ray, and follow the learner until it ends.
+
+    The arguments of the command line are the descriptor of the socketpair, and the address of the cluster.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pair = socket.socket(fileno=int(sys.argv[1]))
+    code = 1
+    driver = RayDriver(pair)
+    try:
+        driver.connect(sys.argv[2])
+    except Exception as exc:  # noqa: BLE001 - Ray raises many types; the learner reports the text
+        driver.send(REFUSED, error=_line(exc))
+    else:
+        try:
+            driver.run()
+            code = 0
+        except Exception as exc:  # noqa: BLE001 - as above; the learner starts another driver process
+            driver.send(REFUSED, error=_line(exc))
+        driver.close()
+    ray.shutdown()
+    os._exit(code)

@@ -1,0 +1,226 @@
+"""The gateway's handle to a worker on another machine, for all engines that start such workers.
+
+An engine says only how a process is started on another machine, whether it runs, and how it is killed (`RemoteProcess`). All else
+is here and in `worker_link`: the keys, the messages, the checkpoints, and the rules of when a worker counts as lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rl4sys_zmq.errors import ConfigError, RL4SysError
+from rl4sys_zmq.learner.engines.base import WorkerAssignment
+from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.wire.messages import Frame, ThreadFailed
+
+__all__ = ["RemoteProcess", "RemoteWorker"]
+
+log = logging.getLogger(__name__)
+
+REPLACED_KILL_S = 5.0
+"""Time that a replaced worker has to end by itself, in seconds. Then it is killed."""
+
+ABORT_WAIT_S = 2.0
+WAIT_S = 0.2
+_PAUSED_S = 2.0
+
+
+class RemoteProcess(Protocol):
+    """A process that an engine has started on another machine, and that runs `run_remote_worker`.
+
+    One thread uses it, except that any thread can call `kill`.
+    """
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Wait for the end of the process, at most `timeout_s` seconds.
+
+        Returns:
+            None while it runs or has not begun so far. Afterwards the text that `run_remote_worker` returned (empty if it ended
+            in order), or a description of how the process ended, such as ``signal 9 (SIGKILL)`` or the loss of its node.
+        """
+
+    def kill(self) -> None:
+        """End the process by force, without waiting for its end. A second call does nothing. Any thread can call this."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the learner's status shows of the process, as JSON, such as its node."""
+
+
+class RemoteWorker:
+    """A handle to a worker on another machine. It implements `LearnerThreadHandle`.
+
+    Only the gateway (the learner's network thread) uses this object, except that any thread can call `alive`, `join` and `abort`.
+    """
+
+    def __init__(
+        self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
+    ) -> None:
+        """Start the worker without waiting for it.
+
+        Args:
+            assignment: The client that the worker trains.
+            link: The connection, from `GatewayEndpoints.connect_worker`.
+            launch: Starts a process that calls `run_remote_worker` with this argument. A thread of this object calls it once, so
+                it can take its time. A ConfigError fails the client; other errors of this library count as a crash.
+        """
+        self._engine, self._link = assignment.engine, link
+        try:
+            self._watch = _RemoteWatchThread(assignment, link, launch)
+            self._watch.start()
+        except BaseException:
+            link.finished = True
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """True from the creation of this object to the end of the process, or until the process counts as lost."""
+        return not self._watch.over
+
+    @property
+    def crash(self) -> str:
+        """A description of how the process ended by itself, without reporting an error; empty in all other cases."""
+        return self._watch.crash if self._watch.over else ""
+
+    @property
+    def failure(self) -> ThreadFailed | None:
+        """The error because of which no process could be started, if another attempt cannot succeed either."""
+        return self._watch.failure
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the last sign of life of the worker, in seconds; 0 until the first, and after its end."""
+        return self._watch.silent_s
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
+        return self._link.send(frames)
+
+    def end(self, *, replaced: bool) -> None:
+        """Tell the worker to train on its queued messages and end.
+
+        Args:
+            replaced: True if another worker takes over the client, or the client was removed. This worker then stores no more
+                checkpoints, and is killed if it has not ended after `REPLACED_KILL_S` seconds.
+        """
+        self._link.end(replaced=replaced)
+        if replaced:
+            self._watch.kill_within(REPLACED_KILL_S)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the worker. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
+        return self._watch.join(timeout_s)
+
+    def abort(self) -> bool:
+        """Kill the worker. Return True if it has ended. Any thread can call this."""
+        self._watch.stop()
+        return self._watch.join(ABORT_WAIT_S)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part of the learner's status about this worker, as JSON.
+
+        It has the name of the engine; after the first sign of life, ``host``, ``pid``, ``busy_s`` and ``silent_s`` as for an
+        engine `process`; and what the engine adds (`RemoteProcess.describe`).
+        """
+        found: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
+        signs = self._link.signs
+        if signs.at is not None:
+            found |= {"host": signs.host, "pid": signs.pid}
+            found |= {"busy_s": round(signs.busy_s, 3), "silent_s": round(self.silent_s, 3)}
+        return found
+
+
+class _RemoteWatchThread(Worker):
+    """The thread that starts one worker on another machine, writes its log records to the log, and waits for its end.
+
+    Attributes:
+        over: True after the end of the worker. `crash` and `failure` are then final.
+        crash: As `RemoteWorker.crash`.
+        failure: As `RemoteWorker.failure`.
+    """
+
+    def __init__(
+        self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
+    ) -> None:
+        super().__init__(f"rl4sys-remote-{assignment.client_id}")
+        self.over = False
+        self.crash = ""
+        self.failure: ThreadFailed | None = None
+        self._client_id, self._ended = assignment.client_id, assignment.ended
+        self._link, self._launch = link, launch
+        self._process: RemoteProcess | None = None
+        self._kill_at = math.inf
+        self._awake_at = self._turned_at = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the last sign of life, in seconds. The time in which this whole process was stopped does not count."""
+        at = self._link.signs.at
+        return 0.0 if at is None or self.over else max(0.0, time.monotonic() - max(at, self._awake_at))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the engine says of the process."""
+        return self._process.describe() if self._process is not None else {}
+
+    def kill_within(self, seconds: float) -> None:
+        """Kill the process if it still runs after a time in seconds."""
+        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
+
+    def stop(self) -> None:
+        """Kill the process. Any thread can call this."""
+        self._kill_at = 0.0
+        if self._process is not None:
+            self._process.kill()
+
+    def run(self) -> None:
+        """Start the process, and wait for its end."""
+        try:
+            end = self._watch_process()
+            if end and not self._link.signs.failed:
+                self.crash = f"its worker{self._where()} has ended: {end}"
+        except ConfigError as exc:
+            self.failure = ThreadFailed(str(exc)[:1000], "")
+        except RL4SysError as exc:
+            self.crash = f"no worker can be started: {exc}"
+        finally:
+            self._link.finish()
+            self._log()
+            self.over = self._link.finished = True
+            self._ended()
+
+    def _watch_process(self) -> str:
+        """Start the process, and return how it ended; an empty text if it ended in order."""
+        self._process = process = self._launch(self._link.start)
+        while (end := process.wait(WAIT_S)) is None:
+            self._log()
+            now = time.monotonic()
+            if now - self._turned_at > _PAUSED_S:
+                self._awake_at = now
+            self._turned_at = now
+            if now >= self._kill_at:
+                process.kill()
+            lost = self._link.signs.lost
+            if self.silent_s > REMOTE_WORKER_SILENCE_S:
+                lost = f"no sign of life for {self.silent_s:.0f} s; is its machine lost, or the worker stopped?"
+            if lost:
+                process.kill()
+                process.wait(ABORT_WAIT_S)  # a process that can be reached ends now
+                return lost
+        return end
+
+    def _where(self) -> str:
+        signs = self._link.signs
+        return f" on {signs.host} (pid {signs.pid})" if signs.at is not None else ""
+
+    def _log(self) -> None:
+        while self._link.logs:
+            record = self._link.logs.popleft()
+            logging.getLogger(record.name).log(
+                record.level, "worker of client %s%s: %s", self._client_id, self._where(), record.text
+            )

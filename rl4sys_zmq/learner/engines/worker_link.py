@@ -1,0 +1,323 @@
+"""The gateway's connections to workers on other machines, each of which trains one client.
+
+A connection has two sockets over tcp with CURVE: a PUSH to the worker and a PULL from it. Both accept only the key pair that was
+made for this worker. So no other worker receives its segments, and an earlier worker of the client sends nothing in its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.learner.client import QUEUE_MESSAGES
+from rl4sys_zmq.learner.engines.base import WorkerAssignment
+from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
+from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.plugins import imported_plugins
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.security import WorkerAccess, WorkerKeys
+from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import (
+    CheckpointPart,
+    CheckpointStored,
+    FetchCheckpointPart,
+    FindCheckpoint,
+    Frame,
+    GatewayAlive,
+    RecordTraining,
+    ReplaceWorker,
+    StopThread,
+    ThreadFailed,
+    WorkerAlive,
+    WorkerLog,
+)
+
+__all__ = ["WorkerLink", "WorkerLinks", "WorkerSigns"]
+
+MAX_LOGS = 1000
+"""Largest number of log records of a worker that wait to be logged. Further ones are dropped."""
+
+LINGER_S = 5.0
+_PREFIX_BYTES = 48
+_KIND_AT = 6
+_OWN = frozenset(
+    {cls.KIND for cls in (WorkerAlive, WorkerLog, FindCheckpoint, FetchCheckpointPart, CheckpointPart, RecordTraining)}
+)
+
+
+@dataclass(slots=True)
+class WorkerSigns:
+    """The signs of life of a worker on another machine. Only the gateway thread changes them; any thread can read them.
+
+    Attributes:
+        at: The time of the last sign, on the monotonic clock, in seconds; None before the first.
+        host: Name of the worker's machine.
+        pid: Process id on that machine.
+        busy_s: Time since the learner thread last looked for messages, as of the last sign, in seconds.
+        failed: True if the worker has reported the error that ends it.
+        lost: A text if messages of the worker were lost on the way; empty otherwise.
+    """
+
+    at: float | None = None
+    host: str = ""
+    pid: int = 0
+    busy_s: float = 0.0
+    failed: bool = False
+    lost: str = ""
+
+
+class WorkerLink(Resource):
+    """The gateway's connection to one worker on another machine. Only the gateway thread uses it, except as described.
+
+    Attributes:
+        start: The data with which the worker starts. They contain secrets.
+        signs: The signs of life of the worker.
+        logs: Log records of the worker, oldest first. Another thread can take them.
+        finished: Any thread can set this to True after the end of the worker. The gateway then closes the connection.
+    """
+
+    def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, shared: _Shared) -> None:
+        self.signs = WorkerSigns()
+        self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)
+        self.finished = False
+        self._key = assignment.key
+        self._access, self._shared = access, shared
+        self._received = self._sent = 0
+        self._control: deque[list[Frame]] = deque()
+        self._ended = False
+        assign = assignment.assign
+        self._files = WorkerFiles(assign, self.control) if assign.checkpoints else None
+        self._push: Socket | None = Socket.push(
+            bind=bind, hwm=QUEUE_MESSAGES, linger_s=LINGER_S, secure=access.secure, watch=True
+        )
+        try:
+            self.pull = Socket.pull(bind=bind, secure=access.secure, watch=True)
+        except BaseException:
+            self._push.close()
+            raise
+        public, secret, gateway_public = access.keys
+        self.start = RemoteWorkerStart(
+            engine=assignment.engine,
+            client_id=assignment.client_id,
+            generation=assign.generation,
+            key=self._key.hex(),
+            down=_advertised(self._push.bound, advertise),
+            up=_advertised(self.pull.bound, advertise),
+            public=public,
+            secret=secret,
+            gateway_public=gateway_public,
+            plugins=tuple(imported_plugins()),
+            log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
+        )
+
+    # ---- to the worker
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
+        return not self._ended and self._flush() and self._try(frames)
+
+    def control(self, message: StorageAnswer | ReplaceWorker | StopThread) -> None:
+        """Queue a message of the connection itself. It is sent before further messages for the learner thread."""
+        self._control.append(encode(message))
+        self._flush()
+
+    def end(self, *, replaced: bool) -> None:
+        """Ask the worker to end.
+
+        Args:
+            replaced: True if another worker takes over the client, or the client was removed. The worker can then store no more
+                checkpoints and cannot connect again.
+        """
+        if not self._ended:
+            self._ended = True
+            if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
+                self._shared.storage.excuse(self._files)
+            self.control(StopThread())
+        if replaced and self._files is not None:
+            self._files.fence()
+        if replaced and self._push is not None:
+            self._access.revoke()
+            self._control.clear()
+            self.control(ReplaceWorker())
+            self._push.close()  # libzmq still sends what is queued
+            self._push = None
+
+    def _flush(self) -> bool:
+        """Send the waiting messages of the connection. Return True if none is left."""
+        while self._control:
+            if not self._try(self._control[0]):
+                return False
+            self._control.popleft()
+        return True
+
+    def _try(self, frames: Sequence[Frame]) -> bool:
+        """Send a message and count it. Return False if it cannot be sent now."""
+        sent = self._push is not None and bool(self._push.send(frames))
+        self._sent += sent
+        return sent
+
+    # ---- from the worker
+
+    def receive(self) -> Iterator[list[Frame]]:
+        """Read all messages of the worker that have arrived. Yield those of its learner thread, and handle the others."""
+        while True:
+            try:
+                frames = self.pull.recv()
+            except TooManyFrames as exc:
+                self._shared.counters.add(f"worker_messages_refused.{exc.code.value}")
+                continue
+            if frames is None:
+                return
+            if len(frames) < 2 or frames[0] != self._key or len(frames[1]) < _PREFIX_BYTES:
+                self._shared.counters.add("worker_messages_refused.key")
+                continue
+            self._received += 1
+            kind = frames[1][_KIND_AT]
+            if kind not in _OWN:
+                self.signs.failed = self.signs.failed or kind == ThreadFailed.KIND
+                yield frames
+                continue
+            try:
+                self._handle(frames[1:])
+            except ProtocolError as exc:
+                self._shared.counters.add(f"worker_messages_refused.{exc.code.value}")
+
+    def _handle(self, frames: Sequence[Frame]) -> None:
+        message = decode(frames)
+        if isinstance(message, WorkerAlive):
+            signs = self.signs
+            signs.host, signs.pid, signs.busy_s, signs.at = message.host, message.pid, message.busy_s, time.monotonic()
+            lost = message.sent + 1 - self._received
+            if lost and not signs.lost:
+                signs.lost = f"{lost} of its messages were lost on the way; is the network unstable?"
+            if message.ending:
+                self._say_alive()
+        elif isinstance(message, WorkerLog):
+            self.logs.append(message)
+        elif self._push is None:
+            self._shared.counters.add("worker_messages_fenced")
+        elif not isinstance(message, StorageRequest) or self._files is None:
+            self._shared.counters.add("worker_messages_refused.direction")
+        elif not self._shared.storage.request(self._files, message):
+            self._shared.counters.add("worker_messages_refused.quota")
+            self.control(CheckpointStored(0, False, f"{MAX_WAITING} requests wait; send no more before an answer"))
+
+    def each_second(self) -> None:
+        """Send a sign of life to the worker, and count the connections that were refused."""
+        self._say_alive()
+        for socket in (self._push, self.pull):
+            for event in socket.events() if socket is not None else ():
+                if event.name.startswith("handshake_failed"):
+                    self._shared.counters.add("worker_connections_refused")
+
+    def turn(self) -> None:
+        """Send the messages of the connection that found no room before."""
+        self._flush()
+
+    def _say_alive(self) -> None:
+        if self._flush():
+            self._try(encode(GatewayAlive(self._received, self._sent)))
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """Discard what the ended worker has left unfinished on the disk, and wait for that. Another thread calls this."""
+        if self._files is not None:
+            self._shared.storage.finish(self._files)
+
+    def close(self) -> None:
+        """Close the two sockets. No key of this worker is accepted any more."""
+        if self._push is not None:
+            self._push.close()
+            self._push = None
+        self.pull.close()
+        self._access.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The objects that all connections of one gateway use: the counters, and the thread that keeps the checkpoints."""
+
+    counters: Counters
+    storage: CheckpointThread
+
+
+class WorkerLinks:
+    """All connections of one gateway to workers on other machines. Only the gateway thread uses it, except `join`."""
+
+    def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
+        """Create the object. Keys and the checkpoint thread are created with the first connection.
+
+        Args:
+            counters: The counters of the learner.
+            poller: The poller of the gateway thread.
+            wake: Wakes the gateway thread.
+        """
+        self._counters, self._poller, self._wake = counters, poller, wake
+        self._keys: WorkerKeys | None = None
+        self._shared: _Shared | None = None
+        self._links: list[WorkerLink] = []
+
+    def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> WorkerLink:
+        """Bind the two sockets of a worker, with a fresh key pair. See `GatewayEndpoints.connect_worker`."""
+        if self._keys is None or self._shared is None:
+            self._keys = WorkerKeys()
+            self._shared = _Shared(self._counters, CheckpointThread(self._wake))
+            self._shared.storage.start()
+        access = self._keys.admit()
+        try:
+            link = WorkerLink(assignment, bind, advertise, access, self._shared)
+        except BaseException:
+            access.close()
+            raise
+        self._links.append(link)
+        self._poller.register(link.pull)
+        return link
+
+    def serve(self) -> Iterator[list[Frame]]:
+        """Yield the messages of all learner threads that have arrived, send what waits, and close ended connections."""
+        if self._shared is not None:
+            self._shared.storage.deliver_answers()
+        for link in list(self._links):
+            finished = link.finished  # before the last messages are read
+            yield from link.receive()
+            link.turn()
+            if finished and link in self._links:
+                self._links.remove(link)
+                self._poller.unregister(link.pull)
+                link.close()
+
+    def each_second(self) -> None:
+        """Send each worker a sign of life, and count refused connections.
+
+        Raises:
+            WorkerDied: If the thread that keeps the checkpoints has ended with an exception.
+        """
+        if self._shared is not None:
+            self._shared.storage.raise_if_dead()
+        for link in self._links:
+            link.each_second()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for link in self._links:
+            link.close()
+        self._links.clear()
+
+    def join(self, timeout_s: float) -> bool:
+        """End the checkpoint thread after its last request, and wait for it. Return False if it still runs after `timeout_s`."""
+        if self._shared is None:
+            return True
+        self._shared.storage.stop()
+        return self._shared.storage.join(timeout_s)
+
+
+def _advertised(address: Address, host: str) -> str:
+    """Return a bound address with another host, for a worker on another machine."""
+    return Address(address.scheme, host, address.port).uri if host else address.uri

@@ -1,0 +1,67 @@
+"""The places where a worker, which trains one client, keeps the client's checkpoints and its record of segments in training.
+
+`LocalStorage` uses the folder of the client in the run directory. A worker on another machine has no access to this folder. Its
+storage (`rl4sys_zmq.learner.engines.gateway_storage`) sends the files to the gateway, the learner's network thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
+from rl4sys_zmq.learner.suspect_files import SuspectFiles, SuspectStorage
+from rl4sys_zmq.policies import StoredPolicy
+from rl4sys_zmq.wire.messages import AssignClient
+
+__all__ = ["CheckpointStorage", "LocalStorage", "WorkerStorage"]
+
+
+class CheckpointStorage(Protocol):
+    """The checkpoints of one client (a policy with its learner), for its learner thread. `CheckpointStore` is one."""
+
+    @property
+    def damaged(self) -> Sequence[str]:
+        """One error message for each damaged checkpoint that was renamed since the start of the learner thread."""
+
+    def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
+        """Return the newest intact checkpoint, as `CheckpointStore.load` does."""
+
+    def write(
+        self,
+        manifest: CheckpointManifest,
+        state: Mapping[str, Any],
+        *,
+        policy: StoredPolicy | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> CheckpointManifest:
+        """Write one checkpoint, as `CheckpointStore.write` does. It survives the loss of this machine when this returns."""
+
+
+class WorkerStorage(Protocol):
+    """The place where a worker, which trains one client, keeps its files."""
+
+    def checkpoints(self, assign: AssignClient) -> CheckpointStorage:
+        """Return the checkpoints of a client whose assignment names a folder. Workers with lower generations cannot write then.
+
+        Raises:
+            CheckpointError: If a worker with a higher generation has claimed the checkpoints, or they cannot be used.
+        """
+
+    def suspects(self, assign: AssignClient) -> SuspectStorage:
+        """Return the place of the record of segments in training (`CrashSuspectRecord`)."""
+
+
+class LocalStorage:
+    """The storage of a worker that has access to the learner's run directory."""
+
+    def checkpoints(self, assign: AssignClient) -> CheckpointStore:
+        """Return the checkpoints in the client's folder, claimed for the generation of the assignment."""
+        store = CheckpointStore(Path(assign.checkpoints))
+        store.claim(assign.generation)
+        return store
+
+    def suspects(self, assign: AssignClient) -> SuspectFiles:
+        """Return the files ``training.mark`` and ``suspects.json`` in the client's folder."""
+        return SuspectFiles(Path(assign.checkpoints))

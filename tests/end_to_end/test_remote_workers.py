@@ -1,0 +1,396 @@
+"""Workers on "other machines": processes that reach the learner over tcp with CURVE alone, and none of its files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.children import PYTHONPATH
+from harness.engine_plugin import DEADLY, TALKATIVE
+from harness.remote_engine import ELSEWHERE, STARTS
+
+from rl4sys_zmq.errors import CheckpointError, ClientFailed, RL4SysError
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.engines import checkpoint_thread, remote, worker_link
+from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.security import new_key_pair
+from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.transports.network import curve
+from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
+
+from .conftest import Lab
+from .test_engines import PATIENCE_S, balanced, client_of, is_there, play, trained, until
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """Learners and agents that are closed when the test ends; over ipc alone."""
+    with ExitStack() as stack:
+        yield Lab(stack, lambda: pytest.fail("the options name the address"))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "bind": f"ipc://{tmp_path}/l",
+        "run_dir": tmp_path / "run",
+        "plugins": ("harness.engine_plugin", "harness.remote_engine"),
+        "engine": ELSEWHERE,
+        "checkpoint_every_s": 0.2,
+        "shutdown_timeout_s": 20.0,
+    }
+
+
+def test_a_killed_worker_is_replaced_and_its_successor_fetches_the_checkpoint(lab: Lab, options: dict[str, Any]) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 6)
+    before = trained(learner, 6)
+    assert before["worker"]["engine"] == ELSEWHERE and is_there(before["worker"]["pid"])
+    learner.save(timeout_s=PATIENCE_S)
+    os.kill(before["worker"]["pid"], signal.SIGKILL)
+    until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another worker")
+    play(agent, 6)
+    after = trained(learner, 12)
+    balanced(after, 12)
+    assert after["generation"] > before["generation"] and after["version"] > before["version"]
+    assert after["checkpoint"]["number"] >= 1 and "SIGKILL" in after["worker"]["last_crash"]
+    agent.close()
+    learner.close()
+    assert not is_there(after["worker"]["pid"])
+    found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
+    assert found is not None and found[0].verdicts["trained"] == 12
+
+
+@pytest.fixture
+def stopped() -> Iterator[Callable[[int], None]]:
+    """Stops processes, and wakes those that are still there at the end."""
+    pids: list[int] = []
+
+    def stop(pid: int) -> None:
+        pids.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    yield stop
+    for pid in pids:
+        if is_there(pid):
+            os.kill(pid, signal.SIGCONT)
+
+
+def counters(learner: Any) -> dict[str, int]:
+    found: dict[str, int] = learner.status()["counters"]
+    return found
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
+    knows: bool, lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of its replacement when it wakes; or it does not, trains on what it has, and speaks of that."""
+    if not knows:
+        monkeypatch.setattr(worker_link, "ReplaceWorker", lambda: StreamEnded("nobody", 0))
+    monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that it wakes in its old life
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    before = trained(learner, 4)
+    learner.save(timeout_s=PATIENCE_S)
+    old = before["worker"]["pid"]
+    stopped(old)
+    play(agent, 6)  # on their way to the stopped process
+    until(lambda: client_of(learner)["accepted"] > 4, "more are accepted")
+    learner.restart("lab")
+    now = trained(learner, 10)
+    assert now["worker"]["pid"] != old and is_there(old)
+    os.kill(old, signal.SIGCONT)
+    until(lambda: not is_there(old), "the old worker ends by itself")
+    play(agent, 4)
+    after = trained(learner, 14)
+    balanced(after, 14)
+    assert after["generation"] == now["generation"] and after["worker"]["pid"] == now["worker"]["pid"]
+    assert "crashes" not in after["worker"]
+    assert knows or counters(learner)["worker_messages_fenced"] >= 1
+    learner.save(timeout_s=PATIENCE_S)
+    found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
+    assert found is not None and found[0].generation == after["generation"] and found[0].verdicts["trained"] == 14
+
+
+def test_a_worker_that_is_silent_for_too_long_is_replaced(
+    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "REMOTE_WORKER_SILENCE_S", 2.0)
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    old = trained(learner, 4)["worker"]["pid"]
+    stopped(old)
+    play(agent, 4)
+    after = trained(learner, 8)
+    balanced(after, 8)
+    assert after["worker"]["pid"] != old and "no sign of life" in after["worker"]["last_crash"]
+
+
+def test_a_worker_lost_in_the_middle_of_a_checkpoint(lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts are dropped, its marks were not reported, and the next worker trains on everything again."""
+    monkeypatch.setenv("RL4SYS_PART_BYTES", "256")
+    monkeypatch.setenv("RL4SYS_DIE_AT", "PART:3")
+    learner = lab.learner(**{**options, "checkpoint_every_s": 3600.0})
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    trained(learner, 4)
+    saved = options["run_dir"] / "checkpoints" / "lab"
+    monkeypatch.delenv("RL4SYS_DIE_AT")
+    with pytest.raises(CheckpointError, match="SIGKILL"):
+        learner.save(timeout_s=PATIENCE_S)
+    after = trained(learner, 4)
+    assert after["checkpoint"]["number"] == 0 and after["restarts"] == 1
+    balanced(after, 4)
+    assert not [path.name for path in saved.iterdir() if path.name.startswith((".tmp-", "0"))]
+    play(agent, 2)
+    trained(learner, 6)
+    learner.save(timeout_s=PATIENCE_S)
+    found = CheckpointStore(saved).load()
+    assert found is not None and found[0].verdicts["trained"] == 6 and found[0].number == 1
+
+
+def test_a_checkpoint_in_many_parts_comes_back(lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RL4SYS_PART_BYTES", "100")
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    pid = trained(learner, 4)["worker"]["pid"]
+    learner.save(timeout_s=PATIENCE_S)
+    monkeypatch.setattr(checkpoint_thread, "PART_BYTES", 90)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another worker")
+    balanced(trained(learner, 4), 4)
+    assert not any(path.name.endswith(".damaged") for path in (options["run_dir"] / "checkpoints" / "lab").iterdir())
+
+
+def test_a_segment_that_ends_each_worker_is_quarantined(lab: Lab, options: dict[str, Any]) -> None:
+    """The record of what is in training survives the worker, although it aborts while it observes."""
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="MORTAL_OFF", queue_items=1000)
+    play(agent, 3)
+    trained(learner, 3)
+    play(agent, 1, DEADLY)
+    play(agent, 2)
+    until(lambda: client_of(learner)["verdicts"]["quarantined"] == 1, "the deadly segment is quarantined")
+    found = trained(learner, 5)
+    assert found["verdicts"]["trained"] == 5 and found["verdicts"]["quarantined"] == 1 and found["rolled_back"] == 0
+    assert "SIGABRT" in found["worker"]["last_crash"]
+
+
+def test_a_worker_with_another_version_fails_its_client_with_both(
+    lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RL4SYS_FAULT", "version")
+    STARTS.clear()
+    learner = lab.learner(**options)
+    with pytest.raises(RL4SysError, match=rf"version {package_version()} .*this worker has version 0\.0\.1"):
+        lab.agent(learner, algorithm_name="IMPORTABLE")
+    assert len(STARTS) == 1
+
+
+def test_an_error_of_the_algorithm_fails_its_client(lab: Lab, options: dict[str, Any]) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE", algorithm_parameters={"fail_after_updates": 0})
+    with pytest.raises(ClientFailed, match="the fake algorithm fails"):
+        while True:
+            play(agent, 1)
+            learner.wait(client_id="lab", version=1, timeout_s=0.2) if client_of(learner)["state"] == "failed" else None
+    assert client_of(learner)["restarts"] == 0
+
+
+def test_the_log_of_a_worker_reaches_the_learners(lab: Lab, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="MORTAL_OFF")
+    play(agent, 1, TALKATIVE)
+    pid = trained(learner, 1)["worker"]["pid"]
+    line = f"worker of client lab on {platform.node()} (pid {pid}): a talkative segment"
+    until(lambda: line in caplog.messages, "the line")
+
+
+def test_forgetting_a_client_puts_its_checkpoints_aside(lab: Lab, options: dict[str, Any]) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    pid = trained(learner, 4)["worker"]["pid"]
+    learner.save(timeout_s=PATIENCE_S)
+    assert learner.forget("lab", timeout_s=PATIENCE_S)["checkpoints"] >= 1
+    assert not is_there(pid)
+
+
+def test_a_run_without_files_has_remote_workers_too(lab: Lab, options: dict[str, Any]) -> None:
+    learner = lab.learner(**{**options, "run_dir": None})
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    balanced(trained(learner, 4), 4)
+
+
+# ---- the network
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_message_that_the_network_loses_is_noticed(
+    way: str, lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first segments, or the first verdicts, are lost once; the worker is replaced, and trains on everything."""
+    lost: list[int] = []
+
+    def send(self: WorkerLink, frames: Any) -> bool:
+        if frames[0][6] == DeliverSegments.KIND and not lost:
+            lost.append(1)
+            self._sent += 1
+            return True
+        return sending(self, frames)
+
+    def receive(self: WorkerLink) -> Iterator[Any]:
+        for frames in receiving(self):
+            if frames[1][6] == SegmentVerdicts.KIND and not lost:
+                lost.append(1)
+                self._received -= 1
+            else:
+                yield frames
+
+    sending, receiving = WorkerLink.send, WorkerLink.receive
+    if way == "down":
+        monkeypatch.setattr(WorkerLink, "send", send)
+    else:
+        monkeypatch.setattr(WorkerLink, "receive", receive)
+    learner = lab.learner(**{**options, "checkpoint_every_s": 3600.0})
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    found = trained(learner, 4)
+    balanced(found, 4)
+    assert lost and found["restarts"] == 1 and "lost on the way" in found["worker"]["last_crash"]
+
+
+def test_connections_that_are_cut_lose_nothing(lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    links: list[WorkerLink] = []
+    made = WorkerLink.__init__
+
+    def note(self: WorkerLink, *args: Any) -> None:
+        made(self, *args)
+        links.append(self)
+
+    monkeypatch.setattr(WorkerLink, "__init__", note)
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE", queue_items=1000)
+
+    def cut() -> int:
+        sockets = [socket for socket in (links[-1].pull, links[-1]._push) if socket is not None and not socket.closed]
+        return sum(socket.cut(descriptor) for socket in sockets for descriptor in socket.connections())
+
+    for _ in range(4):
+        play(agent, 5)
+        gateway = learner._gateway
+        assert gateway is not None
+        until(lambda gateway=gateway: gateway.call(cut).result(PATIENCE_S) == 2, "both are cut")  # type: ignore[misc]
+        play(agent, 5)
+    balanced(trained(learner, 40), 40)
+
+
+# ---- keys
+
+
+def refused(learner: Any) -> int:
+    return counters(learner).get("worker_connections_refused", 0)
+
+
+@pytest.mark.parametrize("which", ["none", "unknown", "of another client", "with another token"])
+def test_nobody_else_connects_to_the_sockets_of_a_worker(lab: Lab, options: dict[str, Any], which: str) -> None:
+    STARTS.clear()
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    lab.agent(learner, "other", algorithm_name="IMPORTABLE")
+    mine, other = STARTS
+    pair = new_key_pair()
+    token, keys = bytes.fromhex(mine.key), {
+        "none": None,
+        "unknown": (pair.public, pair.secret, mine.gateway_public),
+        "of another client": (other.public, other.secret, mine.gateway_public),
+        "with another token": (mine.public, mine.secret, mine.gateway_public),
+    }[which]  # fmt: skip
+    secure = curve(keys) if keys is not None else None
+    if which == "with another token":
+        token = bytes.fromhex(other.key)
+    with Socket.push(connect=mine.up, secure=secure) as up:
+        up.send([token, *encode(ThreadFailed("a lie", ""))])
+        if which == "with another token":
+            until(lambda: counters(learner).get("worker_messages_refused.key"), "it is counted")
+        else:
+            until(lambda: refused(learner), "it is counted")
+            count = refused(learner)
+            with Socket.pull(connect=mine.down, secure=secure) as down:
+                until(lambda: refused(learner) > count, "it is counted")
+                play(agent, 4)
+                balanced(trained(learner, 4), 4)
+                assert down.recv() is None
+    assert client_of(learner)["state"] == client_of(learner, "other")["state"] == "running"
+
+
+def test_a_replaced_worker_cannot_connect_again(
+    lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that its PULL socket is still there
+    STARTS.clear()
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    stopped(trained(learner, 4)["worker"]["pid"])
+    learner.restart("lab")
+    trained(learner, 4)
+    old, new = STARTS
+    for address in (old.up, new.up):
+        count = refused(learner)
+        with Socket.push(connect=address, secure=curve((old.public, old.secret, old.gateway_public))) as up:
+            up.send([bytes.fromhex(old.key), *encode(ThreadFailed("a lie", ""))])
+            until(lambda count=count: refused(learner) > count, "it is counted")  # type: ignore[misc]
+    balanced(trained(learner, 4), 4)
+
+
+# ---- the end of the learner
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_ends_by_itself_after_its_learner_and_the_next_learner_resumes(
+    lab: Lab, options: dict[str, Any], signum: signal.Signals
+) -> None:
+    arguments = ["serve", "--bind", options["bind"], "--run-dir", str(options["run_dir"]), "--engine", ELSEWHERE]
+    code = "import sys\nfrom rl4sys_zmq.cli import learner, serve\nserve.warm_up = lambda name: None\nlearner.main()"
+    plugins = [text for name in options["plugins"] for text in ("--plugin", name)]
+    command = [sys.executable, "-c", code, *arguments, *plugins]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stdout=subprocess.DEVNULL) as serve:
+        try:
+            agent = lab.agent(options["bind"], algorithm_name="IMPORTABLE", connect_timeout_s=PATIENCE_S)
+            play(agent, 8)
+            agent.flush(PATIENCE_S)
+            until(lambda: request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["verdicts"]["trained"] == 8, "training")
+            pid = request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["worker"]["pid"]
+            agent.close()
+            serve.send_signal(signum)
+            assert serve.wait(PATIENCE_S) == (0 if signum == signal.SIGTERM else -signum)
+            until(lambda: not is_there(pid), "the worker has ended")
+        finally:
+            serve.kill()
+    if signum == signal.SIGTERM:
+        found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
+        assert found is not None and found[0].verdicts["trained"] == 8
+    learner = lab.learner(**options)
+    balanced(trained(learner, 8), 8)

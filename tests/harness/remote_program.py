@@ -1,0 +1,55 @@
+"""A worker on "another machine": ``python remote_program.py`` reads its start data from its input. It has no file of the learner.
+
+RL4SYS_FAULT=version makes it another version of the library. RL4SYS_DIE_AT=PART:N ends it before it sends part N of checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import rl4sys_zmq
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.engines import gateway_storage
+from rl4sys_zmq.learner.engines.gateway_storage import GatewayStorage
+from rl4sys_zmq.learner.engines.remote_worker import run_remote_worker
+from rl4sys_zmq.learner.suspect_files import SuspectFiles
+from rl4sys_zmq.wire.messages import CheckpointPart
+
+
+def no_access(self: object, *args: object, **kwargs: object) -> None:
+    """A file of the learner cannot be reached from here."""
+    raise AssertionError(f"a worker on another machine opens {type(self).__name__}{args}")
+
+
+def die_at_part(least: int) -> None:
+    """End this process in the place of the n-th part of a checkpoint."""
+    post, count = GatewayStorage.post, 0
+
+    def wrapped(self: GatewayStorage, message: Any) -> None:
+        nonlocal count
+        count += isinstance(message, CheckpointPart)
+        if count >= least:
+            os.kill(os.getpid(), signal.SIGKILL)
+        post(self, message)
+
+    GatewayStorage.post = wrapped  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Run the worker, and print how it ended."""
+    start = sys.stdin.readline()
+    CheckpointStore.__init__ = SuspectFiles.__init__ = no_access  # type: ignore[method-assign]
+    setattr(gateway_storage, "PART_BYTES", int(os.environ.get("RL4SYS_PART_BYTES", 4 << 20)))  # noqa: B010
+    if os.environ.get("RL4SYS_FAULT") == "version":
+        rl4sys_zmq.__version__ = "0.0.1"
+    point, _, count = os.environ.get("RL4SYS_DIE_AT", "").partition(":")
+    if point == "PART":
+        die_at_part(int(count))
+    print(run_remote_worker(start), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -424,7 +424,7 @@ class WeightsError(RL4SysError):
 
 
 class MemoryExceeded(RL4SysError):
-    """A learner's process that uses more memory than its limit, even after it closed all connections.
+    """A learner's or relay's process that uses more memory than its limit, even after it closed all connections.
 
     Attributes:
         resident_bytes: The resident memory of the process, in bytes.
@@ -435,8 +435,8 @@ class MemoryExceeded(RL4SysError):
         self.resident_bytes, self.limit_bytes = resident_bytes, limit_bytes
         super().__init__(
             f"the process uses {resident_bytes >> 20} MiB, its limit is {limit_bytes >> 20} MiB (max_memory_bytes), and ending "
-            "all connections did not help. Acknowledged segments are safe in the journal: start the learner again. If no peer "
-            "floods it, its clients need more memory: raise --max-memory, or lower buffer_size and batch sizes"
+            "all connections did not help. Acknowledged segments are safe in the learner's journal: start the process again. If "
+            "no peer floods it, its clients need more memory: raise --max-memory, or lower buffer_size and batch sizes"
         )
 
 

@@ -33,12 +33,19 @@ WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"  # the first byte of a learner's topics
 
 # A relay, its upstream and its children
 FOLLOW_S = 1.0  # between two `FollowWeights` of one child for one client; also the relay's towards its upstream
-RELAY_ANSWER_S = 1.5  # longest wait for the first answer of a relay, before an actor tries another one, and then the learner
+FOLLOW_AGAIN_S = 0.25  # instead of `FOLLOW_S`, while children of a relay wait for weights that it has not received
+RELAY_ANSWER_S = 1.5  # longest wait for the first answer of a relay, before an actor tries another one
+RELAY_WAIT_S = 3.0  # then an actor that no relay serves uses the learner, and goes on trying its relays
+RELAY_PROVEN_S = 10.0  # an actor that leaves a relay after a shorter service waits longer before the next try
 RELAY_SILENCE_S = MISSED_MESSAGES * FOLLOW_S  # then a child leaves its relay, and a relay reconnects to its upstream
 RELAY_BEHIND_S = 3.0  # an actor leaves a relay that lacks a version for so long after the learner has announced it
 RELAY_CHILD_S = 10.0  # silence after which a relay discards its record of a child
 RELAY_CLIENT_S = 60.0  # after which a relay drops a client that no child has requested
 RELAY_SHOWN_S = 600.0  # for which a learner's status shows a relay that has gone
+
+# Connections to a learner or a relay
+IDLE_CONNECTION_S = 30.0  # without a complete message, then the connection is closed; actors and relays send each second
+BUSY_CONNECTION_S = 1.5  # the same, while memory runs out
 
 # A server and its callers
 SLOWEST_BYTES_S = 1 << 20  # bytes per second; large calls extend `SILENCE_S` by the time that they take at this rate

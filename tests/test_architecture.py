@@ -35,6 +35,7 @@ FLOORS = (
         "liveness",
         "dedup",
         "sealed",
+        "memory_watch",
         "version",
     ),
     ("values",),

@@ -60,6 +60,8 @@ Reading several at once saves work.
 """
 EVENTS_S = 1.0
 """The interval at which an actor with a session reads the connection events of its DEALER socket, in seconds."""
+MAX_WEIGHTS_READ_S = 0.05
+"""The time after which a turn reads no further weights, in seconds, so that a flood of them delays nothing else."""
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
 """The high-water mark of the DEALER socket, in messages.
@@ -305,7 +307,7 @@ class ActorIOThread(Worker):
         if self._wakeup in ready:
             self._wakeup.clear()
         if any(source is not self._wakeup and source is not self._dealer for source in ready):
-            while self._weight_subscriber.read():
+            while self._weight_subscriber.read() and time.monotonic() < now + MAX_WEIGHTS_READ_S:
                 io_scheduler.yield_to_host()
         if not listened or self._dealer in ready:
             self._read_dealer()

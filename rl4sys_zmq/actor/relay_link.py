@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from rl4sys_zmq.config import RelayAddress
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, TransportError
-from rl4sys_zmq.liveness import FOLLOW_S, RELAY_ANSWER_S, RELAY_RETRY, RELAY_SILENCE_S, SilenceTimer, jittered
+from rl4sys_zmq.liveness import (
+    FOLLOW_S,
+    RELAY_ANSWER_S,
+    RELAY_BEHIND_S,
+    RELAY_PROVEN_S,
+    RELAY_RETRY,
+    RELAY_SILENCE_S,
+    SilenceTimer,
+    is_silent,
+    jittered,
+)
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.wire import decode, encode
@@ -20,8 +30,12 @@ from rl4sys_zmq.wire.messages import FetchWeights, FollowWeights, Message, Weigh
 
 __all__ = ["RelayLink", "relays_told"]
 
-MAX_MESSAGE_FRAMES = 256
+MAX_MESSAGE_FRAMES = 16
 HWM = 8
+MAX_IDLE_MESSAGES = 500
+"""Number of messages without a new version, within a second, above which an actor leaves a relay."""
+LIES = frozenset({"tag", "digest", "flood"})
+"""Reasons for leaving a relay that it cannot have without fault, however well it has served before."""
 
 
 def relays_told(told: Sequence[object]) -> tuple[RelayAddress, ...]:
@@ -43,8 +57,9 @@ def relays_told(told: Sequence[object]) -> tuple[RelayAddress, ...]:
 class RelayLink:
     """The connection of one actor to its relays: it connects to one of them at a time, and notices that it fails.
 
-    Used in the actor's I/O thread. `WeightSubscriber` decides what to do with the messages. While no relay answers, the actor
-    takes the weights from the learner. `tick` then tries the relays again from time to time.
+    Used in the actor's I/O thread. `WeightSubscriber` applies the weights, and leaves the relay if `fault` names a reason. While
+    no relay is in use, the actor takes the weights from the learner. `retry_due` then says when to try the relays again. The
+    pauses grow unless a relay has served for `RELAY_PROVEN_S` seconds.
 
     Attributes:
         source: The relay's answer to the last `FollowWeights`: its topic and its PUB socket. None before the first answer.
@@ -63,6 +78,7 @@ class RelayLink:
         self.source: WeightsSource | None = None
         self._client_id, self._keys, self._counters, self._rng = client_id, keys, counters, rng
         self._relays: tuple[RelayAddress, ...] = ()
+        self._generation = 0
         self.max_frame_bytes = MAX_FRAME_BYTES
         self._untried: deque[RelayAddress] = deque()
         self._relay: RelayAddress | None = None
@@ -71,6 +87,14 @@ class RelayLink:
         self._silence = SilenceTimer(RELAY_SILENCE_S)
         self._follow_at = self._retry_at = float("inf")
         self._rounds = 0
+        self._used_since: float | None = None
+        self._owed: tuple[int, float] | None = None
+        self._second_began, self._idle_messages = 0.0, 0
+
+    @property
+    def in_use(self) -> bool:
+        """True while the actor takes its weights from the connected relay."""
+        return self._used_since is not None
 
     @property
     def address(self) -> Address | None:
@@ -89,17 +113,22 @@ class RelayLink:
         """The monotonic time at which `tick` must be called, in seconds."""
         return min(self._follow_at, self._retry_at, self._silence.deadline if self._dealer is not None else float("inf"))
 
-    def use(self, relays: Sequence[RelayAddress]) -> None:
-        """Set the relays to use, nearest first. Call `connect_next` to connect to the first of them."""
+    def use(self, relays: Sequence[RelayAddress], generation: int = 0) -> None:
+        """Set the relays to use, nearest first. Call `connect_next` to connect to the first of them.
+
+        Args:
+            relays: The relays of this session. Empty: none.
+            generation: The number of the learner thread in this session. A relay with weights of an earlier one is of no use.
+        """
         self.close()
-        self._relays, self._rounds = tuple(relays), 0
+        self._relays, self._generation, self._rounds = tuple(relays), generation, 0
         self._untried = deque(self._relays)
         self._retry_at = float("inf")
 
     def connect_next(self, network: SocketFactory, poller: SocketPoller, now: float) -> bool:
         """Connect to the next relay that was not tried in this round, and ask it for the weights.
 
-        Return False if no relay is left. `tick` then begins another round after a pause.
+        Return False if no relay is left. `retry_due` then begins another round after a pause.
         """
         self.close()
         while self._untried:
@@ -131,34 +160,68 @@ class RelayLink:
         frames = self._dealer.recv(MAX_MESSAGE_FRAMES) if self._dealer is not None else None
         return decode(frames) if frames is not None else None
 
+    def received(self, messages: int, now: float) -> None:
+        """Count messages of the relay. A negative number takes those back that gave a new version."""
+        if now - self._second_began >= 1.0:
+            self._second_began, self._idle_messages = now, 0
+        self._idle_messages += messages
+
     def answered(self, source: WeightsSource, now: float) -> bool:
         """Record an answer of the relay. Return True if its topic, PUB socket or policy has changed since the last answer."""
         before, self.source = self.source, source
         self._silence = SilenceTimer(RELAY_SILENCE_S, now)
-        self._rounds = 0
-        self._untried = deque(relay for relay in self._relays if relay is not self._relay)  # to try if this one fails
         return before is None or (before.topic, before.pub, before.policy_id) != (source.topic, source.pub, source.policy_id)
+
+    def begin(self, now: float) -> None:
+        """Record that the actor takes its weights from the connected relay."""
+        self._owed = None
+        if self._used_since is None:
+            self._used_since = now
+
+    def announced(self, version: int, held: int, now: float) -> None:
+        """Compare the learner's announcement of its newest version with the version that the actor holds (-1: none)."""
+        if self._owed is not None and held >= self._owed[0]:
+            self._owed = None
+        if version > held and self._owed is None:
+            self._owed = version, now
+
+    def fault(self, now: float) -> tuple[str, str] | None:
+        """Return the reason for which the actor must leave the relay, as a word and a sentence; None if it can stay."""
+        if self._dealer is None:
+            return None
+        if self._silence.expired(now):
+            return "silent", "it does not answer"
+        if self._idle_messages > MAX_IDLE_MESSAGES:
+            return "flood", f"it has sent {self._idle_messages} messages without a new version within a second"
+        if self.in_use and self._owed is not None and is_silent(now, self._owed[1], RELAY_BEHIND_S):
+            return "behind", f"it has no version {self._owed[0]}, which the learner has published"
+        return None
+
+    def leave(self, reason: str, now: float) -> None:
+        """Close the connection for a reason, as `fault` names it.
+
+        If the relay has served well, all others can be tried at once, and the next pauses are short again.
+        """
+        if self._used_since is not None and now - self._used_since >= RELAY_PROVEN_S and reason not in LIES:
+            self._rounds = 0
+            self._untried = deque(relay for relay in self._relays if relay is not self._relay)
+        self.close()
 
     def fetch(self, held: tuple[int, int]) -> None:
         """Request the weights that are newer than the version `held`, (generation, version), from the relay."""
         self._send(FetchWeights(*held, self._client_id))
 
-    def tick(self, now: float) -> str:
-        """Repeat the request to the relay once a second.
-
-        Returns:
-            ``silent`` if the relay has failed, ``retry`` if it is time to try the relays again, else an empty string.
-        """
-        if self._dealer is None:
-            if now < self._retry_at:
-                return ""
-            self._untried, self._retry_at = deque(self._relays), float("inf")
-            return "retry"
-        if self._silence.expired(now):
-            return "silent"
-        if now >= self._follow_at:
+    def tick(self, now: float) -> None:
+        """Repeat the request to the relay once a second."""
+        if self._dealer is not None and now >= self._follow_at:
             self._follow(now)
-        return ""
+
+    def retry_due(self, now: float) -> bool:
+        """Return True if it is time to try the relays again; then call `connect_next`."""
+        if self._dealer is not None or now < self._retry_at:
+            return False
+        self._untried, self._retry_at = deque(self._relays), float("inf")
+        return True
 
     def close(self) -> None:
         """Close the connection to the relay, if there is one."""
@@ -166,11 +229,13 @@ class RelayLink:
             self._poller.unregister(self._dealer)
             self._dealer.close()
         self._dealer = self._relay = self.source = None
+        self._used_since = self._owed = None
+        self._idle_messages = 0
         self._follow_at = float("inf")
 
     def _follow(self, now: float) -> None:
         self._follow_at = now + jittered(FOLLOW_S, self._rng)
-        self._send(FollowWeights(self._client_id))
+        self._send(FollowWeights(self._client_id, generation=self._generation))
 
     def _send(self, message: FollowWeights | FetchWeights) -> None:
         if self._dealer is not None and not self._dealer.send(encode(message)):

@@ -29,10 +29,9 @@ from rl4sys_zmq.liveness import (
     BEACON_TOPIC,
     FETCH_RETRY_S,
     PUBLISHER_SILENCE_S,
-    RELAY_BEHIND_S,
+    RELAY_WAIT_S,
     WEIGHTS_TOPIC,
     SilenceTimer,
-    is_silent,
     jittered,
 )
 from rl4sys_zmq.policies import Policy, build_policy, local_only_reason, require_policy
@@ -68,8 +67,9 @@ class WeightSubscriber:
 
     If the learner or the configuration names relays, the subscriber takes updates from the first relay that answers. It acts with
     a version from a relay only if the version's tag, a checksum under a key that the learner gave to the actor itself, is right.
-    It leaves a relay that is silent, refuses, sends a wrong tag, or lacks a version that the learner has announced over the
-    actor's own connection. It then uses the next relay, or the learner's PUB socket, and tries the relays again later.
+    It leaves a relay that is silent, refuses, sends too much or a wrong tag, or lacks a version that the learner has announced
+    over the actor's own connection. It then tries the next relay. If no relay serves it within `RELAY_WAIT_S` seconds, it uses
+    the learner's PUB socket, and goes on trying the relays.
 
     Attributes:
         policy: The current policy, None before the first weights.
@@ -119,13 +119,12 @@ class WeightSubscriber:
         self._fetch_at = 0.0
         self._whole = False
         self._link = RelayLink(config.client_id, keys, counters, rng)
-        self._relayed = False
-        self._owed: tuple[int, float] | None = None
+        self._learner_at = float("inf")
 
     @property
     def relay(self) -> str:
         """The address of the relay from which the weights come; empty if they come from the learner."""
-        address = self._link.address if self._relayed else None
+        address = self._link.address if self._link.in_use else None
         return address.uri if address is not None else ""
 
     @property
@@ -144,7 +143,7 @@ class WeightSubscriber:
     @property
     def next_deadline(self) -> float:
         """The monotonic time at which `tick` must be called, in seconds: to repeat a fetch, or for a relay."""
-        return min(self._fetch_at or float("inf"), self._link.next_deadline)
+        return min(self._fetch_at or float("inf"), self._learner_at, self._link.next_deadline)
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         """Start with a policy that an earlier start of the actor saved in a file (the policy cache).
@@ -228,12 +227,12 @@ class WeightSubscriber:
             self._note(welcome.generation, welcome.version, welcome.digest)
         self.leave()
         self._poller = poller
-        self._link.use(self._relays(welcome))
+        self._link.use(self._relays(welcome), welcome.generation)
         self._link.max_frame_bytes = min(MAX_FRAME_BYTES, spec.nbytes + RELAY_FRAME_SLACK_BYTES)
-        if not self._link.connect_next(self.network, poller, time.monotonic()):
-            self._dial_learner()
-            if self._acts:
-                self._fetch()
+        now = time.monotonic()
+        self._learner_at = now + RELAY_WAIT_S
+        if not self._link.connect_next(self.network, poller, now):
+            self._use_learner(always=True)
 
     def _relays(self, welcome: Welcome) -> tuple[RelayAddress, ...]:
         """Return the relays to use in this session, nearest first: the configured ones, or those that the learner names."""
@@ -255,12 +254,19 @@ class WeightSubscriber:
     def _dial_learner(self) -> None:
         """Subscribe to the learner's PUB socket. Its first beacon, which is sent at once, shows if weights are missing."""
         assert self._welcome is not None and self._pub is not None
-        self._relayed = False
         self._subscribe(self._pub, self._welcome.topic, self._keys)
+
+    def _use_learner(self, *, always: bool) -> None:
+        """Take the weights from the learner, and fetch them: `always`, or only if none of this generation are held."""
+        self._dial_learner()
+        current = not self._whole and self.policy is not None and self.policy.generation == self._generation
+        if self._acts and (always or not current):
+            self._fetch(whole=self._whole)
 
     def _subscribe(self, pub: Address, topic: bytes, keys: Keys | None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._unsubscribe()
         assert self._poller is not None
+        self._learner_at = float("inf")
         self._silence.restart(time.monotonic())
         self._sub = self.network.sub(pub, hwm=HWM, max_frame_bytes=max_frame_bytes, keys=keys)
         self._sub.subscribe(BEACON_TOPIC + topic)
@@ -278,27 +284,37 @@ class WeightSubscriber:
         """Close the SUB socket and the connection to a relay at the end of a session. The current policy stays in use."""
         self._unsubscribe()
         self._link.use(())  # until the next handshake, no relay is tried again
-        self._relayed, self._owed = False, None
+        self._learner_at = float("inf")
 
     def read(self) -> bool:
         """Receive and process one message from a relay or from the SUB socket. Return False if no message is waiting."""
+        now, relayed = time.monotonic(), True
         try:
             message = self._link.read()
             if message is not None:
-                self._on_relay_message(message)
+                self._on_relay_message(message, now)
                 return True
+            relayed = self._link.in_use
             frames = self._sub.recv() if self._sub is not None else None
             if frames is None:
+                relayed = False
                 return False
-            self._silence.restart(time.monotonic())
-            topic = bytes(frames[0][:1])
-            if topic == WEIGHTS_TOPIC and len(frames) in (3, 4):
-                self._on_update(frames[1], frames[2], bytes(frames[3]) if len(frames) == 4 else b"", relayed=self._relayed)
-            elif topic == BEACON_TOPIC:
-                self._on_beacon(frames[1:])
+            self._on_publication(frames, now)
         except ProtocolError as exc:
             self._counters.add(f"refused.{exc.code.value}")
+        finally:
+            if relayed:
+                self._link.received(1, now)
         return True
+
+    def _on_publication(self, frames: list[Frame], now: float) -> None:
+        self._silence.restart(now)
+        topic = bytes(frames[0][:1])
+        if topic == WEIGHTS_TOPIC and len(frames) in (3, 4):
+            tag = bytes(frames[3]) if len(frames) == 4 else b""
+            self._on_update(frames[1], frames[2], tag, relayed=self._link.in_use)
+        elif topic == BEACON_TOPIC:
+            self._on_beacon(frames[1:])
 
     def on_fetched(self, message: WeightsReply) -> None:
         """Process the learner's answer to a fetch: one or more updates of the weights.
@@ -315,19 +331,19 @@ class WeightSubscriber:
         for place, (header, payload) in enumerate(updates):
             tag = message.tags[place] if place < len(message.tags) else b""
             self._on_update(header, payload, tag if isinstance(tag, bytes) else b"", relayed=relayed)
-            if relayed and not self._relayed:
+            if relayed and not self._link.in_use:
                 return  # the relay was left
 
     # ---- relays
 
-    def _on_relay_message(self, message: Message) -> None:
+    def _on_relay_message(self, message: Message, now: float) -> None:
         """Process a message of the relay, which is not trusted."""
         if isinstance(message, WeightsSource):
-            self._on_source(message, time.monotonic())
-        elif isinstance(message, WeightsReply) and self._relayed:
+            self._on_source(message, now)
+        elif isinstance(message, WeightsReply) and self._link.in_use:
             self._on_reply(message, relayed=True)
-        elif isinstance(message, Refused):
-            self._leave_relay("refused", f"it refuses: {message.reason:.200}")
+        elif isinstance(message, Refused) and message.code != RefusalReason.STARTING:
+            self._leave_relay("refused", f"it refuses: {message.reason:.200}", now)
 
     def _on_source(self, source: WeightsSource, now: float) -> None:
         """Take the weights from the relay that has answered. An answer about another policy or generation counts as none."""
@@ -336,7 +352,7 @@ class WeightSubscriber:
             return
         if (source.policy_id, source.generation) != (welcome.policy_id, welcome.generation):
             return
-        if not self._link.answered(source, now) and self._relayed:
+        if not self._link.answered(source, now) and self._link.in_use:
             return
         try:
             pub = Address.parse(source.pub)
@@ -346,9 +362,9 @@ class WeightSubscriber:
                 raise TransportError(f"its PUB socket at {pub.uri} has another transport than {address.uri}")
             self._subscribe(pub, source.topic, self._link.keys, self._link.max_frame_bytes)
         except TransportError as exc:
-            self._leave_relay("address", f"its answer is invalid: {exc}")
+            self._leave_relay("address", f"its answer is invalid: {exc}", now)
             return
-        self._relayed, self._owed = True, None
+        self._link.begin(now)
         held = self.policy.snapshot if self.policy is not None else None
         current = held is not None and held.generation == source.generation and held.version >= source.version
         if not current or self._whole:
@@ -356,21 +372,19 @@ class WeightSubscriber:
         else:
             self._fetch_at = 0.0
 
-    def _leave_relay(self, reason: str, words: str) -> None:
+    def _leave_relay(self, reason: str, words: str, now: float) -> None:
         """Leave the relay, for the next one or, if none is left, for the learner's PUB socket."""
         self._counters.add(f"relays_left.{reason}")
-        address = self._link.address
-        level = logging.WARNING if self._sub is None or self._relayed else logging.INFO  # quiet while it only tries it again
+        address, in_use = self._link.address, self._link.in_use
+        level = logging.WARNING if self._sub is None or in_use else logging.INFO  # quiet while it only tries it again
         log.log(level, "%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", words)
         assert self._poller is not None
-        self._owed, self._fetch_at = None, 0.0
-        if self._relayed:
+        self._link.leave(reason, now)
+        if in_use:
             self._unsubscribe()
-            self._relayed = False
-        if not self._link.connect_next(self.network, self._poller, time.monotonic()) and self._sub is None:
-            self._dial_learner()
-            if self.policy is None or self._whole or self.policy.generation != self._generation:
-                self._fetch(whole=self._whole)
+            self._fetch_at, self._learner_at = 0.0, now + RELAY_WAIT_S
+        if not self._link.connect_next(self.network, self._poller, now) and self._sub is None:
+            self._use_learner(always=False)
 
     @property
     def _generation(self) -> int:
@@ -381,39 +395,37 @@ class WeightSubscriber:
         """Compare the learner's announcement of its newest version, over the actor's own connection, with the relay's weights."""
         self._note_alarms(beacon)
         policy = self.policy
-        if not self._relayed or beacon.generation != self._generation or (beacon.generation, beacon.version) == self._rejected:
+        if not self._link.in_use or beacon.generation != self._generation:
             return
-        version = policy.version if policy is not None and policy.generation == beacon.generation else -1
-        if self._owed is not None and version >= self._owed[0]:
-            self._owed = None
-        if beacon.version > version and self._owed is None:
-            self._owed = beacon.version, time.monotonic()
-        elif beacon.version == version and policy is not None and policy.snapshot.digest != beacon.digest:
+        if (beacon.generation, beacon.version) == self._rejected:
+            return
+        now, version = time.monotonic(), policy.version if policy is not None and policy.generation == beacon.generation else -1
+        self._link.announced(beacon.version, version, now)
+        if beacon.version == version and policy is not None and policy.snapshot.digest != beacon.digest:
             self._whole = True
-            self._leave_relay("digest", f"the weights of version {version} are not the learner's")
+            self._leave_relay("digest", f"the weights of version {version} are not the learner's", now)
 
     def _tick_relay(self, now: float) -> None:
-        match self._link.tick(now):
-            case "silent":
-                self._leave_relay("silent", "it does not answer")
-            case "retry" if self._poller is not None:
-                self._link.connect_next(self.network, self._poller, now)
-        if self._relayed and self._owed is not None and is_silent(now, self._owed[1], RELAY_BEHIND_S):
-            self._leave_relay("behind", f"it has no version {self._owed[0]}, which the learner has published")
-        elif self._relayed and self._silence.expired(now):
-            self._leave_relay("no_beacons", "it publishes nothing")
+        self._link.tick(now)
+        fault = self._link.fault(now)
+        if fault is None and self._link.in_use and self._silence.expired(now):
+            fault = "no_beacons", "it publishes nothing"
+        if fault is not None:
+            self._leave_relay(*fault, now)
+        elif self._poller is not None and self._link.retry_due(now):
+            self._link.connect_next(self.network, self._poller, now)
+        if now >= self._learner_at:
+            self._use_learner(always=False)
 
     def tick(self, now: float) -> None:
         """Repeat a fetch that was not answered in time. Reconnect to the PUB socket if it has been silent for too long.
 
-        Leave a relay that has failed, or try the relays again.
+        Leave a relay that has failed, try the relays again, or use the learner while none of them serves.
         """
         self._tick_relay(now)
-        if self._sub is not None and not self._relayed and self._silence.expired(now):
+        if self._sub is not None and not self._link.in_use and self._silence.expired(now):
             self._counters.add("redials.weights")
-            self._dial_learner()
-            if self._acts:
-                self._fetch()
+            self._use_learner(always=True)
             return
         if self._fetch_at and now >= self._fetch_at:
             self._fetch(whole=self._whole)
@@ -424,7 +436,7 @@ class WeightSubscriber:
         self._fetch_at = time.monotonic() + jittered(FETCH_RETRY_S, self._rng)
         self._counters.add("fetches")
         held = (0, 0) if whole else self.held
-        if self._relayed:
+        if self._link.in_use:
             self._link.fetch(held)
         else:
             self._send_fetch(FetchWeights(*held))
@@ -462,7 +474,7 @@ class WeightSubscriber:
         self._counters.add("weights_refused.tag")
         if tag:
             self._whole = True
-            self._leave_relay("tag", f"the weights of version {version} are not the learner's")
+            self._leave_relay("tag", f"the weights of version {version} are not the learner's", time.monotonic())
         elif not self._fetch_at:
             self._fetch()
 
@@ -474,6 +486,8 @@ class WeightSubscriber:
         self.policy = policy
         self._fetch_at, self._whole = 0.0, False
         self._counters.add("weights_applied")
+        if self._link.in_use:
+            self._link.received(-1, time.monotonic())
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
@@ -503,21 +517,21 @@ class WeightSubscriber:
 
     def _on_beacon(self, frames: list[Frame]) -> None:
         beacon, policy = decode(frames), self.policy
-        if isinstance(beacon, Beacon) and not self._relayed:
-            self._note_alarms(beacon)
-        if not isinstance(beacon, Beacon) or policy is None or self._welcome is None or self._fetch_at:
+        if not isinstance(beacon, Beacon):
             return
-        if beacon.generation != self._welcome.generation:
-            return  # another generation: the session over the ROUTER will report it
+        if not self._link.in_use:
+            self._note_alarms(beacon)
+        if self._fetch_at or beacon.generation != self._generation:
+            return  # with another generation, the session over the ROUTER will report it
         if not self._acts:
-            if beacon.version != policy.version:
+            if policy is None or beacon.version != policy.version:
                 self._note(beacon.generation, beacon.version, beacon.digest)
             return
         if (beacon.generation, beacon.version) == self._rejected:
             return  # this version was rolled back: wait for the next one
-        if policy.generation != beacon.generation or beacon.version > policy.version:
+        if policy is None or policy.generation != beacon.generation or beacon.version > policy.version:
             self._counters.add("resyncs.beacon")
             self._fetch()
-        elif not self._relayed and beacon.version == policy.version and beacon.digest != policy.snapshot.digest:
+        elif not self._link.in_use and beacon.version == policy.version and beacon.digest != policy.snapshot.digest:
             self._counters.add("resyncs.digest")
             self._fetch(whole=True)

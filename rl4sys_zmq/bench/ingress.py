@@ -21,7 +21,7 @@ import zmq
 from rl4sys_zmq.bench.ingress_load import RAW_HWM, TrajectoryKind, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.bench.session_load import send_sessions
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.memory_watch import keep_freed_memory
+from rl4sys_zmq.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space, space_to_json

@@ -28,7 +28,7 @@ from rl4sys_zmq.capacity import (
 from rl4sys_zmq.capacity.layout import HOW_TO
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.memory_watch import available_bytes
+from rl4sys_zmq.memory_watch import available_bytes
 from rl4sys_zmq.version import package_version
 
 __all__ = ["CapacityOptions", "capacity"]

@@ -125,6 +125,15 @@ def serve(
 @option("--upstream-keys", type=FILE, metavar="FILE", help="NAME.keys with the role relay, for an upstream with keys.")
 @option("--keys", type=FILE, metavar="DIR", help="The relay's own keys from `rl4sys-learner keys DIR`.")
 @option("--users", type=FILE, metavar="FILE", help="The access list of the children.  [default: users.toml in --keys]")
+@option("--max-clients", type=click.IntRange(1), help="Largest number of clients whose weights it holds.  [default: 64]")
+@option("--max-children", type=click.IntRange(1), help="Largest number of actors and relays behind it.  [default: 4096]")
+@option("--messages-per-s", type=float, help="Limit on the requests per second of each child.  [default: 50]")
+@option(
+    "--max-memory",
+    type=size,
+    metavar="SIZE",
+    help="Memory limit, such as 1GiB. Above it the relay ends connections, then itself. 0: no limit.  [default: 80% of all]",
+)
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
 def relay(
@@ -136,8 +145,10 @@ def relay(
     upstream_keys: Path | None,
     keys: Path | None,
     users: Path | None,
+    max_memory: int | None,
     debug: bool,
     insecure: bool,
+    **limits: Any,
 ) -> None:
     """Pass the weights of the learner or relay at UPSTREAM on to actors and further relays, until Ctrl-C or SIGTERM.
 
@@ -145,6 +156,7 @@ def relay(
     send their data to the learner all the same.
     """
     from rl4sys_zmq.cli.relay import relay as run
+    from rl4sys_zmq.memory_watch import memory_limit
 
     given: dict[str, Any] = {
         "upstream": upstream,
@@ -154,7 +166,9 @@ def relay(
         "upstream_keys": upstream_keys,
         "keys": keys,
         "users_file": users,
+        "max_memory_bytes": memory_limit(max_memory),
         "insecure": insecure or None,
+        **limits,
     }
     run({key: value for key, value in given.items() if value is not None}, debug=debug)
 

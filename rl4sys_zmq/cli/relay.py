@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -9,10 +10,15 @@ from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.relay import Relay
+from rl4sys_zmq.transports import raise_descriptor_limit
 
 __all__ = ["relay"]
 
+log = logging.getLogger(__name__)
+
 POLL_S = 0.25
+DESCRIPTORS_PER_CHILD, OTHER_DESCRIPTORS = 2, 64
+"""The open files of a relay: one connection of each child for requests and one for weights, and files and other peers."""
 
 
 def relay(options: Mapping[str, object], *, debug: bool) -> None:
@@ -24,11 +30,18 @@ def relay(options: Mapping[str, object], *, debug: bool) -> None:
 
     Raises:
         ConfigError, TransportError: If the relay cannot start with these options.
+        MemoryExceeded: If the process is over its memory limit.
         WorkerDied: If a thread of the relay ended with an error.
     """
     configure_logging(debug)
+    config = RelayConfig.from_mapping(options)
+    wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS
+    if (limit := raise_descriptor_limit(wanted)) < wanted:
+        children = (limit - OTHER_DESCRIPTORS) // DESCRIPTORS_PER_CHILD
+        words = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
+        log.warning(words, limit, children, wanted)
     signals = SignalHandlers.current
-    with Relay(RelayConfig.from_mapping(options)) as running:
+    with Relay(config) as running:
         print_line(f"relay at {running.address} (weights {running.pub_address}) of {running.config.upstream}")
         while True:
             time.sleep(POLL_S)

@@ -18,8 +18,8 @@ from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.learner.memory_watch import available_bytes, keep_freed_memory
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
+from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.initial_weights import check_weights_source
 from rl4sys_zmq.transports import raise_descriptor_limit
@@ -29,7 +29,6 @@ __all__ = ["ServeOptions", "await_status", "serve", "warm_up"]
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-MEMORY_SHARE = 0.8
 DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
 """The open files of a learner: one connection of each actor for messages and one for weights, and files and other peers."""
 
@@ -43,7 +42,7 @@ class ServeOptions:
         options: Options that override those of the file.
         debug: True to log everything.
         max_memory_bytes: The limit on the process's memory. 0: no limit. None: the limit in the file, or, if the file sets none,
-            `MEMORY_SHARE` of the available memory.
+            80 % of the available memory.
         init: A policy folder or a file with weights, with which a client (a policy with its learner) starts, unless it has a
             checkpoint.
         client: The name of the client that `init` is for. None: the client that the policy folder names.
@@ -71,8 +70,7 @@ def serve(given: ServeOptions) -> None:
     config = _with_init(config, given.init, given.client)
     max_memory_bytes = given.max_memory_bytes
     if max_memory_bytes is not None or config.max_memory_bytes is None:
-        limit = round(MEMORY_SHARE * available_bytes()) if max_memory_bytes is None else max_memory_bytes
-        config = replace(config, max_memory_bytes=limit or None)
+        config = replace(config, max_memory_bytes=memory_limit(max_memory_bytes))
     if config.torch_threads is None:
         config = replace(config, torch_threads=1)
     keep_freed_memory()

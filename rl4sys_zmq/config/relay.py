@@ -197,8 +197,10 @@ class RelayConfig:
     max_children: int = option(integer(1, 1 << 20), 4096)
     """Largest number of children."""
     messages_per_s: float = option(number(0, 1e9, above=True), 50.0)
-    """Limit on the requests per second of each child. A burst of two seconds' worth is allowed. A child sends about one request a
-    second for each client that it follows."""
+    """Limit on the requests per second of each child, in addition to five for each of `max_clients`, which a child that is a
+    relay can need. A burst of two seconds' worth is allowed."""
+    max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)
+    """Limit on the resident memory of the process. Above it the relay closes connections, then ends. Default: no limit."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -21,6 +21,7 @@ from rl4sys_zmq.delivery import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame
 
@@ -243,13 +244,13 @@ EXCESS_BURST = 64
 FRAMES_PER_MESSAGE = 32
 """Number of frames that cost as much as one ordinary message, in a message that was refused for having too many frames."""
 
-TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
-"""`TIDY_S` is the interval between two checks of all connections, in seconds. A check closes each connection that has completed
-no message for `IDLE_CONNECTION_S` seconds. Actors send a message each second."""
+TIDY_S = 5.0
+"""The interval between two checks of all connections, in seconds. A check closes each connection that has completed no message
+for `IDLE_CONNECTION_S` seconds."""
 
-BUSY_S, NEW_S = 1.5, 0.15
-"""While memory runs out, a connection is closed after `BUSY_S` seconds without a complete message. If it has never completed a
-message, it is closed after `NEW_S` seconds."""
+NEW_S = 0.15
+"""While memory runs out, a connection that has never completed a message is closed after `NEW_S` seconds; others after
+`BUSY_CONNECTION_S`."""
 
 
 class RouterReader:
@@ -376,7 +377,9 @@ class RouterReader:
                 recently.
         """
         found = self._router.connections()
-        return self._cut(found if all_connections else self._shares.silent_connections(found, time.monotonic(), BUSY_S, NEW_S))
+        return self._cut(
+            found if all_connections else self._shares.silent_connections(found, time.monotonic(), BUSY_CONNECTION_S, NEW_S)
+        )
 
     def _cut(self, descriptors: Sequence[int]) -> int:
         count = sum(self._router.cut(descriptor) for descriptor in descriptors)

@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.config import RelayRule
-from rl4sys_zmq.liveness import RELAY_SHOWN_S, RELAY_SILENCE_S, is_silent
+from rl4sys_zmq.liveness import RELAY_CHILD_S, RELAY_SHOWN_S, RELAY_SILENCE_S, is_silent
 from rl4sys_zmq.wire.messages import FollowWeights
 
 __all__ = ["RelayDirectory"]
@@ -22,20 +22,31 @@ MAX_CHOICES = 4
 MAX_SHOWN = 256
 """Largest number of relays in the learner's status. Those that have been silent for the longest time are dropped first."""
 
+MAX_ADDRESS = 256
+"""Largest number of characters of a relay's address in the status."""
+
 
 class _SeenRelay:
     """One relay that follows clients of this learner, for the status.
 
     Attributes:
-        children: The number of children that follow each client at the relay, by client.
+        children: For each client, the number of children that follow it at the relay, and the time of the request with this
+            number, in seconds.
         seen_at: The time of its last request, in seconds.
     """
 
     __slots__ = ("children", "seen_at")
 
     def __init__(self) -> None:
-        self.children: dict[str, int] = {}
+        self.children: dict[str, tuple[int, float]] = {}
         self.seen_at = 0.0
+
+    def following(self) -> dict[str, int]:
+        """Return the number of children by client, without the clients that the relay has stopped following."""
+        kept = self.children.items()
+        found = {client_id: seen for client_id, seen in kept if not is_silent(self.seen_at, seen[1], RELAY_CHILD_S)}
+        self.children = found
+        return {client_id: count for client_id, (count, _) in found.items()}
 
 
 class RelayDirectory:
@@ -81,11 +92,11 @@ class RelayDirectory:
         """
         if not message.relay:
             return
-        key = user, message.relay[:MAX_SHOWN]
+        key = user, message.relay[:MAX_ADDRESS]
         seen = self._seen.pop(key, None) or _SeenRelay()
         self._seen[key] = seen  # the last one is the one seen last
         seen.seen_at = now
-        seen.children[message.client_id] = message.children
+        seen.children[message.client_id] = message.children, now
         while len(self._seen) > MAX_SHOWN:
             del self._seen[next(iter(self._seen))]
 
@@ -98,7 +109,7 @@ class RelayDirectory:
                 "user": user,
                 "silent_s": round(now - seen.seen_at, 3),
                 "live": not is_silent(now, seen.seen_at, RELAY_SILENCE_S),
-                "children": dict(seen.children),
+                "children": seen.following(),
             }
             for (user, address), seen in self._seen.items()
         ]

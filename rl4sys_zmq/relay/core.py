@@ -18,7 +18,9 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason, WeightsError
 from rl4sys_zmq.liveness import (
     BEACON_TOPIC,
     FETCH_RETRY_S,
+    FOLLOW_AGAIN_S,
     FOLLOW_S,
+    NEWCOMER_BEACON_S,
     PUBLISHER_SILENCE_S,
     RELAY_CHILD_S,
     RELAY_CLIENT_S,
@@ -53,7 +55,13 @@ MAX_REQUEST_BYTES = 1 << 14
 """Largest message of a child, in bytes."""
 
 FETCHES_PER_S = 4.0
-"""Limit on the requests for weights per second of each child. A child repeats an unanswered one after a second."""
+"""Limit on the requests per second of each child for the weights of one client. A child repeats an unanswered one after a
+second."""
+
+CLIENT_MESSAGES_PER_S = 1.0 / FOLLOW_AGAIN_S + 1.0 / FETCH_RETRY_S
+"""The requests per second that a child can need for each client. They are permitted in addition to ``messages_per_s``."""
+
+NO_WEIGHTS = "this relay has no weights of this client so far"
 
 CUT_AFTER = 1024
 """Number of dropped messages after which the connection of a child is closed."""
@@ -87,13 +95,12 @@ class RelayCallbacks:
 
 
 class _Child:
-    """The rate limits of one child."""
+    """The rate limit of one child."""
 
-    __slots__ = ("excess", "fetches", "messages", "seen_at")
+    __slots__ = ("excess", "messages", "seen_at")
 
     def __init__(self, messages_per_s: float, now: float) -> None:
         self.messages = TokenBucket(messages_per_s, now)
-        self.fetches = TokenBucket(FETCHES_PER_S, now)
         self.seen_at, self.excess = now, 0
 
 
@@ -125,7 +132,7 @@ class RelayCore:
         self._source_pub = ""
         self._heard_at = self._published_at = 0.0
         self._unanswered_at: float | None = None
-        self._follow_at = 0.0
+        self._tidy_at = 0.0
         self._lost = False
         self._problem = ""
 
@@ -149,7 +156,7 @@ class RelayCore:
             sender = self._authorizer.admit(key, nbytes, now) if key is not None else None
             message = decode(frames, max_bytes=MAX_REQUEST_BYTES)
             field = getattr(message, "client_id", "")
-            self._on_request(peer, child, sender, message, now)
+            self._on_request(peer, sender, message, now)
         except ProtocolError as exc:
             self._refuse(peer, exc.code, exc.detail, field)
 
@@ -163,7 +170,9 @@ class RelayCore:
         if child is None:
             if len(self._children) >= self._config.max_children:
                 raise ProtocolError(RefusalReason.QUOTA, f"this relay has {len(self._children)} children, which is the limit")
-            child = self._children[peer] = _Child(self._config.messages_per_s, now)
+            config = self._config
+            limit = config.messages_per_s + CLIENT_MESSAGES_PER_S * config.max_clients
+            child = self._children[peer] = _Child(limit, now)
         child.seen_at = now
         if child.messages.take(1, now):
             return child
@@ -175,21 +184,21 @@ class RelayCore:
                 self.counters.add("connections.cut")
         return None
 
-    def _on_request(self, peer: bytes, child: _Child, sender: User | None, message: Message, now: float) -> None:
+    def _on_request(self, peer: bytes, sender: User | None, message: Message, now: float) -> None:
         if isinstance(message, StatusRequest):
             self._authorizer.check_role(sender, "admin")
             self._send(peer, StatusReply(self._callbacks.status()))
         elif isinstance(message, FollowWeights):
             self._authorizer.check_reader(sender)
             self._authorizer.check_client(sender, message.client_id)
-            self._on_follow(peer, message.client_id, now)
+            self._on_follow(peer, message, now)
         elif isinstance(message, FetchWeights) and message.client_id:
             self._authorizer.check_fetch(sender, now)
             self._authorizer.check_client(sender, message.client_id)
             client = self._clients.get(message.client_id)
             if client is None or client.history is None:
-                raise ProtocolError(RefusalReason.STARTING, "this relay has no weights of this client so far")
-            if not child.fetches.take(1, now):
+                raise ProtocolError(RefusalReason.STARTING, NO_WEIGHTS)
+            if not client.fetches.setdefault(peer, TokenBucket(FETCHES_PER_S, now)).take(1, now):
                 self.counters.add(f"refused.{RefusalReason.QUOTA.value}")
                 return  # the child repeats it
             self.counters.add("fetches_answered")
@@ -198,18 +207,24 @@ class RelayCore:
             name = type(message).__name__
             raise ProtocolError(RefusalReason.DIRECTION, f"this is a relay, which takes no {name}; connect to the learner")
 
-    def _on_follow(self, peer: bytes, client_id: str, now: float) -> None:
-        client = self._clients.get(client_id)
+    def _on_follow(self, peer: bytes, message: FollowWeights, now: float) -> None:
+        client = self._clients.get(message.client_id)
         if client is None:
             if len(self._clients) >= self._config.max_clients:
                 raise ProtocolError(RefusalReason.QUOTA, f"this relay follows {len(self._clients)} clients, which is the limit")
-            client = self._clients[client_id] = FollowedClient(client_id, now)
-            self._follow(client, now)
+            client = self._clients[message.client_id] = FollowedClient(message.client_id, now)
         client.asked_at = client.followers[peer] = now
-        if self._lost or client.refusal:
+        newer = message.generation > client.held[0]
+        if self._lost or (client.refusal and not newer):
             raise ProtocolError(RefusalReason.UPSTREAM, client.refusal or self._words())
-        if client.history is None:
+        if client.history is None or newer:
             client.waiting.add(peer)
+            client.wanted = max(client.wanted, message.generation)
+            client.follow_at = min(client.follow_at, client.followed_at + FOLLOW_AGAIN_S)
+            if now >= client.follow_at:
+                self._follow(client, now)
+            if message.relay:  # so that it does not take this relay for silent
+                self._refuse(peer, RefusalReason.STARTING, NO_WEIGHTS, client.client_id)
         else:
             self._send(peer, client.answer(self.pub))
 
@@ -242,9 +257,12 @@ class RelayCore:
         return client
 
     def on_subscribed(self, client: FollowedClient, topic: bytes) -> None:
-        """Publish the last beacon (the message with the newest version) again for a new subscriber to beacons."""
+        """Handle a new subscription. If it is for beacons (messages with the newest version), let `tick` publish the last one.
+
+        A beacon goes to all subscribers, so many new subscribers share one.
+        """
         if topic[:1] == BEACON_TOPIC and client.beacon:
-            self._callbacks.publish(topic, client.beacon)
+            client.beacon_due = True
 
     def change_access(self, access: AccessList) -> None:
         """Apply a new access list. If a user has lost the right to read weights, all topics change."""
@@ -319,6 +337,9 @@ class RelayCore:
         client = self._clients.get(message.field)
         if client is None:
             return
+        if code == RefusalReason.STARTING:  # the upstream answers when it has weights, so the children wait
+            client.refusal = ""
+            return
         client.refusal = f"the upstream refuses: {message.reason:.200}"
         self._turn_away(client)
 
@@ -373,15 +394,21 @@ class RelayCore:
         if not isinstance(beacon, Beacon) or client.source is None or beacon.generation != client.source.generation:
             return  # the answer to the next `FollowWeights` reports another generation
         if client.take_beacon(beacon, frames):
-            self._callbacks.publish(BEACON_TOPIC + client.topic, frames)
+            self._publish_beacon(client, now)
         elif client.lacks(beacon.version, beacon.digest) and not client.fetch_at:
             self.counters.add("resyncs.beacon")
             self._fetch(client, now)
 
+    def _publish_beacon(self, client: FollowedClient, now: float) -> None:
+        client.beacon_due, client.beacon_at = False, now
+        self._callbacks.publish(BEACON_TOPIC + client.topic, client.beacon)
+
     def _follow(self, client: FollowedClient, now: float) -> None:
+        client.followed_at, client.follow_at = now, now + jittered(FOLLOW_S, self._rng)
         if self._unanswered_at is None:
             self._unanswered_at = now
-        self._callbacks.ask(encode(FollowWeights(client.client_id, self.address, len(client.followers))))
+        wanted, client.wanted = client.wanted, 0
+        self._callbacks.ask(encode(FollowWeights(client.client_id, self.address, len(client.followers), wanted)))
 
     def _fetch(self, client: FollowedClient, now: float) -> None:
         client.fetch_at = now + jittered(FETCH_RETRY_S, self._rng)
@@ -393,7 +420,7 @@ class RelayCore:
 
     def next_deadline(self) -> float:
         """Return the time at which `tick` must be called, on the monotonic clock, in seconds."""
-        return min([self._follow_at, *(client.fetch_at for client in self._clients.values() if client.fetch_at)])
+        return min([self._tidy_at, *(client.next_deadline for client in self._clients.values())])
 
     def tick(self, now: float, unix_s: float, problem: str = "") -> None:
         """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests.
@@ -407,19 +434,24 @@ class RelayCore:
         for client in self._clients.values():
             if client.fetch_at and now >= client.fetch_at:
                 self._fetch(client, now)
-        if now < self._follow_at:
-            return
-        self._follow_at = now + jittered(FOLLOW_S, self._rng)
+            if now >= client.follow_at:
+                self._follow(client, now)
+            if client.beacon_due and now >= client.beacon_at + NEWCOMER_BEACON_S:
+                self._publish_beacon(client, now)
+        if self._unanswered_at is not None and is_silent(now, self._unanswered_at, RELAY_SILENCE_S):
+            self._on_silence(now)
+        if now >= self._tidy_at:
+            self._tidy_at = now + FOLLOW_S
+            self._tidy(now, unix_s)
+
+    def _tidy(self, now: float, unix_s: float) -> None:
+        """Discard what is no longer needed, and replace sockets to a silent upstream. `tick` calls this once a second."""
         self._forget(now)
         if self._authorizer.lapsed(unix_s):
             self._change_topics()
-        if self._unanswered_at is not None and is_silent(now, self._unanswered_at, RELAY_SILENCE_S):
-            self._on_silence(now)
-        elif any(c.source for c in self._clients.values()) and is_silent(now, self._published_at, PUBLISHER_SILENCE_S):
+        if any(c.source for c in self._clients.values()) and is_silent(now, self._published_at, PUBLISHER_SILENCE_S):
             self.counters.add("redials.weights")
             self._listen(now)
-        for client in self._clients.values():
-            self._follow(client, now)
 
     def _forget(self, now: float) -> None:
         """Discard the records of silent children, and the clients that no child has requested for a while."""
@@ -427,6 +459,7 @@ class RelayCore:
         for client in list(self._clients.values()):
             client.followers = {p: at for p, at in client.followers.items() if not is_silent(now, at, RELAY_CHILD_S)}
             client.waiting &= client.followers.keys()
+            client.fetches = {peer: bucket for peer, bucket in client.fetches.items() if peer in self._children}
             kept_s = RELAY_CLIENT_S if client.source is not None else RELAY_SILENCE_S  # names that do not exist leave soon
             if is_silent(now, client.asked_at, kept_s):
                 del self._clients[client.client_id]

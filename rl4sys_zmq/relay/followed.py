@@ -7,7 +7,8 @@ from typing import Any
 
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.liveness import BEACON_TOPIC, WEIGHTS_TOPIC
+from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
+from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.transports import MAX_FRAME_BYTES
 from rl4sys_zmq.values import TensorSpec
 from rl4sys_zmq.values.tensors import FLOAT32, other_bytes, other_tensors
@@ -30,11 +31,17 @@ class FollowedClient:
         source: The upstream's last answer; None before the first one.
         followers: The time of the last request of each child for this client, by routing id, in seconds.
         waiting: The routing ids of the children whose requests are answered when the first version has arrived.
+        fetches: The limit on the requests of each child for weights, by routing id.
         asked_at: The time of the last request of a child, in seconds.
+        followed_at: The time of the last request of the relay, in seconds.
+        follow_at: The time of its next request, in seconds.
+        wanted: The newest generation (number of the learner thread) for which a child waits; 0 for none.
         fetch_at: The time at which a request for missing weights is repeated, in seconds; 0 if nothing was requested.
         whole: True if all weights, and not a diff, are requested.
         refusal: The reason for which the upstream refuses this client; empty if it does not.
         beacon: The frames of the newest beacon that was passed on; empty before the first one.
+        beacon_at: The time at which it was last published, in seconds.
+        beacon_due: True if it must be published again, for new subscribers.
         updates: Number of updates that were verified and passed on.
     """
 
@@ -44,15 +51,25 @@ class FollowedClient:
         self.source: WeightsSource | None = None
         self.followers: dict[bytes, float] = {}
         self.waiting: set[bytes] = set()
-        self.asked_at = now
+        self.fetches: dict[bytes, TokenBucket] = {}
+        self.asked_at = self.follow_at = now
+        self.followed_at = self.beacon_at = float("-inf")
+        self.wanted = 0
         self.fetch_at = 0.0
         self.whole = False
         self.refusal = ""
         self.beacon: list[Frame] = []
+        self.beacon_due = False
         self.updates = 0
         self._history: WeightHistory | None = None
         self._tensors: tuple[TensorSpec, ...] = ()
         self._options = EncodingOptions()
+
+    @property
+    def next_deadline(self) -> float:
+        """The time at which `RelayCore.tick` must look at this client, in seconds."""
+        beacon_at = self.beacon_at + NEWCOMER_BEACON_S if self.beacon_due else self.follow_at
+        return min(self.follow_at, self.fetch_at or self.follow_at, beacon_at)
 
     @property
     def history(self) -> WeightHistory | None:
@@ -94,7 +111,7 @@ class FollowedClient:
         self._history = WeightHistory(source.generation)
         self._options = EncodingOptions(sizes=sizes, others=others)
         self._history.describe(source.policy_id, self._options)
-        self.beacon, self.fetch_at, self.whole = [], 0.0, False
+        self.beacon, self.beacon_due, self.fetch_at, self.whole = [], False, 0.0, False
 
     def lacks(self, version: int, digest: int) -> bool:
         """Return True if weights are missing or wrong, given the upstream's newest version and its digest (checksum)."""

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any, Self
 
 from rl4sys_zmq.config import RelayConfig
-from rl4sys_zmq.errors import Closed, LearnerUnavailable
+from rl4sys_zmq.errors import Closed, LearnerUnavailable, MemoryExceeded
+from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.relay.thread import RelayThread
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import AccessList, Authenticator, read_user_keys
@@ -17,6 +18,7 @@ __all__ = ["Relay"]
 
 CALL_TIMEOUT_S = 5.0
 JOIN_S = 5.0
+RELIEF_S = 2.0
 
 
 class Relay(Resource):
@@ -30,6 +32,7 @@ class Relay(Resource):
         self.config = config
         self._thread: RelayThread | None = None
         self._authenticator: Authenticator | None = None
+        self._memory: MemoryLimitThread | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -58,6 +61,9 @@ class Relay(Resource):
                 self._thread.raise_if_dead()
                 if self._authenticator is not None:
                     self._authenticator.open(self._change_access)
+                if config.max_memory_bytes is not None:
+                    self._memory = MemoryLimitThread(config.max_memory_bytes, self._relieve, self._thread.stop)
+                    self._memory.start()
             except BaseException:
                 self._end()
                 raise
@@ -90,8 +96,17 @@ class Relay(Resource):
             raise LearnerUnavailable(thread.address, "the relay's thread", CALL_TIMEOUT_S) from None
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if a thread of the relay has ended with an error."""
+        """Raise the exception that ended one of the relay's threads. Do nothing if all threads run.
+
+        Raises:
+            MemoryExceeded: If the process uses more than `RelayConfig.max_memory_bytes` and closing connections did not help.
+            WorkerDied: If another thread ended with an exception.
+        """
         self._running.raise_if_dead()
+        if self._memory is not None:
+            if isinstance(self._memory.error, MemoryExceeded):
+                raise self._memory.error
+            self._memory.raise_if_dead()
         if self._authenticator is not None:
             self._authenticator.raise_if_dead()
 
@@ -103,19 +118,40 @@ class Relay(Resource):
 
     @property
     def _running(self) -> RelayThread:
-        if self._thread is None or self._closed:
+        thread = self._thread
+        if thread is None:
             raise Closed("this relay is not running; call start")
-        return self._thread
+        return thread
 
     def _end(self) -> None:
+        thread, authenticator, memory = self._thread, self._authenticator, self._memory
+        self._thread = self._authenticator = self._memory = None
         try:
-            if self._thread is not None:
-                self._thread.stop()
-                if self._thread.join(JOIN_S):
-                    self._thread.release()
+            if memory is not None:
+                memory.stop()
+            if thread is not None:
+                thread.stop()
+                if thread.join(JOIN_S):
+                    thread.release()
+            if memory is not None:
+                memory.join(RELIEF_S)
         finally:
-            if self._authenticator is not None:
-                self._authenticator.close()
+            if authenticator is not None:
+                authenticator.close()
+
+    def _relieve(self, all_connections: bool) -> int:
+        """Close connections to free memory, and return their number; 0 if the relay's thread does not answer in time.
+
+        Args:
+            all_connections: True to close all connections; False for only those that have completed no message for a while.
+        """
+        thread = self._thread
+        if thread is None:
+            return 0
+        try:
+            return thread.call(lambda: thread.relieve(all_connections=all_connections)).result(RELIEF_S)
+        except FutureTimeout:
+            return 0
 
     def _change_access(self, access: AccessList) -> None:
         thread = self._thread

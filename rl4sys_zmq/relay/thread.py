@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
+from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client
@@ -33,6 +34,8 @@ BURST = 256
 """Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
 MAX_MESSAGE_FRAMES = 256
 MAX_WAIT_S = 1.0
+TIDY_S = 5.0
+"""The interval between two searches for connections of children that complete no message, in seconds."""
 
 T = TypeVar("T")
 
@@ -66,6 +69,8 @@ class RelayThread(Worker):
         self._started_at = time.monotonic()
         self._sub: Socket | None = None
         self._sockets: list[Socket] = []
+        self._heard_at: dict[int, float] = {}  # the last complete message of each connection of the ROUTER, by descriptor
+        self._tidy_at = 0.0
         authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
         callbacks = RelayCallbacks(
             send=self._send,
@@ -193,7 +198,11 @@ class RelayThread(Worker):
                 core.on_upstream(frames, time.monotonic())
             self._read_children()
             self._read_subscriptions()
-            core.tick(time.monotonic(), time.time(), self._read_events())
+            now = time.monotonic()
+            core.tick(now, time.time(), self._read_events())
+            if now >= self._tidy_at:
+                self._tidy_at = now + TIDY_S
+                self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
     def _run_commands(self) -> None:
         with self._commands_lock:
@@ -213,8 +222,9 @@ class RelayThread(Worker):
                 continue
             if frames is None:
                 return
+            now = self._heard_at[self._router.descriptor()] = time.monotonic()
             key = self._router.user if self._router.authenticated else None
-            self._core.on_child(bytes(frames[0]), key, frames[1:], time.monotonic())
+            self._core.on_child(bytes(frames[0]), key, frames[1:], now)
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions of children that may read the weights."""
@@ -243,6 +253,20 @@ class RelayThread(Worker):
                 self._core.counters.add(f"connections.{event.name}")
                 problem = explain(event, "actor")
         return problem
+
+    def _silent_connections(self, now: float, silent_s: float) -> list[int]:
+        """Return the descriptors of the children's connections that have completed no message for `silent_s` seconds.
+
+        libzmq keeps the received part of an incomplete message until the connection ends.
+        """
+        self._heard_at = {fd: self._heard_at.get(fd, now) for fd in self._router.connections()}
+        return [fd for fd, heard_at in self._heard_at.items() if now - heard_at >= silent_s]
+
+    def _cut_all(self, descriptors: Sequence[int]) -> int:
+        count = sum(self._router.cut(fd) for fd in descriptors)
+        if count:
+            self._core.counters.add("connections.cut", count)
+        return count
 
     # ---- the callbacks of the core
 
@@ -291,6 +315,17 @@ class RelayThread(Worker):
     def change_access(self, access: AccessList) -> None:
         """Apply a new access list of the children. See `RelayCore.change_access`."""
         self._core.change_access(access)
+
+    def relieve(self, *, all_connections: bool) -> int:
+        """Close connections of children to free the memory of incomplete messages, and return how many were closed.
+
+        Args:
+            all_connections: Close all connections. If False, close only those for requests on which no complete message has
+                arrived recently. Subscribers can send one message and then nothing, so only this closes theirs.
+        """
+        if not all_connections:
+            return self._cut_all(self._silent_connections(time.monotonic(), BUSY_CONNECTION_S))
+        return self._cut_all(self._router.connections()) + sum(self._xpub.cut(fd) for fd in self._xpub.connections())
 
     def status(self) -> dict[str, Any]:
         """Return the relay's status as a JSON document. Only the relay's thread itself can call this."""

@@ -308,12 +308,15 @@ class FollowWeights(ToLearner):
         client_id: Name of the client (a policy with its learner).
         relay: The URI at which the sender serves its own peers, if it is a relay; else empty. Informative only.
         children: The number of peers that follow this client at the sender, if it is a relay; else 0. Informative only.
+        generation: The oldest generation (number of the learner thread) of use to the sender. A relay that holds an older one
+            answers when it has received this one. 0: any.
     """
 
     KIND: ClassVar[int] = 8
     client_id: str
     relay: str = ""
     children: int = 0
+    generation: int = 0
 
 
 # ---- learner to actor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rl4sys_zmq import memory_watch
 from rl4sys_zmq.errors import MemoryExceeded
-from rl4sys_zmq.learner import memory_watch
 from rl4sys_zmq.learner.connections import (
     BURST_S,
     CUT_AFTER,
@@ -15,7 +15,7 @@ from rl4sys_zmq.learner.connections import (
     ConnectionRateLimits,
     ConnectionRateState,
 )
-from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryLimitThread, available_bytes, resident_bytes
+from rl4sys_zmq.memory_watch import CUT_ALL_S, END_S, MemoryLimitThread, available_bytes, resident_bytes
 
 RATE = 8.0
 

@@ -27,10 +27,10 @@ TAG_KEY = bytes(range(32))
 class Upstream:
     """Publishes versions as a learner does, and answers as one."""
 
-    def __init__(self, generation: int = 7, topic: bytes = b"up-topic") -> None:
-        self.topic = topic
+    def __init__(self, generation: int = 7, topic: bytes = b"up-topic", client_id: str = "lab", policy: bytes = POLICY) -> None:
+        self.topic, self.client_id, self.policy = topic, client_id, policy
         self.history = WeightHistory(generation)
-        self.history.describe(POLICY, EncodingOptions(sizes=SIZES))
+        self.history.describe(policy, EncodingOptions(sizes=SIZES))
         self.history.tag_with(TAG_KEY)
         self.states: list[PolicySnapshot] = []
 
@@ -40,7 +40,7 @@ class Upstream:
         flat = np.random.default_rng([self.history.generation, version]).normal(0.0, 0.1, sum(SIZES)).astype(np.float32)
         new = PolicySnapshot(self.history.generation, version, digest(flat), flat)
         base = self.states[-1] if self.states else None
-        body = (flat.tobytes(), *encode_update(POLICY, base, new, EncodingOptions(sizes=SIZES)))
+        body = (flat.tobytes(), *encode_update(self.policy, base, new, EncodingOptions(sizes=SIZES)))
         self.states.append(new)
         return [b"W" + self.topic, *self.history.publish(PolicyPublished(version, new.digest, body))]
 
@@ -53,8 +53,8 @@ class Upstream:
         history = self.history
         return encode(
             WeightsSource(
-                "lab",
-                POLICY,
+                self.client_id,
+                self.policy,
                 self.topic,
                 history.generation,
                 history.version,

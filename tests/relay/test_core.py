@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import RefusalReason
-from rl4sys_zmq.liveness import RELAY_CLIENT_S
-from rl4sys_zmq.relay.core import CUT_AFTER
+from rl4sys_zmq.liveness import FOLLOW_AGAIN_S, RELAY_CLIENT_S
+from rl4sys_zmq.relay.core import CLIENT_MESSAGES_PER_S, CUT_AFTER
 from rl4sys_zmq.weights import apply_update, is_tag_of
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import (
@@ -163,9 +163,9 @@ def test_children_have_the_rights_of_their_keys(upstream: Upstream) -> None:
 
 
 def test_a_flood_is_dropped_and_its_connection_closed(upstream: Upstream) -> None:
-    rig = joined(upstream, Rig(messages_per_s=10.0))
+    rig = joined(upstream, Rig(messages_per_s=10.0, max_clients=1))
     answered = sum(bool(rig.child(FOLLOW, b"flood")) for _ in range(CUT_AFTER + 100))
-    assert answered == 20 and rig.cuts == 1
+    assert answered == 2 * (10 + CLIENT_MESSAGES_PER_S) and rig.cuts == 1
     assert isinstance(rig.child(FOLLOW, b"good")[0], WeightsSource)
 
 
@@ -202,3 +202,83 @@ def test_what_an_upstream_must_not_send_is_counted(upstream: Upstream) -> None:
     counters = rig.core.counters
     assert [counters.get(f"refused.{code}") for code in ("direction", "magic", "frames")] == [1, 2, 1]
     assert rig.client()["version"] == 0
+
+
+# ---- restarts, and relays behind relays
+
+
+def test_children_wait_while_the_upstream_starts_the_client() -> None:
+    rig, upstream = Rig(), Upstream()
+    assert rig.child(FOLLOW) == []
+    rig.upstream(encode(Refused("starting", "lab", "there are no weights of client 'lab' so far")))
+    assert rig.child(FOLLOW) == [] and rig.client()["error"] == ""
+    rig.now += FOLLOW_AGAIN_S
+    asked = len(rig.asked)
+    assert rig.child(FOLLOW, b"other") == [] and len(rig.asked) == asked + 1  # the relay asks again at once
+    upstream.publish()
+    rig.upstream(upstream.source())
+    rig.upstream(upstream.reply())
+    assert {peer for peer, message in rig.sent if isinstance(message, WeightsSource)} == {b"child", b"other"}
+
+
+def test_a_child_that_needs_a_newer_generation_waits_for_it(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    rig.now += FOLLOW_AGAIN_S
+    again = Upstream(generation=8)
+    again.publish()
+    assert rig.child(FollowWeights("lab", generation=8)) == []
+    assert rig.asked[-1] == FollowWeights("lab", "", 1, 8)  # at once, and for the same generation
+    assert isinstance(rig.child(FollowWeights("lab", generation=7), b"old")[0], WeightsSource)
+    rig.upstream(again.source())
+    rig.upstream(again.reply())
+    peer, answer = rig.sent[-1]
+    assert peer == b"child" and isinstance(answer, WeightsSource) and answer.generation == 8
+
+
+def test_a_child_that_is_a_relay_is_told_that_it_must_wait() -> None:
+    rig = Rig()
+    assert code_of(rig.child(FollowWeights("lab", "tcp://10.0.0.5:50061", 3))) == RefusalReason.STARTING
+
+
+def test_a_relay_feeds_another_one_with_as_many_clients_as_it_may_hold() -> None:
+    upper, lower = Rig(), Rig()
+    names = [f"client-{n}" for n in range(64)]
+    sent = 0
+    for step in range(4 * 20):
+        for name in names if step % 4 == 0 else ():
+            lower.child(FollowWeights(name))
+        lower.tick(0.25)
+        for request in lower.asked[sent:]:
+            upper.child(request, b"lower")
+        sent = len(lower.asked)
+        upper.tick(0.25)
+        upper.core.on_upstream(encode(Refused("starting", "", "")), upper.now)  # the learner is alive
+        lower.core.on_upstream(encode(Refused("starting", "", "")), lower.now)
+    counters = upper.core.counters
+    assert counters.get("refused.quota") == 0 and upper.cuts == 0
+    assert [upper.client(name)["children"] for name in names] == [1] * 64
+
+
+def test_each_client_of_a_child_has_its_own_limit_on_fetches(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    fetches = [rig.child(FetchWeights(0, 0, "lab"), b"second") for _ in range(30)]
+    assert 0 < sum(map(bool, fetches)) < 10
+    rig.child(FollowWeights("other"))
+    other = Upstream(topic=b"o-topics", client_id="other", policy=b"policy-2")
+    other.publish()
+    rig.upstream(other.source())
+    rig.upstream(other.reply())
+    assert isinstance(rig.child(FetchWeights(0, 0, "other"), b"second")[0], WeightsReply)
+
+
+def test_many_new_subscribers_share_a_beacon(upstream: Upstream) -> None:
+    rig = joined(upstream)
+    rig.hears(upstream.beacon())
+    before = len(rig.published)
+    client = rig.core.topic_of(rig.published[-1][0], None)
+    assert client is not None
+    for _ in range(100):
+        rig.core.on_subscribed(client, rig.published[before - 1][0])
+    rig.upstream(upstream.source())
+    rig.tick(0.25)
+    assert len(rig.published) == before + 1

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.cli.keys import add_user, make_keys, revoke_user
 from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.errors import AddressInUse, Closed
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.liveness import WEIGHTS_TOPIC, Backoff
 from rl4sys_zmq.ops.doctor import diagnose
@@ -25,9 +30,10 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.relay import Relay
 from rl4sys_zmq.relay.thread import RelayThread
+from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import read_learner_public, read_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.transports import SendResult
+from rl4sys_zmq.transports import Address, Poller, SendResult, Socket
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import WeightsHeader, digest, encode_update
 from rl4sys_zmq.wire import decode, encode
@@ -212,7 +218,7 @@ def test_weights_that_a_relay_has_changed_are_never_used(site: Site, monkeypatch
 
 
 def test_an_actor_leaves_a_relay_that_withholds_versions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.weight_subscriber.RELAY_BEHIND_S", 0.3)
+    monkeypatch.setattr("rl4sys_zmq.actor.relay_link.RELAY_BEHIND_S", 0.3)
     learner = site.learner()
     relay = site.relay(learner.address)
     driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
@@ -244,6 +250,178 @@ def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
     driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,), sidecar=True)
     drive(driver, learner, [agent], 4)
     assert relays_of([agent]) == [relay.address]
+
+
+def test_an_actor_with_many_dead_relays_starts_with_the_learner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.actor.relay_link.RELAY_ANSWER_S", 2 * PATIENCE_S)
+    monkeypatch.setattr("rl4sys_zmq.actor.weight_subscriber.RELAY_WAIT_S", 0.2)
+    learner = site.learner()
+    dead = [f"inproc://nobody-{n}" for n in range(16)]
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=dead)
+    drive(driver, learner, [agent], 2)
+    assert relays_of([agent]) == [""]
+
+
+def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = site.learner()
+    driver = site.agent(learner, drives=True)
+    drive(driver, learner, [], 1)
+    read = threading.Event()
+
+    def endless(_self: WeightSubscriber) -> bool:
+        read.set()
+        return True
+
+    monkeypatch.setattr(WeightSubscriber, "read", endless)
+    assert read.wait(PATIENCE_S)
+    traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
+    action.update_reward(1.0)
+    driver.add_to_trajectory(traj, action)
+    driver.mark_end_of_trajectory(traj, action)
+    assert learner.wait(client_id="lab", version=driver.version + 1, timeout_s=PATIENCE_S) > driver.version
+
+
+class FloodingRelay(Worker):
+    """A relay that answers its first request with junk, without end."""
+
+    def __init__(self) -> None:
+        super().__init__("flooding-relay")
+        self.address = f"inproc://relay-{uuid.uuid4().hex}"
+        self._over, self._open = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        """Until it is closed."""
+        with Socket.router(self.address) as router, Poller() as poller:
+            poller.register(router)
+            self._open.set()
+            peers: set[bytes] = set()
+            while not self._over.is_set():
+                poller.poll(0.0 if peers else 0.1)
+                while (frames := router.recv()) is not None:
+                    peers.add(bytes(frames[0]))
+                for peer in list(peers):
+                    if router.send([peer, b"junk"]) is SendResult.GONE:
+                        peers.discard(peer)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._over.set()
+
+    def wait_open(self) -> None:
+        """Waits until it is bound."""
+        assert self._open.wait(PATIENCE_S)
+
+
+def test_a_relay_that_floods_its_actor_stops_nothing(site: Site, stack: ExitStack) -> None:
+    flood = FloodingRelay()
+    flood.start()
+    stack.callback(lambda: flood.join(PATIENCE_S))
+    stack.callback(flood.stop)
+    flood.wait_open()
+    learner = site.learner()
+    driver = site.agent(learner, drives=True, relays=(flood.address,))
+    drive(driver, learner, [], 5)
+    assert relays_of([driver]) == [""] and driver.stats()["counters"]["relays_left.flood"] >= 1
+
+
+def test_actors_stay_at_their_relays_when_their_client_starts_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("actor.relay_link", "relay.core"):
+        monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 1.0)
+        monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 3.0)
+    learner = site.learner()
+    first = site.relay(learner.address)
+    second = site.relay(first.address)
+    driver = site.agent(learner, drives=True, relays=())
+    agents = [site.agent(learner, relays=(relay.address,)) for relay in (first, first, second, second)]
+    drive(driver, learner, agents, 3)
+    for _ in range(2):
+        generation = driver.stats()["generation"]
+        learner.restart("lab")
+        until(lambda: all(a.stats()["generation"] > generation for a in (driver, *agents)), "the new generation")  # noqa: B023
+        drive(driver, learner, agents, 3)
+        assert relays_of(agents) == [first.address] * 2 + [second.address] * 2
+    assert not [name for agent in agents for name in agent.stats()["counters"] if name.startswith("relays_left")]
+
+
+def test_a_relay_that_could_not_start_can_start_later(site: Site) -> None:
+    first = site.relay("tcp://127.0.0.1:9", TCP)
+    late = Relay(RelayConfig(upstream="tcp://127.0.0.1:9", bind=first.address))
+    for _ in range(2):
+        with pytest.raises(AddressInUse):
+            late.start()
+        with pytest.raises(Closed):
+            _ = late.address
+    address = first.address
+    first.close()
+    with late:
+        assert late.address == address and late.status()["relay"]
+
+
+# ---- unfinished messages
+
+
+def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
+    """Sends one message that does not end to a socket. Returns how many bytes of it were taken before the connection ended."""
+    taken, frame = 0, b"\x03" + struct.pack(">Q", 1000) + bytes(1000)
+    with socket.create_connection(("127.0.0.1", Address.parse(uri).port or 0), timeout=PATIENCE_S) as peer:
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(socket_type)) + socket_type
+        peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        greeting = b""
+        while b"READY" not in greeting:
+            greeting += peer.recv(4096)
+        with suppress(ConnectionError):
+            while taken < nbytes:
+                peer.sendall(frame * 100)
+                taken += 100 * len(frame)
+            while peer.recv(4096):
+                pass
+    return taken
+
+
+def test_a_child_that_completes_no_message_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.relay.thread.IDLE_CONNECTION_S", 0.5)
+    monkeypatch.setattr("rl4sys_zmq.relay.thread.TIDY_S", 0.1)
+    learner = site.learner(TCP)
+    relay = site.relay(learner.address, TCP)
+    driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
+    drive(driver, learner, [agent], 2)
+    assert flood(relay.address, b"DEALER", 1 << 20)  # it returns when the relay has closed the connection
+    until(lambda: relay.status()["counters"].get("connections.cut"), "the closed connection to be counted")
+    drive(driver, learner, [agent], 2)
+    assert relays_of([agent]) == [relay.address]
+
+
+MEMORY = """
+import sys
+import time
+from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.memory_watch import resident_bytes
+from rl4sys_zmq.relay import Relay
+
+config = RelayConfig(upstream="tcp://127.0.0.1:9", bind="tcp://127.0.0.1:0", max_memory_bytes=resident_bytes() + (48 << 20))
+with Relay(config) as relay:
+    print(relay.address, relay.pub_address, flush=True)
+    sys.stdin.readline()
+    deadline = time.monotonic() + 20.0
+    while resident_bytes() > config.max_memory_bytes and time.monotonic() < deadline:
+        time.sleep(0.01)
+    relay.raise_if_dead()
+    print(resident_bytes() <= config.max_memory_bytes, flush=True)
+"""
+
+
+@pytest.mark.parametrize("socket_type", [b"DEALER", b"SUB"])
+def test_the_memory_of_a_relay_has_a_limit(socket_type: bytes) -> None:
+    command = [sys.executable, "-c", MEMORY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        router, pub = process.stdout.readline().split()
+        assert flood(pub if socket_type == b"SUB" else router, socket_type, 128 << 20) > 32 << 20
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "True\n"
+        assert process.wait(PATIENCE_S) == 0
 
 
 # ---- keys

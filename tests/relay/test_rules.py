@@ -57,6 +57,15 @@ def test_the_learner_remembers_relays_for_a_while_and_not_too_many() -> None:
     assert not shown[0]["live"] and directory.report(2 * RELAY_SHOWN_S + MAX_SHOWN) == []
 
 
+def test_a_client_that_a_relay_has_dropped_is_no_longer_shown() -> None:
+    directory = RelayDirectory([])
+    for second in range(60):
+        for client in ("lab", "shop") if second < 10 else ("lab",):
+            directory.saw("hub", FollowWeights(client, "tcp://relay:1", 5), float(second))
+    (shown,) = directory.report(60.0)
+    assert shown["children"] == {"lab": 5}
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [

@@ -79,7 +79,7 @@ def build() -> dict[str, m.Message]:
         m.Heartbeat(64),
         m.FetchWeights(GENERATION, 3),
         m.StatusRequest(),
-        m.FollowWeights("cart", "tcp://10.0.0.5:50061", 16),
+        m.FollowWeights("cart", "tcp://10.0.0.5:50061", 16, GENERATION),
         m.Bye(),
         m.OperatorCommand("set", "cart", "a1", {"learning_rate": 0.001}),
         m.Welcome(

@@ -8,7 +8,7 @@ from harness.talk import obey, options, say
 
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.memory_watch import resident_bytes
+from rl4sys_zmq.memory_watch import resident_bytes
 from rl4sys_zmq.testing import FakeAlgorithm
 
 given = options()

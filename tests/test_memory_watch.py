@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import resource
 import numpy as np
-from rl4sys_zmq.learner.memory_watch import keep_freed_memory
+from rl4sys_zmq.memory_watch import keep_freed_memory
 
 def faults(rounds):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""Functions for the memory of the learner's process, and a thread that enforces a limit on it.
+"""Functions for the memory of a learner's or relay's process, and a thread that enforces a limit on it.
 
 A limit is needed because libzmq buffers incomplete messages without a bound.
 """
@@ -25,6 +25,7 @@ __all__ = [
     "available_bytes",
     "give_back_memory",
     "keep_freed_memory",
+    "memory_limit",
     "resident_bytes",
 ]
 
@@ -78,6 +79,19 @@ def available_bytes() -> int:
     return min(found)
 
 
+MEMORY_SHARE = 0.8
+"""The default limit on the memory of a process, as a part of the available memory."""
+
+
+def memory_limit(given: int | None) -> int | None:
+    """Return the memory limit of a process that the command line starts, in bytes. None: no limit.
+
+    Args:
+        given: The value of ``--max-memory``, in bytes. 0: no limit. None: `MEMORY_SHARE` of the available memory.
+    """
+    return (round(MEMORY_SHARE * available_bytes()) if given is None else given) or None
+
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
@@ -85,7 +99,7 @@ CUT_ALL_S = 2.0
 """Time for which the memory must be over the limit before all connections are closed, in seconds."""
 
 END_S = 6.0
-"""Time for which the memory must be over the limit before the learner ends, in seconds."""
+"""Time for which the memory must be over the limit before the process ends, in seconds."""
 
 
 class MemoryLimitThread(Worker):
@@ -94,7 +108,7 @@ class MemoryLimitThread(Worker):
     While the memory is over the limit, each check closes the connections that have completed no message for a while: libzmq
     keeps the received part of an incomplete message until the connection ends. After `CUT_ALL_S` seconds over the limit, all
     connections are closed once. Actors reconnect and lose nothing. After `END_S` seconds over the limit, the thread ends with
-    `MemoryExceeded`, and the learner ends too.
+    `MemoryExceeded`, and the learner or relay ends too.
     """
 
     def __init__(self, limit_bytes: int, cut: Callable[[bool], int], on_end: Callable[[], None]) -> None:
@@ -154,5 +168,5 @@ class MemoryLimitThread(Worker):
         self._stopping.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Stop the learner, because this thread ended with an exception."""
+        """Stop the learner or relay, because this thread ended with an exception."""
         self._on_end()

@@ -21,6 +21,7 @@ import pytest
 from harness.children import PYTHONPATH
 from harness.engine_plugin import DEADLY, FRUITFUL, TALKATIVE
 
+from rl4sys_zmq import plugins
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, core
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
@@ -327,6 +328,7 @@ def test_a_process_finds_modules_in_the_order_of_the_learner(
         (tmp_path / name / "engine_twin.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'elsewhere'}{os.pathsep}{PYTHONPATH}")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "beside"), *sys.path])
+    monkeypatch.setattr(plugins, "_imported", {})  # later learners of this process do not import it
     learner = lab.learner(**{**options, "plugins": ("engine_twin",)})
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)

@@ -191,7 +191,7 @@ class _RemoteWatchThread(Worker):
                 log.exception("client %s: the engine %s has failed", self._client_id, self._engine)
             did = "no worker can be started" if self._process is None else f"its worker{self._where()} was given up"
             self.crash = f"{did}: {start_error_text(exc)}"
-            self._kill()
+            self._kill(ABORT_WAIT_S)
         finally:
             try:
                 self._link.finish()
@@ -200,11 +200,13 @@ class _RemoteWatchThread(Worker):
                 self.over = self._link.finished = True
                 self._ended()
 
-    def _kill(self) -> None:
-        """Kill the process, also if the engine fails at that."""
+    def _kill(self, wait_s: float = 0.0) -> None:
+        """Kill the process, and wait up to `wait_s` seconds for its end. Errors of the engine go to the log."""
         if self._process is not None:
             try:
                 self._process.kill()
+                if wait_s:
+                    self._process.wait(wait_s)
             except Exception:
                 log.exception("client %s: the engine %s cannot kill the worker", self._client_id, self._engine)
 

@@ -865,10 +865,13 @@ class GatewayAlive(ToRemoteWorker):
 
     Attributes:
         messages: Number of messages that the gateway has received from this worker.
+        sent: Number of messages that the gateway has sent to this worker before this one. If the worker has received fewer, the
+            network has lost some, and the worker ends.
     """
 
     KIND: ClassVar[int] = 64
     messages: int
+    sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -959,6 +962,8 @@ class WorkerAlive(FromRemoteWorker):
         pid: Id of the worker's process on that machine.
         busy_s: Time since the learner thread last looked for messages, in seconds.
         ending: True if this is the last message of the worker. It ends when `GatewayAlive` counts this message.
+        sent: Number of messages that the worker has sent before this one. If the gateway has received fewer, it replaces the
+            worker.
     """
 
     KIND: ClassVar[int] = 80
@@ -966,6 +971,7 @@ class WorkerAlive(FromRemoteWorker):
     pid: int
     busy_s: float
     ending: bool
+    sent: int
 
 
 @dataclass(frozen=True, slots=True)

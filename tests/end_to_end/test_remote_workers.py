@@ -22,13 +22,14 @@ from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, RL4SysError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.engines import checkpoint_thread, remote, worker_link
+from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.security import new_key_pair
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import GatewayAlive, ThreadFailed
+from rl4sys_zmq.wire.messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
 
 from .conftest import Lab
 from .test_engines import PATIENCE_S, balanced, client_of, is_there, play, trained, until
@@ -102,7 +103,7 @@ def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
 ) -> None:
     """It hears of its replacement when it wakes; or it does not, trains on what it has, and speaks of that."""
     if not knows:
-        monkeypatch.setattr(worker_link, "ReplaceWorker", lambda: GatewayAlive(0))
+        monkeypatch.setattr(worker_link, "ReplaceWorker", lambda: StreamEnded("nobody", 0))
     monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that it wakes in its old life
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
@@ -268,6 +269,69 @@ def test_a_run_without_files_has_remote_workers_too(lab: Lab, options: dict[str,
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)
     balanced(trained(learner, 4), 4)
+
+
+# ---- the network
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_message_that_the_network_loses_is_noticed(
+    way: str, lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first segments, or the first verdicts, are lost once; the worker is replaced, and trains on everything."""
+    lost: list[int] = []
+
+    def send(self: WorkerLink, frames: Any) -> bool:
+        if frames[0][6] == DeliverSegments.KIND and not lost:
+            lost.append(1)
+            self._sent += 1
+            return True
+        return sending(self, frames)
+
+    def receive(self: WorkerLink) -> Iterator[Any]:
+        for frames in receiving(self):
+            if frames[1][6] == SegmentVerdicts.KIND and not lost:
+                lost.append(1)
+                self._received -= 1
+            else:
+                yield frames
+
+    sending, receiving = WorkerLink.send, WorkerLink.receive
+    if way == "down":
+        monkeypatch.setattr(WorkerLink, "send", send)
+    else:
+        monkeypatch.setattr(WorkerLink, "receive", receive)
+    learner = lab.learner(**{**options, "checkpoint_every_s": 3600.0})
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    found = trained(learner, 4)
+    balanced(found, 4)
+    assert lost and found["restarts"] == 1 and "lost on the way" in found["worker"]["last_crash"]
+
+
+def test_connections_that_are_cut_lose_nothing(lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    links: list[WorkerLink] = []
+    made = WorkerLink.__init__
+
+    def note(self: WorkerLink, *args: Any) -> None:
+        made(self, *args)
+        links.append(self)
+
+    monkeypatch.setattr(WorkerLink, "__init__", note)
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE", queue_items=1000)
+
+    def cut() -> int:
+        sockets = [socket for socket in (links[-1].pull, links[-1]._push) if socket is not None and not socket.closed]
+        return sum(socket.cut(descriptor) for socket in sockets for descriptor in socket.connections())
+
+    for _ in range(4):
+        play(agent, 5)
+        gateway = learner._gateway
+        assert gateway is not None
+        until(lambda gateway=gateway: gateway.call(cut).result(PATIENCE_S) == 2, "both are cut")  # type: ignore[misc]
+        play(agent, 5)
+    balanced(trained(learner, 40), 40)
 
 
 # ---- keys

@@ -10,6 +10,7 @@ import pytest
 
 from rl4sys_zmq.errors import RankLost, TrainingDiverged
 from rl4sys_zmq.learner.held_segments import RecentSegments
+from rl4sys_zmq.learner.suspect_files import SuspectFiles
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -248,14 +249,14 @@ class LosesARank(Touchy):
 
 @pytest.mark.parametrize("raises", [0, 1])
 def test_the_segments_of_an_update_that_lost_a_rank_are_suspected_by_the_next_start(tmp_path: Path, raises: int) -> None:
-    suspects = CrashSuspectRecord(tmp_path)
+    suspects = CrashSuspectRecord(SuspectFiles(tmp_path))
     with pytest.raises(RankLost):
         fed(UpdateRunner(LosesARank({3}, raises), suspects))
     suspects.close(crashed=True)
-    following = CrashSuspectRecord(tmp_path)
+    following = CrashSuspectRecord(SuspectFiles(tmp_path))
     assert following.finding and following.suspects(KEY, 3) and following.suspects(KEY, 12) is (raises == 0)
     following.close()
-    assert not CrashSuspectRecord(tmp_path).finding
+    assert not CrashSuspectRecord(SuspectFiles(tmp_path)).finding
 
 
 def test_what_fails_only_together_is_taken_out_together() -> None:

@@ -221,11 +221,13 @@ class _RemoteWatchThread(Worker):
             self._turned_at = now
             if now >= self._kill_at:
                 process.kill()
+            lost = self._link.signs.lost
             if self.silent_s > REMOTE_WORKER_SILENCE_S:
-                silent_s = self.silent_s
+                lost = f"no sign of life for {self.silent_s:.0f} s; is its machine lost, or the worker stopped?"
+            if lost:
                 process.kill()
                 process.wait(ABORT_WAIT_S)  # a process that can be reached ends now
-                return f"no sign of life for {silent_s:.0f} s; is its machine lost, or the worker stopped?"
+                return lost
         return end
 
     def _where(self) -> str:

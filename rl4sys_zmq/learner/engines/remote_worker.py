@@ -53,6 +53,9 @@ LAST_MESSAGES_S = 5.0
 ORPHAN_S = 2.0
 """Time that the algorithm has to end after the loss of the gateway or a replacement, in seconds. Then the process is ended."""
 
+TURN_MESSAGES = 256
+"""Largest number of messages that the connection passes on in one direction before it looks at the other one."""
+
 MAX_LOGS = 1000
 MAX_LOG_CHARS = 16_000
 MAX_NAME_CHARS = 200
@@ -137,10 +140,11 @@ class _GatewayConnection(Worker):
         self._open = threading.Event()
         self._finishing = False
         self._posted: deque[Message] = deque()
+        self._sign_due = self._ending = False
         self._logs: deque[Message] = deque(maxlen=MAX_LOGS)
         self._out: deque[Sequence[Frame]] = deque()
         self._in: deque[Sequence[Frame]] = deque()
-        self._sent = self._received = 0
+        self._sent = self._arrived = self._received = 0
         self._exit_at: float | None = None
 
     # ---- the calling thread
@@ -239,7 +243,7 @@ class _GatewayConnection(Worker):
                 self._give_up(f"no message from the gateway for {silence.after_s:g} s; this worker ends")
             if report.expired(now):
                 report.restart(now)
-                self._post(self._alive(ending=False))
+                self._sign_due = True
             idle = self._write_gateway(from_learner, up)
             if self._exit_at is not None and now >= self._exit_at and not finishing:
                 self._end_process(1)
@@ -248,15 +252,20 @@ class _GatewayConnection(Worker):
                     return
                 if end_at is None:
                     end_at = now + LAST_MESSAGES_S
-                    self._post(self._alive(ending=True))
+                    self._sign_due = self._ending = True
 
-    def _alive(self, *, ending: bool) -> WorkerAlive:
-        return WorkerAlive(platform.node(), os.getpid(), self._learner.busy_s, ending)
+    def _alive(self) -> WorkerAlive:
+        """Return a sign of life. Send it before any other message, because it counts the messages sent so far."""
+        self._sign_due = False
+        return WorkerAlive(platform.node(), os.getpid(), self._learner.busy_s, self._ending, self._sent)
 
     def _read_gateway(self, down: Socket, to_learner: Socket) -> bool:
-        """Pass the messages of the gateway on until the learner thread's queue is full. Return True if one has arrived."""
+        """Pass messages of the gateway on, up to `TURN_MESSAGES`, while the learner thread's queue has room.
+
+        Return True if one has arrived.
+        """
         arrived = False
-        while True:
+        for _ in range(TURN_MESSAGES):
             while self._in:
                 if not to_learner.send(self._in[0]) and not self._finishing:
                     return arrived
@@ -265,6 +274,7 @@ class _GatewayConnection(Worker):
             if frames is None:
                 return arrived
             arrived = True
+            self._arrived += 1
             kind = frames[0][_KIND_AT] if len(frames[0]) >= _PREFIX_BYTES else -1
             if kind in _OWN:
                 self._on_gateway(frames)
@@ -272,6 +282,7 @@ class _GatewayConnection(Worker):
             if kind == StopThread.KIND:
                 self._learner.expect_end()
             self._in.append(frames)
+        return arrived
 
     def _on_gateway(self, frames: Sequence[Frame]) -> None:
         try:
@@ -281,29 +292,33 @@ class _GatewayConnection(Worker):
             return
         if isinstance(message, GatewayAlive):
             self._received = message.messages
+            lost = message.sent + 1 - self._arrived
+            if lost:
+                self._give_up(f"{lost} messages of the gateway were lost on the way; is the network unstable?")
         elif isinstance(message, ReplaceWorker):
             self._give_up("another worker has replaced this one, or its client was removed")
         elif isinstance(message, _ANSWERS):
             self._storage.deliver(message)
 
     def _write_gateway(self, from_learner: Socket, up: Socket) -> bool:
-        """Send what waits for the gateway. Return True if nothing waits any more."""
-        while True:
+        """Send what waits for the gateway, up to `TURN_MESSAGES`. Return True if nothing waits any more."""
+        for _ in range(TURN_MESSAGES):
             while self._out:
                 if not self.lost:
                     if not up.send(self._out[0]):
                         return False
                     self._sent += 1
                 self._out.popleft()
-            frames = from_learner.recv(MAX_MESSAGE_FRAMES)
+            frames = from_learner.recv(MAX_MESSAGE_FRAMES) if not self._sign_due else None
             if frames is not None:
                 self._out.append(frames)
-            elif self._posted:
-                self._out.append([self._key, *encode(self._posted.popleft())])
-            elif self._logs:
-                self._out.append([self._key, *encode(self._logs.popleft())])
+            elif self._sign_due:
+                self._out.append([self._key, *encode(self._alive())])
+            elif waiting := self._posted or self._logs:
+                self._out.append([self._key, *encode(waiting.popleft())])
             else:
                 return True
+        return False
 
     def _give_up(self, reason: str) -> None:
         """End the learner thread without a checkpoint, and the whole process if that takes too long."""

@@ -61,6 +61,7 @@ class WorkerSigns:
         pid: Process id on that machine.
         busy_s: Time since the learner thread last looked for messages, as of the last sign, in seconds.
         failed: True if the worker has reported the error that ends it.
+        lost: A text if messages of the worker were lost on the way; empty otherwise.
     """
 
     at: float | None = None
@@ -68,6 +69,7 @@ class WorkerSigns:
     pid: int = 0
     busy_s: float = 0.0
     failed: bool = False
+    lost: str = ""
 
 
 class WorkerLink(Resource):
@@ -86,7 +88,7 @@ class WorkerLink(Resource):
         self.finished = False
         self._key = assignment.key
         self._access, self._shared = access, shared
-        self._received = 0
+        self._received = self._sent = 0
         self._control: deque[list[Frame]] = deque()
         self._ended = False
         assign = assignment.assign
@@ -118,7 +120,7 @@ class WorkerLink(Resource):
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
-        return not self._ended and self._flush() and self._push is not None and bool(self._push.send(frames))
+        return not self._ended and self._flush() and self._try(frames)
 
     def control(self, message: StorageAnswer | ReplaceWorker | StopThread) -> None:
         """Queue a message of the connection itself. It is sent before further messages for the learner thread."""
@@ -149,10 +151,16 @@ class WorkerLink(Resource):
     def _flush(self) -> bool:
         """Send the waiting messages of the connection. Return True if none is left."""
         while self._control:
-            if self._push is None or not self._push.send(self._control[0]):
+            if not self._try(self._control[0]):
                 return False
             self._control.popleft()
         return True
+
+    def _try(self, frames: Sequence[Frame]) -> bool:
+        """Send a message and count it. Return False if it cannot be sent now."""
+        sent = self._push is not None and bool(self._push.send(frames))
+        self._sent += sent
+        return sent
 
     # ---- from the worker
 
@@ -185,6 +193,9 @@ class WorkerLink(Resource):
         if isinstance(message, WorkerAlive):
             signs = self.signs
             signs.host, signs.pid, signs.busy_s, signs.at = message.host, message.pid, message.busy_s, time.monotonic()
+            lost = message.sent + 1 - self._received
+            if lost and not signs.lost:
+                signs.lost = f"{lost} of its messages were lost on the way; is the network unstable?"
             if message.ending:
                 self._say_alive()
         elif isinstance(message, WorkerLog):
@@ -210,8 +221,8 @@ class WorkerLink(Resource):
         self._flush()
 
     def _say_alive(self) -> None:
-        if self._push is not None and self._flush():
-            self._push.send(encode(GatewayAlive(self._received)))
+        if self._flush():
+            self._try(encode(GatewayAlive(self._received, self._sent)))
 
     # ---- the end
 

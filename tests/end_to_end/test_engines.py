@@ -25,7 +25,7 @@ from rl4sys_zmq import plugins
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, core
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
-from rl4sys_zmq.learner.engines import process
+from rl4sys_zmq.learner.engines import packets, process
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 
@@ -383,7 +383,7 @@ def test_an_error_while_a_process_is_watched_costs_it_a_restart(
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)
     pid = trained(learner, 4)["worker"]["pid"]
-    decode, faulty = process.decode_packet, threading.Event()
+    decode, faulty = packets.decode_packet, threading.Event()
     faulty.set()
 
     def fault(data: bytes) -> Any:

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ from rl4sys_zmq.learner import rank_group, rank_member  # noqa: E402
 from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, check_rows, find_devices, row_share  # noqa: E402
 from rl4sys_zmq.learner.placement import importable_factory, place_algorithm  # noqa: E402
 from rl4sys_zmq.learner.rank_group import RankGroup  # noqa: E402
+from rl4sys_zmq.learner.rank_link import RankLink  # noqa: E402
 
 OBSERVATIONS, FOUR, BOX = BoxSpace((3,)), DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
 CLOSE = 1e-6
@@ -224,7 +226,7 @@ def test_a_rank_that_is_killed_while_the_group_starts_is_lost(moment: str, monke
             os.kill(killed[0], signal.SIGKILL)
             wait_until(lambda: not running(killed[0]))
 
-    receive, connect = rank_group.RankLink.receive, rank_member.RankMember.connect
+    receive, connect = RankLink.receive, rank_member.RankMember.connect
 
     def received(link: Any) -> dict[str, Any]:
         message = receive(link)
@@ -236,7 +238,7 @@ def test_a_rank_that_is_killed_while_the_group_starts_is_lost(moment: str, monke
         kill()
         connect(member, *given)
 
-    monkeypatch.setattr(rank_group.RankLink, "receive", received)
+    monkeypatch.setattr(RankLink, "receive", received)
     monkeypatch.setattr(rank_member.RankMember, "connect", connected)
     with pytest.raises(RankLost, match=r"rank 1 of 3 \(pid \d+\) ended with signal 9 \(SIGKILL\)$"):
         group.start()
@@ -250,7 +252,7 @@ def test_a_rank_that_cannot_be_started_is_lost(monkeypatch: pytest.MonkeyPatch) 
     assign = assignment("PPO", FOUR, PPO, learners=2)
     group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, threading.Event()).group
     assert group is not None
-    monkeypatch.setattr(rank_group.socket, "socketpair", full)
+    monkeypatch.setattr(socket, "socketpair", full)
     with pytest.raises(RankLost, match=r"rank 1 cannot be started: .*Too many open files; raise the limit of open files"):
         group.start()
 

@@ -59,9 +59,9 @@ PING_S = 5.0  # silence after which a sidecar gets a `PING`
 PING_TIMEOUT_S = 20.0  # from the `PING` on, because the host can have been stopped too
 SIDECAR_START_S = 60.0  # until the first command of a sidecar, which first imports its modules
 
-# A learner process (it trains one client) and its gateway
-WORKER_REPORT_S = 1.0  # between two signs of life of a learner process
-WORKER_SILENCE_S = 5.0  # then ``status`` reports the process as silent, for example because it is stopped
+# A worker (the process that trains one client) and its gateway
+WORKER_REPORT_S = 1.0  # between two signs of life of a worker
+WORKER_SILENCE_S = 5.0  # then ``status`` reports the worker as silent, for example because it is stopped
 GATEWAY_SILENCE_S = 5.0  # then a worker on another machine ends; the gateway sends it a sign of life each second
 REMOTE_WORKER_SILENCE_S = 20.0  # then the gateway gives up a worker on another machine, and its client gets another one
 
@@ -96,7 +96,7 @@ SEGMENT_RESEND = Backoff(0.5, 10.0)  # up to long pauses, because a learner that
 CALL_RESEND = Backoff(0.5, 4.0)  # up to shorter pauses, because a thread can be waiting for the reply
 RELAY_RETRY = Backoff(5.0, 60.0)  # before an actor that has left all relays tries them again
 IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again after an exception
-WORKER_RESTART = Backoff(0.2, 5.0)  # before a client whose learner process has crashed gets another one
+WORKER_RESTART = Backoff(0.2, 5.0)  # before a client whose worker has crashed gets another one
 
 
 class SilenceTimer:

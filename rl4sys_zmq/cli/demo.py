@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
-from rl4sys_zmq.cli.children import child_environment
+from rl4sys_zmq.cli.children import actor_environment
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
 from rl4sys_zmq.cli.serve import await_status, warm_up
@@ -197,7 +197,7 @@ class ActorProcesses(Resource):
                             stdin=subprocess.PIPE,
                             stdout=output,
                             stderr=subprocess.STDOUT,
-                            env=child_environment(),
+                            env=actor_environment(),
                             start_new_session=True,  # Ctrl-C reaches only this process, which then ends the actors
                         )
                     )

@@ -20,7 +20,7 @@ import numpy as np
 
 from rl4sys_zmq.cli.act import RunOptions
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
-from rl4sys_zmq.cli.children import child_environment
+from rl4sys_zmq.cli.children import actor_environment
 from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, end_with_stdin
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.rl4sys import expand_sections
@@ -188,7 +188,7 @@ def _processes(run: RunOptions, shared: SharedPaths, display: _FleetDisplay) -> 
     talks = run.verbose or run.debug
     return ProcessEngine(
         lambda index, start: actor_command(run, shared, index, start),
-        child_environment(),
+        actor_environment(),
         lambda index, line: display.event(f"actor {index}: {line}") if talks else None,
     )
 

@@ -78,10 +78,10 @@ FIRST_REQUEST_DIVISOR = 64
 segment if that is more. The limit grows with the steps that the actor sends (`ClientState.limit_request`)."""
 
 STEADY_S = 30.0
-"""Time for which a learner process must have trained so that its crash is followed by the shortest pause, in seconds."""
+"""Time for which a worker must have trained so that its crash is followed by the shortest pause, in seconds."""
 
 MAX_FAILED_STARTS = 5
-"""Number of learner processes in a row that can crash before they are ready. After that, the client has failed."""
+"""Number of workers in a row that can crash before they are ready. After that, the client has failed."""
 
 ACTORS_SHOWN = 100
 """Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
@@ -124,7 +124,7 @@ class ClientState:
             with the name of its user and the relays (processes that pass weights on) for its actor.
         worker: The handle of the current learner thread; None after `end_thread`.
         started_at: The time when the current learner thread was started, on the monotonic clock, in seconds.
-        restart_at: The time when a new learner process starts after a crash, on the monotonic clock, in seconds; None at all
+        restart_at: The time when a new worker starts after a crash, on the monotonic clock, in seconds; None at all
             other times.
         devices: The device of each rank (process that computes the gradients together with others) of the current learner thread.
         workers: The handles of all learner threads of the client that can still be running.
@@ -342,16 +342,16 @@ class ClientState:
         return not asked and not any(worker.alive for worker in self.workers)
 
     def suspend(self, crash: str) -> bool:
-        """Record a crash of the learner process, and set the time when the next one starts (`restart_at`).
+        """Record a crash of the worker (a thread or a process), and set the time when the next one starts (`restart_at`).
 
-        The pause becomes longer with each crash, unless the process had trained for `STEADY_S`. The client is in the state
-        ``starting`` until the next process is ready.
+        The pause becomes longer with each crash, unless the worker had trained for `STEADY_S`. The client is in the state
+        ``starting`` until the next worker is ready.
 
         Args:
             crash: A description of the crash.
 
         Returns:
-            False if `MAX_FAILED_STARTS` processes in a row have crashed before they were ready. No time is then set.
+            False if `MAX_FAILED_STARTS` workers in a row have crashed before they were ready. No time is then set.
         """
         now = self._clock.monotonic()
         self.crashes += 1
@@ -361,7 +361,7 @@ class ClientState:
             self._crashes_in_a_row = 0
         self._failed_starts = 0 if ready else self._failed_starts + 1
         self.end_thread(replaced=True)
-        self.replaying, self.page_after = 0, None  # pages that the journal still reads are for the process that has crashed
+        self.replaying, self.page_after = 0, None  # pages that the journal still reads are for the worker that has crashed
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._failed_starts = 0
             return False

@@ -223,7 +223,7 @@ class ClientRegistry:
         return rolled_back
 
     def suspend(self, client: ClientState, crash: str) -> bool:
-        """Record a crash of a client's learner process. See `ClientState.suspend`."""
+        """Record a crash of a client's worker. See `ClientState.suspend`."""
         self._by_key.pop(client.key, None)
         return client.suspend(crash)
 

@@ -17,9 +17,9 @@ from typing import Any, assert_never
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalContent
-from rl4sys_zmq.errors import ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
-from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
+from rl4sys_zmq.learner.client import MAX_FAILED_STARTS, ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
@@ -144,7 +144,7 @@ class LearnerCore:
             self._on_message(client, decode(frames[1:]))
         except Exception as exc:  # an impossible message stops its client, not the learner
             log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
-            self._on_failed(client, ThreadFailed(f"{type(exc).__name__}: {exc}"[:1000], ""))
+            self._on_failed(client, _failed(exc))
 
     def _on_message(self, client: ClientState, message: Message) -> None:
         match message:
@@ -217,20 +217,26 @@ class LearnerCore:
             client.alarms.note(SEGMENT_QUARANTINED, text, sum(end - first for first, end in message.ranges))
 
     def on_worker_ended(self, key: bytes) -> None:
-        """Handle the end of a learner process. If it has crashed, its client gets another one after a pause.
+        """Handle the end of a worker that is a process. If it has crashed, its client gets another one after a pause.
+
+        An error while handling it stops only the client of the worker.
 
         Args:
-            key: The frame that identifies the process. Nothing happens if it was replaced or asked to end.
+            key: The frame that identifies the worker. Nothing happens if it was replaced or asked to end.
         """
         self._callbacks.poll_workers()  # its last messages
         client = self.registry.by_key(key)
         worker = client.worker if client is not None else None
         if client is None or worker is None or worker.alive:
             return
-        if worker.failure is not None:
-            self._on_ended(client, worker.failure)
-        elif worker.crash:
-            self._on_crashed(client, worker.crash)
+        try:
+            if worker.failure is not None:
+                self._on_ended(client, worker.failure)
+            elif worker.crash:
+                self._on_crashed(client, worker.crash)
+        except Exception as exc:  # as in `on_worker`
+            log.exception("client %s: the end of its worker could not be handled", client.client_id)
+            self._on_failed(client, _failed(exc))
 
     def _on_ended(self, client: ClientState, failure: ThreadFailed) -> None:
         if failure.crashed:
@@ -244,18 +250,20 @@ class LearnerCore:
             self.published.notify_all()
         self.counters.add("workers_crashed")
         if not restarts:
-            self._on_failed(client, ThreadFailed(f"{crash}, repeatedly and before it was ready; see the learner's log", ""))
+            remedy = f"see the learner's log, then try again with: rl4sys-learner client ADDRESS {client.client_id} restart"
+            text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; {remedy}"
+            self._on_failed(client, ThreadFailed(text, ""))
             return
         self._suspended.append(client)
         pause_s = max(0.0, (client.restart_at or 0.0) - self._callbacks.clock.monotonic())
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
-        self.endpoint.close_client_sessions(client, "a process of the client's learner has crashed; send HELLO again")
+        self.endpoint.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
         self._dispatcher.give_up(client, crash)
 
     def _restart_suspended(self) -> None:
-        """Start the learner processes of the clients whose pause after a crash is over."""
+        """Start the workers of the clients whose pause after a crash is over. A failed start counts as another crash."""
         now = self._callbacks.clock.monotonic()
         for client in list(self._suspended):
             suspended = self.registry.get(client.client_id) is client and client.restart_at is not None
@@ -268,8 +276,11 @@ class LearnerCore:
                 with self.published:
                     gone = self.registry.restart(client, give_up_pending=False)
                     self.published.notify_all()
+            except ConfigError as exc:  # the next attempt would fail too
+                self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
+                continue
             except RL4SysError as exc:
-                self._on_failed(client, ThreadFailed(f"no learner process can be started: {exc}"[:1000], ""))
+                self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
                 continue
             self._sink.event("client_restarted", client_id=client.client_id, rolled_back=gone, gives_up=False)
 
@@ -345,7 +356,7 @@ class LearnerCore:
                     self._on_failed(client, ThreadFailed("its learner thread ended without an error; see the learner's log", ""))
                 continue
             if client.worker is not None and client.worker.silent_s > WORKER_SILENCE_S:
-                text = f"its learner process has given no sign of life for {client.worker.silent_s:.0f} s; is it stopped?"
+                text = f"its worker has given no sign of life for {client.worker.silent_s:.0f} s; is it stopped?"
                 client.alarms.note(WORKER_SILENT, text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
@@ -459,3 +470,7 @@ class LearnerCore:
             client.end_thread()
         self._dispatcher.close(error)
         self._operator.close(error)
+
+
+def _failed(error: Exception) -> ThreadFailed:
+    return ThreadFailed(f"{type(error).__name__}: {error}"[:1000], "")

@@ -8,6 +8,7 @@ messages of learner threads. The thread never blocks in a send and never accesse
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -17,10 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
-from rl4sys_zmq.errors import Closed, RL4SysError
+from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
 from rl4sys_zmq.learner.client import LearnerThreadState
 from rl4sys_zmq.learner.connections import RouterReader
 from rl4sys_zmq.learner.core import LearnerCore
@@ -42,9 +44,11 @@ from rl4sys_zmq.wire.messages import AssignClient, Frame, OperatorCommand, Opera
 
 __all__ = ["Gateway", "EventSink"]
 
+log = logging.getLogger(__name__)
+
 PUB_HWM = 32
 LAST_MESSAGES_S = 0.05
-"""Time without a message after which all messages of learner processes that have ended count as read, in seconds."""
+"""Time without a message after which all messages of workers that have ended count as read, in seconds."""
 
 LAST_REQUESTS_S = 0.5
 """Shortest time that the thread of checkpoints has for its last requests when the learner closes, in seconds."""
@@ -202,7 +206,7 @@ class Gateway(Worker):
     def join_all(self, deadline: float) -> bool:
         """Wait for the end of the gateway thread and its learner threads. Return True if all have ended.
 
-        Learner processes that still run at the deadline are killed.
+        Workers that are processes and still run at the deadline are killed.
 
         Args:
             deadline: The time at which to stop waiting, on the monotonic clock, in seconds.
@@ -383,7 +387,13 @@ class Gateway(Worker):
                 self.call(lambda: self._core.on_worker_ended(key))
 
         assignment = WorkerAssignment(client_id=client_id, key=key, engine=entry.name, assign=assign, ended=ended)
-        return engine.start(assignment)
+        try:
+            return engine.start(assignment)
+        except RL4SysError:
+            raise
+        except Exception as exc:  # an error of an engine, or of the system, costs one client and not the learner
+            log.exception("client %s: its engine %s cannot start a worker", client_id, entry.name)
+            raise TransportError(f"engine {entry.name}: {start_error_text(exc)}") from exc
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         return self._router.send([peer, *frames])
@@ -399,7 +409,10 @@ class Gateway(Worker):
     ) -> AbandonCheckpointsThread:
         task = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
         self._tasks = [*(other for other in self._tasks if not other.done), task]
-        task.start()
+        try:
+            task.start()
+        except RuntimeError as exc:
+            task.problem, task.done = start_error_text(exc), True
         return task
 
     def _offer_policy(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> bool:

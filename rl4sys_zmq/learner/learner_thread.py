@@ -92,7 +92,7 @@ class LearnerThread(Worker):
                     if isinstance(exc, ConfigError):  # the user's mistake: its text says everything
                         text, trace = str(exc), ""
                         if self._remote and exc.key == "algorithm_name":
-                            text += "; a learner process finds only what the modules under `plugins` register"
+                            text += "; a worker process finds only what the modules under `plugins` register"
                     self.failure = ThreadFailed(plain_text(text[:1000]), plain_text(trace), isinstance(exc, RankLost))
                     upstream.send(self.failure)
             except Closed as exc:

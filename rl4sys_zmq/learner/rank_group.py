@@ -6,13 +6,10 @@ The ranks are the processes that train one policy together (the option ``learner
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.child_process import child_environment, end_text
+from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.errors import Closed, RankError, RankLost
 from rl4sys_zmq.learner.rank_link import RankLink, encode_rank_message
 from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember, open_store
@@ -42,7 +39,6 @@ LOST_STATUS = 3
 """The exit status of a rank that has ended because it lost another rank. The other one is then at fault."""
 
 _MODULE = "rl4sys_zmq.learner.rank_process"
-_LOWEST_FD = 3
 _LOOK_S = 0.1
 _END_S = 1.0
 """Time for which rank 0 waits for the end of a rank, in seconds: before it names the rank at fault, and before it kills one."""
@@ -96,8 +92,11 @@ class RankGroup(RankMember, Resource):
     def start(self) -> None:
         """Start the other ranks, and wait until they have built the algorithm and are connected.
 
+        The ranks connect when all are ready. This takes milliseconds, or `RANK_TIMEOUT_S` if a rank is stopped at that moment.
+
         Raises:
-            RankError: If a rank cannot be started, fails, or is not ready within `RANK_START_S`.
+            RankLost: If a rank cannot be started, ends, or is not ready within `RANK_START_S`.
+            RankError: If a rank reports an error.
             Closed: If the learner thread is asked to end.
         """
         try:
@@ -105,10 +104,12 @@ class RankGroup(RankMember, Resource):
             for rank in range(1, self.size):
                 self._others.append(_start_process(rank))
                 self._send(self._others[-1:], self._setup(rank, port))
-            deadline = time.monotonic() + RANK_START_S
-            for other in self._others:
-                self._await_ready(other, deadline)
-            self.connect(self._store, self._assign.generation, self._devices[0])
+            self._await_ready(time.monotonic() + RANK_START_S)
+            self._send(self._others, {"connect": True})
+            try:
+                self.connect(self._store, self._assign.generation, self._devices[0])
+            except RankError as exc:
+                raise self._lost(exc) from exc
         except BaseException:
             self.close()
             raise
@@ -121,22 +122,28 @@ class RankGroup(RankMember, Resource):
             "port": port,
             "device": str(self._devices[rank]),
             "factory": self._factory,
-            "path": list(sys.path),
+            "path": module_path(),
             "assign": [bytes(frame) for frame in encode(self._assign)],
         }
 
-    def _await_ready(self, other: _OtherRank, deadline: float) -> None:
-        while not select.select([other.link], [], [], _LOOK_S)[0]:
+    def _await_ready(self, deadline: float) -> None:
+        """Wait until all other ranks have built the algorithm. A rank that is ready sends nothing more, unless it ends."""
+        waiting, links = list(self._others), {other.link: other for other in self._others}
+        while waiting:
             if self._stopping.is_set():
                 raise Closed("the learner thread was stopped before its ranks were ready")
             if time.monotonic() > deadline:
-                raise RankLost(f"{self._name(other)} was not ready within {RANK_START_S:g} s; is the machine overloaded?")
-        try:
-            answer = other.link.receive()
-        except (EOFError, OSError) as exc:
-            raise self._lost() from exc
-        if "failed" in answer:
-            raise RankError(f"{self._name(other)} could not start: {answer['failed']}")
+                names = " and ".join(map(self._name, waiting))
+                raise RankLost(f"{names} not ready within {RANK_START_S:g} s; is the machine overloaded?")
+            for link in select.select(list(links), [], [], _LOOK_S)[0]:
+                other = links[link]
+                try:
+                    answer = link.receive()
+                except (EOFError, OSError) as exc:
+                    raise self._lost(exc) from exc
+                if "failed" in answer:
+                    raise RankError(f"{self._name(other)} could not start: {answer['failed']}")
+                waiting.remove(other)
 
     # ---- work
 
@@ -170,7 +177,7 @@ class RankGroup(RankMember, Resource):
         try:
             super().add_up(tensor)
         except RankError as exc:
-            raise self._lost() from exc
+            raise self._lost(exc) from exc
 
     def differ(self) -> None:
         """Record that the state of rank 0 has changed outside of `leading`."""
@@ -192,15 +199,19 @@ class RankGroup(RankMember, Resource):
             try:
                 other.link.send_parts(parts)
             except OSError as exc:
-                raise self._lost() from exc
+                raise self._lost(exc) from exc
 
     # ---- the end
 
     def _name(self, other: _OtherRank) -> str:
         return f"rank {other.rank} of {self.size} (pid {other.process.pid})"
 
-    def _lost(self) -> RankError:
-        """End the group after the loss of a rank. Return an error that names the rank."""
+    def _lost(self, error: Exception) -> RankError:
+        """End the group after the loss of a rank. Return an error that names the rank.
+
+        Args:
+            error: The error that has shown the loss. The returned error has its text if no rank has ended.
+        """
         deadline = time.monotonic() + _END_S
         ends = [(other, other.end(max(0.0, deadline - time.monotonic()))) for other in self._others]
         ended = [(other, code) for other, code in ends if code is not None]
@@ -211,7 +222,9 @@ class RankGroup(RankMember, Resource):
             text = f"{self._name(other)} ended with {end_text(code)}{words}"
         else:
             words = ""
-            text = f"{' or '.join(map(self._name, self._others))} did not answer within {RANK_TIMEOUT_S:g} s"
+            names = " or ".join(map(self._name, self._others))
+            cause = f"no answer for {RANK_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error
+            text = f"{names} runs but does not answer ({cause}); is it stopped?"
         self._failure = f"{text}; {_REMEDY}" if words else text
         self.close()
         return RankError(self._failure) if words else RankLost(self._failure)
@@ -233,28 +246,19 @@ def _start_process(rank: int) -> _OtherRank:
     """Start the process of a rank, with one end of a socketpair.
 
     Raises:
-        RankError: If no process can be started.
+        RankLost: If no process can be started.
     """
-    ours, theirs = socket.socketpair()
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as exc:
+        raise RankLost(f"the process of rank {rank} cannot be started: {start_error_text(exc)}") from exc
     try:
         ours.settimeout(RANK_TIMEOUT_S)
-        with theirs:  # in a program without standard streams, it could have one of their numbers, which the child replaces
-            theirs_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(theirs_fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs_fd,),
-                close_fds=True,
-                start_new_session=True,
-                env=child_environment(),
-            )
-        finally:
-            os.close(theirs_fd)
+        with theirs:
+            process = start_with_socket(theirs, "-m", _MODULE, stdout=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as exc:
         ours.close()
-        raise RankLost(f"the process of rank {rank} cannot be started: {exc}") from exc
+        raise RankLost(f"the process of rank {rank} cannot be started: {start_error_text(exc)}") from exc
     except BaseException:
         ours.close()
         raise
@@ -264,5 +268,7 @@ def _start_process(rank: int) -> _OtherRank:
 def _last_words(link: RankLink) -> str:
     """Return the error that an ended rank has reported, with a leading colon; empty if it has reported none."""
     with contextlib.suppress(EOFError, OSError):
-        return f": {link.receive().get('failed', '')}"
+        while "failed" not in (message := link.receive()):
+            pass  # it was ready
+        return f": {message['failed']}"
     return ""

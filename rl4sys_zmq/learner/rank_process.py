@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from rl4sys_zmq.child_process import end_with_parent
 from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.algorithms import ParallelAlgorithm
 from rl4sys_zmq.learner.algorithms.base import TunableAlgorithm
@@ -93,6 +94,7 @@ def serve(link: RankLink) -> NoReturn:
     setup = link.receive()
     assign, member, device, algorithm = build(setup)
     link.send({"ready": True})
+    link.receive()  # all ranks are ready
     member.connect(join_store(setup["port"]), assign.generation, device)
     while True:
         message = link.receive()
@@ -113,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # this process ends when rank 0 ends, which may first complete an update
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()  # also while native code holds the interpreter's lock, so that no thread can watch
     (fd,) = argv if argv is not None else sys.argv[1:]
     with RankLink(socket.socket(fileno=int(fd))) as link:
         watch = ParentWatch(link)

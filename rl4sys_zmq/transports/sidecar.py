@@ -6,10 +6,8 @@ If the sidecar ends, the messages in it are lost, as when a connection breaks. T
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import math
-import os
 import select
 import socket
 import subprocess
@@ -17,7 +15,7 @@ import sys
 import time
 from typing import NoReturn
 
-from rl4sys_zmq.child_process import child_environment, end_text
+from rl4sys_zmq.child_process import end_text, start_with_socket
 from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.resource import Resource
@@ -34,7 +32,6 @@ TERMINATE_WAIT_S = 0.25
 KILL_WAIT_S = 0.5
 
 _MODULE = "rl4sys_zmq.transports.sidecar_process"
-_LOWEST_FD = 3
 
 
 class Sidecar(Resource):
@@ -185,20 +182,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         raise TransportError(f"cannot start a sidecar: {exc.strerror}") from exc
     try:
         ours.setblocking(False)
-        # In a host without standard streams, the socketpair could have one of their numbers, which the child replaces.
-        theirs_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(theirs_fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs_fd,),
-                close_fds=True,
-                start_new_session=True,
-                env=child_environment(),
-            )
-        finally:
-            os.close(theirs_fd)
+        process = start_with_socket(theirs, "-m", _MODULE, stdout=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as exc:
         ours.close()
         raise TransportError(f"cannot start a sidecar: {exc}") from exc

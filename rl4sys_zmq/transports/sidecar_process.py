@@ -7,7 +7,6 @@ is closed, or (on Linux) when the thread of the host that started the process en
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import socket
 import sys
 from collections import deque
 
+from rl4sys_zmq.child_process import end_with_parent
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 _OUTLET_BYTES = 1024 * 1024  # no ZeroMQ socket is read while more bytes than this wait to be written to the socketpair
 _MESSAGES_PER_TURN = 64
 _READS_PER_TURN = 16
-_PR_SET_PDEATHSIG = 1
 
 
 class _SidecarSocket:
@@ -243,9 +242,7 @@ def _isolate() -> None:
     """Ignore Ctrl-C and clear the inherited signal mask. On Linux, also end with the thread that started this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if sys.platform == "linux":
-        # If a forked process holds a copy of the host's end, the socketpair does not show the end of the host.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +19,13 @@ from typing import Any, TypeVar
 
 import pytest
 from harness.children import PYTHONPATH
-from harness.engine_plugin import DEADLY, TALKATIVE
+from harness.engine_plugin import DEADLY, FRUITFUL, TALKATIVE
 
+from rl4sys_zmq import plugins
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, core
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
-from rl4sys_zmq.learner.engines import process
+from rl4sys_zmq.learner.engines import packets, process
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 
@@ -89,6 +93,15 @@ def options(tmp_path: Path) -> dict[str, Any]:
         "checkpoint_every_s": 0.2,
         "shutdown_timeout_s": 20.0,
     }
+
+
+def open_sockets() -> int:
+    """The number of sockets that this process has."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(entry).startswith("socket:")
+    return count
 
 
 def play(agent: Any, count: int, reward: float = 1.0) -> None:
@@ -251,9 +264,141 @@ def test_the_log_of_a_process_reaches_the_learners(lab: Lab, options: dict[str, 
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="MORTAL_OFF")
     play(agent, 1, TALKATIVE)
-    pid = trained(learner, 1)["worker"]["pid"]
+    client = trained(learner, 1)
+    pid = client["worker"]["pid"]
     until(lambda: f"process {pid}: a talkative segment" in caplog.messages, "the line")
     assert f"client lab is trained by process {pid}" in caplog.messages
+    assert any(re.fullmatch(f"process {pid}: \U0001f600+", line) for line in caplog.messages), "a long line is cut"
+    assert client["restarts"] == 0 and client["verdicts"]["quarantined"] == 0, "a wrong call of a logger does no harm"
+
+
+def test_a_killed_process_takes_along_what_it_has_started(
+    lab: Lab, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="MORTAL_OFF")
+    play(agent, 1, FRUITFUL)
+    pid = trained(learner, 1)["worker"]["pid"]
+    line = until(lambda: next((line for line in caplog.messages if "a child" in line), None), "the line")
+    child = int(line.split()[-1])
+    assert is_there(child)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_there(child), "its child has ended")
+
+
+def test_a_process_is_watched_where_the_kernel_lacks_pidfd_open(
+    lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    before = trained(learner, 4)
+    assert "crashes" not in before["worker"]
+    os.kill(before["worker"]["pid"], signal.SIGKILL)
+    until(lambda: client_of(learner)["restarts"] == 1, "another process")
+
+
+def test_a_learner_whose_working_directory_was_removed_starts_processes(
+    lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    learner = lab.learner(**options)
+    gone.rmdir()
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    balanced(trained(learner, 4), 4)
+
+
+def test_a_process_finds_modules_in_the_order_of_the_learner(
+    lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A module beside the program that embeds the learner hides one of the same name in PYTHONPATH."""
+    for name, text in {
+        "beside": "from harness.engine_plugin import *",
+        "elsewhere": "raise ImportError('the wrong one')",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "engine_twin.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'elsewhere'}{os.pathsep}{PYTHONPATH}")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "beside"), *sys.path])
+    monkeypatch.setattr(plugins, "_imported", {})  # later learners of this process do not import it
+    learner = lab.learner(**{**options, "plugins": ("engine_twin",)})
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    balanced(trained(learner, 4), 4)
+
+
+@pytest.mark.parametrize("fault", ["thread", "engine"])
+def test_a_worker_that_cannot_be_started_costs_one_client_a_pause(
+    fault: str, lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system has no further thread when a crashed worker is to be replaced; or the engine raises what it must not."""
+    clients = {"well": {"engine": "thread"}, "sick": {"engine": "process"}}
+    learner = lab.learner(**{**options, "engine": "thread", "clients": clients})
+    well, sick = (lab.agent(learner, name, algorithm_name="IMPORTABLE") for name in ("well", "sick"))
+    play(sick, 4)
+    pid = trained(learner, 4, "sick")["worker"]["pid"]
+    learner.save(timeout_s=PATIENCE_S)
+    full = threading.Event()
+    full.set()
+    start_thread, start_worker = threading.Thread.start, process.ProcessEngine.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        if fault == "thread" and full.is_set() and thread.name == "rl4sys-process-sick":
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    def no_worker(engine: process.ProcessEngine, assignment: Any) -> Any:
+        if fault == "engine" and full.is_set():
+            raise LookupError("a fault of the engine")
+        return start_worker(engine, assignment)
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(process.ProcessEngine, "start", no_worker)
+    sockets = open_sockets()
+    os.kill(pid, signal.SIGKILL)
+    text = {"thread": "can't start new thread; raise the limit of processes", "engine": "a fault of the engine"}[fault]
+    until(lambda: text in client_of(learner, "sick")["worker"].get("last_crash", ""), "an attempt has failed")
+    full.clear()
+    play(well, 4)
+    balanced(trained(learner, 4, "well"), 4)
+    play(sick, 4)
+    found = trained(learner, 8, "sick")
+    balanced(found, 8)
+    assert found["worker"]["crashes"] >= 2
+    assert open_sockets() <= sockets, "nothing of the failed attempts is left"
+
+
+def test_an_error_while_a_process_is_watched_costs_it_a_restart(
+    lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    pid = trained(learner, 4)["worker"]["pid"]
+    decode, faulty = packets.decode_packet, threading.Event()
+    faulty.set()
+
+    def fault(data: bytes) -> Any:
+        if faulty.is_set():
+            faulty.clear()
+            raise ValueError("no packet")
+        return decode(data)
+
+    monkeypatch.setattr(process, "decode_packet", fault)
+    until(lambda: client_of(learner)["restarts"] == 1, "another process")
+    assert not is_there(pid)
+    crash = client_of(learner)["worker"]["last_crash"]
+    assert crash == f"its process {pid} was killed, because of an error in the learner: ValueError: no packet"
+    play(agent, 4)
+    balanced(trained(learner, 8), 8)
 
 
 def test_an_engine_that_does_not_exist_is_refused_with_the_nearest(options: dict[str, Any]) -> None:

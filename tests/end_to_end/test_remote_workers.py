@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from harness.children import PYTHONPATH
 from harness.engine_plugin import DEADLY, TALKATIVE
-from harness.remote_engine import ELSEWHERE, STARTS
+from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
 
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, RL4SysError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
@@ -221,9 +222,36 @@ def test_the_log_of_a_worker_reaches_the_learners(lab: Lab, options: dict[str, A
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="MORTAL_OFF")
     play(agent, 1, TALKATIVE)
-    pid = trained(learner, 1)["worker"]["pid"]
+    client = trained(learner, 1)
+    pid = client["worker"]["pid"]
     line = f"worker of client lab on {platform.node()} (pid {pid}): a talkative segment"
     until(lambda: line in caplog.messages, "the line")
+    assert any("a name that is no name" in line for line in caplog.messages)
+    assert client["restarts"] == 0 and client["verdicts"]["quarantined"] == 0, "a wrong call of a logger does no harm"
+
+
+def test_an_engine_that_fails_costs_its_client_a_restart(
+    lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = lab.learner(**options)
+    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 4)
+    pid = trained(learner, 4)["worker"]["pid"]
+    wait, faulty = RemoteProgram.wait, threading.Event()
+    faulty.set()
+
+    def fault(program: RemoteProgram, timeout_s: float) -> str | None:
+        if faulty.is_set():
+            faulty.clear()
+            raise LookupError("a fault of the engine")
+        return wait(program, timeout_s)
+
+    monkeypatch.setattr(RemoteProgram, "wait", fault)
+    until(lambda: client_of(learner)["restarts"] == 1, "another worker")
+    crash = client_of(learner)["worker"]["last_crash"]
+    assert crash == f"its worker on {platform.node()} (pid {pid}) was given up: a fault of the engine"
+    play(agent, 4)
+    balanced(trained(learner, 8), 8)
 
 
 def test_forgetting_a_client_puts_its_checkpoints_aside(lab: Lab, options: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
-from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason
+from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART
@@ -511,7 +511,7 @@ def test_a_thread_that_vanishes_is_noticed_within_a_second() -> None:
 
 
 def crash(rig: Rig) -> None:
-    """The client's learner process is killed."""
+    """The client's worker is killed."""
     rig.worker.alive, rig.worker.crash = False, "its process 7 has ended: signal 9 (SIGKILL)"
     rig.core.on_worker_ended(rig.worker.key)
 
@@ -570,11 +570,54 @@ def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> 
         rig.turn()
         assert rig.client.state == "starting"
     crash(rig)
-    assert rig.client.state == "failed" and "before it was ready" in rig.client.error
+    assert rig.client.state == "failed" and "5 workers in a row have ended before they were ready" in rig.client.error
+    assert "rl4sys-learner client ADDRESS lab restart" in rig.client.error
     assert rig.core.counters.snapshot()["workers_crashed"] == 5
     rig.now += 10.0
     rig.turn()
     assert len(rig.workers) == 5
+
+
+def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.join()
+    crash(rig)
+    start, errors = rig.core.registry._callbacks.start_worker, [TransportError("no thread"), TransportError("no thread")]
+
+    def fail_twice(assign: AssignClient, key: bytes) -> Any:
+        if errors:
+            raise errors.pop()
+        return start(assign, key)
+
+    object.__setattr__(rig.core.registry._callbacks, "start_worker", fail_twice)
+    for _ in range(2):
+        assert rig.client.state == "starting"
+        rig.now += 10.0
+        rig.turn()
+        assert rig.client.report(rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
+    rig.now += 10.0
+    rig.turn()
+    rig.ready()
+    assert rig.client.state == "running" and rig.client.crashes == 3
+    errors.append(ConfigError("no such engine"))  # type: ignore[arg-type]
+    crash(rig)
+    rig.now += 10.0
+    rig.turn()
+    assert rig.client.state == "failed" and rig.client.error == "no worker can be started: no such engine"
+
+
+def test_an_end_of_a_worker_that_cannot_be_handled_fails_its_client() -> None:
+    class Faulty(FakeWorker):
+        def end(self, *, replaced: bool) -> None:
+            self.ended.append(replaced)
+            if len(self.ended) == 1:
+                raise LookupError("a fault of the engine")
+
+    rig = Rig()
+    rig.join()
+    rig.worker.__class__ = Faulty
+    crash(rig)
+    assert rig.client.state == "failed" and rig.client.error == "LookupError: a fault of the engine"
 
 
 def test_an_operator_can_restart_or_forget_a_client_that_waits_after_a_crash() -> None:

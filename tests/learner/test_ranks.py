@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +34,7 @@ from rl4sys_zmq.learner import rank_group, rank_member  # noqa: E402
 from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, check_rows, find_devices, row_share  # noqa: E402
 from rl4sys_zmq.learner.placement import importable_factory, place_algorithm  # noqa: E402
 from rl4sys_zmq.learner.rank_group import RankGroup  # noqa: E402
+from rl4sys_zmq.learner.rank_link import RankLink  # noqa: E402
 
 OBSERVATIONS, FOUR, BOX = BoxSpace((3,)), DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
 CLOSE = 1e-6
@@ -202,9 +205,56 @@ def test_a_stopped_rank_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) 
         train(algorithm, segments(FOUR), 1)
         (pid,) = group.pids
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(RankError, match=rf"rank 1 of 2 \(pid {pid}\) did not answer within 8 s"):
+        with pytest.raises(RankLost, match=rf"rank 1 of 2 \(pid {pid}\) runs but does not answer \(.*8000 ?ms.*is it stopped"):
             train(algorithm, segments(FOUR), 1)
         assert not running(pid)
+
+
+@pytest.mark.parametrize("moment", ["another one starts", "they connect"])
+def test_a_rank_that_is_killed_while_the_group_starts_is_lost(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client then starts again from its checkpoint."""
+    for module in (rank_group, rank_member):
+        monkeypatch.setattr(module, "RANK_TIMEOUT_S", 4.0)
+    assign = assignment("PPO", FOUR, PPO, learners=3)
+    group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, threading.Event()).group
+    assert group is not None
+    killed: list[int] = []
+
+    def kill() -> None:
+        if not killed:
+            killed.append(group.pids[0])
+            os.kill(killed[0], signal.SIGKILL)
+            wait_until(lambda: not running(killed[0]))
+
+    receive, connect = RankLink.receive, rank_member.RankMember.connect
+
+    def received(link: Any) -> dict[str, Any]:
+        message = receive(link)
+        if moment == "another one starts" and link is group._others[0].link:
+            kill()
+        return message
+
+    def connected(member: Any, *given: Any) -> None:
+        kill()
+        connect(member, *given)
+
+    monkeypatch.setattr(RankLink, "receive", received)
+    monkeypatch.setattr(rank_member.RankMember, "connect", connected)
+    with pytest.raises(RankLost, match=r"rank 1 of 3 \(pid \d+\) ended with signal 9 \(SIGKILL\)$"):
+        group.start()
+    assert killed and group.pids == []
+
+
+def test_a_rank_that_cannot_be_started_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assign = assignment("PPO", FOUR, PPO, learners=2)
+    group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, threading.Event()).group
+    assert group is not None
+    monkeypatch.setattr(socket, "socketpair", full)
+    with pytest.raises(RankLost, match=r"rank 1 cannot be started: .*Too many open files; raise the limit of open files"):
+        group.start()
 
 
 def test_an_error_in_the_middle_of_an_update_ends_the_group() -> None:

@@ -315,13 +315,15 @@ DRIVER = """
 import json, os, signal, socket, sys
 from rl4sys_zmq.learner.engines import ray_connection
 from rl4sys_zmq.learner.engines.packets import decode_packet, encode_packet
-pair = socket.socket(fileno=int(sys.argv[1]))
+pair = socket.socket(fileno=int(sys.argv[2]))
 say = lambda kind, **fields: pair.send(encode_packet(kind, **fields))
 say("connected", address="h:1", host="10.0.0.9", node="n0", nodes=[], version="2")
 while data := pair.recv(1 << 17):
     kind, fields = decode_packet(data)
     if kind == "kill":
         say("ended", number=fields["number"], end="", error="")
+    elif fields["client_id"] == "garbled":
+        pair.send(b"no packet")
     elif fields["client_id"] == "deadly":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fields["client_id"] == "bad":
@@ -394,3 +396,24 @@ def test_a_first_driver_that_cannot_connect_is_the_last(connection: RayConnectio
     late = worker(2, "good")
     connection.add(late)
     assert late.wait(0.0) == "the driver process ended with exit status 3"
+
+
+def test_a_packet_that_cannot_be_read_costs_the_driver_and_not_the_connection(connection: RayConnectionThread) -> None:
+    garbled = worker(1, "garbled")
+    connection.add(garbled)
+    end = garbled.wait(PATIENCE_S)
+    assert end is not None and end.startswith("an error in the learner: JSONDecodeError")
+    later = worker(2, "good")
+    connection.add(later)
+    until(lambda: later.node == "n1")
+
+
+def test_a_worker_whose_start_data_are_too_long_is_refused_and_the_others_run(connection: RayConnectionThread) -> None:
+    long = worker(1, "good")
+    long.start = replace(START, plugins=("x" * MAX_PACKET_BYTES,))
+    good = worker(2, "good")
+    connection.add(long)
+    connection.add(good)
+    with pytest.raises(ConfigError, match=r"the start data of a worker have 13\d{4} bytes.*shorten sys\.path"):
+        long.wait(PATIENCE_S)
+    until(lambda: good.node == "n1")

@@ -14,16 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CheckpointError, ConfigError
-from rl4sys_zmq.learner.checkpoints import CheckpointManifest, encode_checkpoint
+from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, encode_checkpoint
 from rl4sys_zmq.learner.engines import checkpoint_thread, gateway_storage
+from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, WorkerFiles
 from rl4sys_zmq.learner.engines.gateway_storage import GatewayStorage
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.engines.remote_worker import run_remote_worker
+from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspect_files import SuspectFiles, read_mark
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
+from rl4sys_zmq.transports import Poller
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import (
     AssignClient,
@@ -210,6 +214,41 @@ def test_other_files_cannot_be_fetched(wire: Wire) -> None:
     begun(wire)
     wire.post(FetchCheckpointPart(1, "../../secret", 0))
     assert "not needed" in answer_of(wire).error
+
+
+@pytest.mark.parametrize("message", [FetchCheckpointPart(1, "manifest.json", 1 << 63), FindCheckpoint()])
+def test_a_request_that_cannot_be_handled_does_not_end_the_thread_of_all_workers(
+    message: FindCheckpoint | FetchCheckpointPart, wire: Wire, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*given: Any) -> Any:
+        raise LookupError("a fault")
+
+    store = wire.storage.checkpoints(wire.assign)
+    assert store.write(MANIFEST, STATE).number == 1
+    while not wire.answers.empty():
+        wire.answers.get()
+    monkeypatch.setattr(CheckpointStore, "load", fault)
+    wire.post(message)
+    answer = wire.answers.get(timeout=5.0)
+    assert isinstance(answer, CheckpointStored | CheckpointFound) and answer.error
+    assert wire.thread.alive
+
+
+def test_a_checkpoint_thread_that_cannot_be_started_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Poller() as poller:
+        links = WorkerLinks(Counters(), poller, lambda: None)
+        task = WorkerAssignment(client_id="lab", key=bytes(8), engine="e", assign=assigned(folder), ended=lambda: None)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            patch.setattr(threading.Thread, "start", full)
+            links.open(task, "tcp://127.0.0.1:0")
+        link = links.open(task, "tcp://127.0.0.1:0")
+        link.finish()
+        assert link._files is not None and link._files.closed.is_set(), "the thread has done that"
+        links.close()
+        assert links.join(5.0)
 
 
 def test_the_queue_of_one_worker_is_bounded(folder: Path) -> None:

@@ -72,7 +72,9 @@ class Engine(Protocol):
         """Start a worker that trains one client, without waiting for it.
 
         Raises:
-            TransportError: If a socket cannot be bound, or no process can be started.
+            TransportError: If a socket cannot be bound, or no thread or process can be started. The gateway takes any other
+                exception, except a ConfigError, as this one. The client then gets another worker after a pause, or fails after
+                several attempts.
         """
 
     def wait_ready(self) -> None:

@@ -326,7 +326,7 @@ class CheckpointThread(Worker):
             elif message == _FINISH:
                 files.finish()
             elif not files.closed.is_set():
-                answer = files.record() if isinstance(message, str) else files.handle(message)
+                answer = files.record() if isinstance(message, str) else _answer(files, message)
                 if answer is not None:
                     self._answers.append((files, answer))
                     self._wake()
@@ -334,6 +334,18 @@ class CheckpointThread(Worker):
     def stop(self) -> None:
         """Ask the thread to end after the requests that wait."""
         self._requests.put(None)
+
+
+def _answer(files: WorkerFiles, message: FindCheckpoint | FetchCheckpointPart | CheckpointPart) -> StorageAnswer:
+    """Handle one request, and return the answer. A request that cannot be handled must not end the thread of all workers."""
+    try:
+        return files.handle(message)
+    except Exception as exc:
+        log.exception("a request of a worker could not be handled: %s", type(message).__name__)
+        problem = _text(exc) or type(exc).__name__
+        if isinstance(message, FindCheckpoint):
+            return CheckpointFound(0, 0, {}, [], False, problem, (b"", b""))
+        return CheckpointStored(message.number, False, problem)
 
 
 def _text(exc: Exception) -> str:

@@ -13,15 +13,15 @@ it. When the gateway's process ends, the socketpair closes, and the worker proce
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import itertools
 import logging
 import math
 import os
 import select
 import shutil
+import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.child_process import child_environment, end_text
+from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
@@ -63,8 +63,13 @@ REPLACED_KILL_S = 5.0
 ABORT_WAIT_S = 2.0
 LINGER_S = 30.0
 LOOK_S = 0.05
+PACKETS_PER_LOOK = 64
+"""Largest number of packets of a process that are read before the next look at its end and at the time to kill it."""
+
+LAST_PACKETS = 4096
+"""Limit on the packets that are read after the end of a process. The socketpair holds fewer."""
+
 _MODULE = "rl4sys_zmq.learner.engines.worker"
-_LOWEST_FD = 3
 
 
 class ProcessEngine:
@@ -125,7 +130,8 @@ class LearnerProcess:
             down: The ipc address of the PUSH socket, from which the process receives messages.
 
         Raises:
-            TransportError: If the address of the PUSH socket cannot be bound, or no file descriptor is left.
+            TransportError: If the address of the PUSH socket cannot be bound, or the thread that starts the process cannot be
+                started.
         """
         start = ProcessStart(
             client_id=assignment.client_id,
@@ -133,16 +139,16 @@ class LearnerProcess:
             down=down,
             up=up,
             plugins=imported_plugins(),
-            path=[entry or os.getcwd() for entry in sys.path],
+            path=module_path(),
             log_level=logging.getLogger("rl4sys_zmq").getEffectiveLevel(),
         )
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES, linger_s=LINGER_S)
         try:
             self._watch = _ProcessWatchThread(start, assignment.ended)
             self._watch.start()
-        except OSError as exc:
+        except (OSError, RuntimeError) as exc:
             self._push.close()
-            raise TransportError(f"engine process: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
+            raise TransportError(f"engine process: no process can be started: {start_error_text(exc)}") from exc
         except BaseException:
             self._push.close()
             raise
@@ -217,7 +223,8 @@ class LearnerProcess:
 class _ProcessWatchThread(Worker):
     """The thread that starts one worker process, reads its packets, and waits for its end.
 
-    On Linux, the process is killed if this thread ends before it, for example together with the whole learner.
+    On Linux, the process is killed if this thread ends before it, for example together with the whole learner. After the end of
+    the process, what it has started in its process group is killed too.
 
     Attributes:
         pid: The process id; None before the process is created.
@@ -248,6 +255,14 @@ class _ProcessWatchThread(Worker):
         """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
         return 0.0 if self.over else max(0.0, time.monotonic() - self._alive_at)
 
+    def start(self) -> None:
+        """Start the thread. If that is impossible, close the socketpair and raise RuntimeError."""
+        try:
+            super().start()
+        except BaseException:
+            self._close_pair()
+            raise
+
     def tell(self, command: str) -> None:
         """Send a command to the process. Any thread can call this, also after the end of the process."""
         with self._lock:
@@ -265,8 +280,20 @@ class _ProcessWatchThread(Worker):
         """Kill the process. Any thread can call this."""
         with self._lock:
             self._killed = True
-            if self.pid is not None and not self.over:
-                self._process.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kill the process, and all that it has started in its group. The caller holds the lock."""
+        if self.pid is not None and self._process.returncode is None:  # until it is collected, no other group has its number
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _close_pair(self) -> None:
+        with self._lock:
+            pair, self._pair = self._pair, None
+        for end in (pair, self._theirs):
+            if end is not None:
+                end.close()
 
     def run(self) -> None:
         """Start the process, and read its packets until it has ended."""
@@ -274,15 +301,15 @@ class _ProcessWatchThread(Worker):
             code = self._watch_process()
             if code and self.failure is None:
                 self.crash = f"its process {self.pid} has ended: {end_text(code)}"
-        except (OSError, subprocess.SubprocessError) as exc:
-            self.crash = f"no process can be started: {exc}"
+        except Exception as exc:  # the gateway must get the end of the process in any case
+            if self.pid is None:
+                self.crash = f"no process can be started: {start_error_text(exc)}"
+            else:
+                log.exception("process %d, which trained client %s, was killed", self.pid, self._start.client_id)
+                self.crash = f"its process {self.pid} was killed, because of an error in the learner: {type(exc).__name__}: {exc}"
         finally:
-            with self._lock:
-                self.over = True
-                pair, self._pair = self._pair, None
-            for end in (pair, self._theirs):
-                if end is not None:
-                    end.close()
+            self.over = True
+            self._close_pair()
             self._ended()
 
     def _watch_process(self) -> int:
@@ -292,40 +319,62 @@ class _ProcessWatchThread(Worker):
                 return 0
             assert self._pair is not None
             self._pair.send(encode_packet(self._start))
-            self._process = _spawn(self._theirs)
+            self._process = start_with_socket(self._theirs, "-m", _MODULE)
             self.pid = self._process.pid
-        self._theirs.close()
-        log.info("client %s is trained by process %d", self._start.client_id, self.pid)
-        poll = select.poll()
-        poll.register(self._pair, select.POLLIN)
-        death = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
         try:
-            if death is not None:
-                poll.register(death, select.POLLIN)
-            wait_s = LOOK_S if death is None else WORKER_REPORT_S
-            is_open = True
-            while self._process.poll() is None:
-                poll.poll(math.ceil(wait_s * 1000))
-                if is_open and not self._read():
-                    is_open = False
-                    poll.unregister(self._pair)
-                if time.monotonic() >= self._kill_at:
-                    self._process.kill()
+            self._theirs.close()
+            log.info("client %s is trained by process %d", self._start.client_id, self.pid)
+            self._follow()
+            self._read(LAST_PACKETS)
+        except BaseException:
+            with self._lock:
+                self._kill()
+            raise
         finally:
-            if death is not None:
-                os.close(death)
-            if self._process.returncode is None:
-                self._process.kill()
-                self._process.wait()
-        self._read()
-        return self._process.returncode
+            self._has_ended(0)
+            with self._lock:
+                self._kill()
+                code = self._process.wait()
+        return code
 
-    def _read(self) -> bool:
-        """Handle the packets that have arrived. Return False if the process has closed its end."""
-        while True:
+    def _follow(self) -> None:
+        """Read the packets of the process until it has ended, and kill it when its time is over."""
+        assert self.pid is not None
+        with contextlib.ExitStack() as stack:
+            poll = select.poll()
+            poll.register(self._pair_end(), select.POLLIN)
+            wait_s = LOOK_S
+            with contextlib.suppress(AttributeError, OSError):  # a kernel before 5.3, or a filter of system calls
+                death = os.pidfd_open(self.pid)
+                stack.callback(os.close, death)
+                poll.register(death, select.POLLIN)
+                wait_s = WORKER_REPORT_S
+            is_open = True
+            while not self._has_ended(os.WNOHANG):
+                poll.poll(math.ceil(wait_s * 1000))
+                if is_open and not self._read(PACKETS_PER_LOOK):
+                    is_open = False
+                    poll.unregister(self._pair_end())
+                if time.monotonic() >= self._kill_at:
+                    with self._lock:
+                        self._kill()
+
+    def _has_ended(self, options: int) -> bool:
+        """Return True if the process has ended, without collecting it. With the option 0, wait for the end."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options) is not None
+        except ChildProcessError:  # the program ignores SIGCHLD, so the kernel has collected the process
+            return True
+
+    def _pair_end(self) -> socket.socket:
+        assert self._pair is not None
+        return self._pair
+
+    def _read(self, most: int) -> bool:
+        """Handle up to `most` packets that have arrived. Return False if the process has closed its end."""
+        for _ in range(most):
             try:
-                assert self._pair is not None
-                data = self._pair.recv(MAX_PACKET_BYTES)
+                data = self._pair_end().recv(MAX_PACKET_BYTES)
             except BlockingIOError:
                 return True
             except OSError:
@@ -339,22 +388,7 @@ class _ProcessWatchThread(Worker):
                 self._alive_at, self.busy_s = time.monotonic(), float(fields["busy_s"])
             elif kind == FAILED:
                 self.failure = ThreadFailed(**fields)
+        return True
 
     def _log(self, name: str, level: int, text: str) -> None:
         logging.getLogger(name).log(level, "process %d: %s", self.pid, text)
-
-
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    # In a learner without standard streams, the socketpair could have one of their numbers, which the child replaces.
-    number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, str(number)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(number,),
-            close_fds=True,
-            start_new_session=True,
-            env=child_environment(),
-        )
-    finally:
-        os.close(number)

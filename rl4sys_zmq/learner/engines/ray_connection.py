@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -17,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rl4sys_zmq.child_process import child_environment, end_text
+from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
@@ -37,7 +34,6 @@ CLOSE_S = 5.0
 """Longest time in which the driver ends the local Ray that it has started, in seconds. Then it is killed."""
 
 LOOK_S = 0.1
-_LOWEST_FD = 3
 _PROGRAM = "from rl4sys_zmq.learner.engines.ray_driver import main; main()"
 _NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 """A Ray that the learner starts sends no statistics to Ray's authors, unless the environment says so."""
@@ -102,7 +98,7 @@ class RayProcess:
             client_id=self.client_id,
             wanted=self.wanted,
             waits=self.waits,
-            path=[entry or os.getcwd() for entry in sys.path],
+            path=module_path(),
             start=replace(self.start, down=down, up=up).to_json(),
         )
 
@@ -185,8 +181,11 @@ class RayConnectionThread(Worker):
             connected = False
             try:
                 connected = self._run_driver()
-            except OSError as exc:
-                self._problem = f"no driver process can be started: {exc.strerror}; raise the limit of open files (ulimit -n)"
+            except (OSError, subprocess.SubprocessError) as exc:
+                self._problem = f"no driver process can be started: {start_error_text(exc)}"
+            except Exception as exc:  # the workers must get their end, and another driver, in any case
+                log.exception("%s: the connection to the driver process has failed", self._described)
+                self._problem = f"an error in the learner: {type(exc).__name__}: {exc}"
             if self._stopping.is_set() or not self._settled.is_set():
                 break
             self._forget_driver()
@@ -206,7 +205,7 @@ class RayConnectionThread(Worker):
         with ours:
             with theirs:
                 ours.setblocking(False)
-                process = self._process = _spawn(theirs, self._address)
+                process = self._process = _start_driver(theirs, self._address)
             deadline = time.monotonic() + CONNECT_S
             try:
                 poll = select.poll()
@@ -244,8 +243,12 @@ class RayConnectionThread(Worker):
                 worker.unwanted = False
                 self._outbox.append(encode_packet(KILL, number=worker.number))
             elif self._connected and not worker.sent:
-                worker.sent = True
-                self._outbox.append(worker.order(self._host))
+                worker.sent, order = True, worker.order(self._host)
+                if len(order) > MAX_PACKET_BYTES:
+                    problem = f"the start data of a worker have {len(order)} bytes, with sys.path and the plugins"
+                    self._on_end(worker, "", f"{problem}; at most {MAX_PACKET_BYTES} are possible: shorten sys.path")
+                    continue
+                self._outbox.append(order)
         with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `_read` returns False
             while self._outbox:
                 pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
@@ -319,19 +322,6 @@ class RayConnectionThread(Worker):
         self._settled.set()
 
 
-def _spawn(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:
-    # In a learner without standard streams, the socketpair could have one of their numbers, which the child replaces.
-    number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(number), address],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # Ray writes messages of its own there
-            stderr=subprocess.DEVNULL,
-            pass_fds=(number,),
-            close_fds=True,
-            start_new_session=True,
-            env={**_NO_STATISTICS, **child_environment()},
-        )
-    finally:
-        os.close(number)
+def _start_driver(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:
+    silent = subprocess.DEVNULL  # Ray writes messages of its own there
+    return start_with_socket(theirs, "-c", _PROGRAM, address, stdout=silent, stderr=silent, environment=_NO_STATISTICS)

@@ -1,6 +1,6 @@
 """The program that connects a learner with Ray. It creates, watches and ends the Ray actors that train the learner's clients.
 
-`ray_connection` starts it with the descriptor of the socketpair to the learner's process, and the address of the cluster. It is
+`ray_connection` starts it with the address of the cluster, and the descriptor of the socketpair to the learner's process. It is
 a process of its own for four reasons: Ray installs signal handlers, also in C++; it writes to stdout; its calls can take seconds;
 and a driver whose node is lost cannot continue. The learner then starts another one.
 
@@ -283,15 +283,15 @@ def _line(exc: BaseException) -> str:
 def main() -> None:
     """Connect to Ray, and follow the learner until it ends.
 
-    The arguments of the command line are the descriptor of the socketpair, and the address of the cluster.
+    The arguments of the command line are the address of the cluster, and the descriptor of the socketpair.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pair = socket.socket(fileno=int(sys.argv[1]))
+    pair = socket.socket(fileno=int(sys.argv[2]))
     code = 1
     driver = RayDriver(pair)
     try:
-        driver.connect(sys.argv[2])
+        driver.connect(sys.argv[1])
     except Exception as exc:  # noqa: BLE001 - Ray raises many types; the learner reports the text
         driver.send(REFUSED, error=_line(exc))
     else:

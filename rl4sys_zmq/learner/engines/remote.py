@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
@@ -152,7 +153,7 @@ class _RemoteWatchThread(Worker):
         self.over = False
         self.crash = ""
         self.failure: ThreadFailed | None = None
-        self._client_id, self._ended = assignment.client_id, assignment.ended
+        self._client_id, self._engine, self._ended = assignment.client_id, assignment.engine, assignment.ended
         self._link, self._launch = link, launch
         self._process: RemoteProcess | None = None
         self._kill_at = math.inf
@@ -175,8 +176,7 @@ class _RemoteWatchThread(Worker):
     def stop(self) -> None:
         """Kill the process. Any thread can call this."""
         self._kill_at = 0.0
-        if self._process is not None:
-            self._process.kill()
+        self._kill()
 
     def run(self) -> None:
         """Start the process, and wait for its end."""
@@ -186,13 +186,29 @@ class _RemoteWatchThread(Worker):
                 self.crash = f"its worker{self._where()} has ended: {end}"
         except ConfigError as exc:
             self.failure = ThreadFailed(str(exc)[:1000], "")
-        except RL4SysError as exc:
-            self.crash = f"no worker can be started: {exc}"
+        except Exception as exc:  # an engine can be a plugin, and the gateway must get the end of the worker in any case
+            if not isinstance(exc, RL4SysError):
+                log.exception("client %s: the engine %s has failed", self._client_id, self._engine)
+            did = "no worker can be started" if self._process is None else f"its worker{self._where()} was given up"
+            self.crash = f"{did}: {start_error_text(exc)}"
+            self._kill(ABORT_WAIT_S)
         finally:
-            self._link.finish()
-            self._log()
-            self.over = self._link.finished = True
-            self._ended()
+            try:
+                self._link.finish()
+                self._log()
+            finally:
+                self.over = self._link.finished = True
+                self._ended()
+
+    def _kill(self, wait_s: float = 0.0) -> None:
+        """Kill the process, and wait up to `wait_s` seconds for its end. Errors of the engine go to the log."""
+        if self._process is not None:
+            try:
+                self._process.kill()
+                if wait_s:
+                    self._process.wait(wait_s)
+            except Exception:
+                log.exception("client %s: the engine %s cannot kill the worker", self._client_id, self._engine)
 
     def _watch_process(self) -> str:
         """Start the process, and return how it ended; an empty text if it ended in order."""
@@ -219,7 +235,7 @@ class _RemoteWatchThread(Worker):
         return f" on {signs.host} (pid {signs.pid})" if signs.at is not None else ""
 
     def _log(self) -> None:
-        while self._link.logs:
+        for _ in range(len(self._link.logs)):  # a worker can add more without end
             record = self._link.logs.popleft()
             logging.getLogger(record.name).log(
                 record.level, "worker of client %s%s: %s", self._client_id, self._where(), record.text

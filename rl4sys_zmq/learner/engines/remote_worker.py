@@ -58,6 +58,7 @@ TURN_MESSAGES = 256
 
 MAX_LOGS = 1000
 MAX_LOG_CHARS = 16_000
+MAX_NAME_CHARS = 200
 _RETRY_S = 0.005
 _PAUSED_S = 2.0
 _PREFIX_BYTES, _KIND_AT = 48, 6
@@ -105,8 +106,11 @@ class _PostLogHandler(logging.Handler):
         self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = plain_text(self.format(record)[:MAX_LOG_CHARS])
-        self._connection.post_log(WorkerLog(record.name, record.levelno, text))
+        try:
+            name, text = (plain_text(part) for part in (record.name[:MAX_NAME_CHARS], self.format(record)[:MAX_LOG_CHARS]))
+            self._connection.post_log(WorkerLog(name, record.levelno, text))
+        except Exception:  # noqa: BLE001 - as in logging's own handlers: a wrong call of a logger must not raise in its caller
+            self.handleError(record)
 
 
 class _GatewayConnection(Worker):

@@ -8,7 +8,6 @@ without a checkpoint.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -19,6 +18,7 @@ import sys
 import threading
 from dataclasses import asdict
 
+from rl4sys_zmq.child_process import end_with_parent
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.packets import (
     END,
@@ -44,8 +44,10 @@ log = logging.getLogger(__name__)
 ORPHAN_S = 2.0
 """Longest time that this process still runs after the end of the learner's process, in seconds."""
 
-MAX_LOG_CHARS = 16_000
-_PR_SET_PDEATHSIG = 1
+MAX_LOG_CHARS = 10_000
+"""Limit on the text of a log record, in characters. Each takes up to 12 bytes of a packet, which has `MAX_PACKET_BYTES`."""
+
+MAX_NAME_CHARS = 200
 
 
 class _PairLogHandler(logging.Handler):
@@ -56,8 +58,11 @@ class _PairLogHandler(logging.Handler):
         self._pair = pair
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)[:MAX_LOG_CHARS]
-        _send(self._pair, encode_packet(LOG, name=record.name, level=record.levelno, text=text))
+        try:
+            text = self.format(record)[:MAX_LOG_CHARS]
+            _send(self._pair, encode_packet(LOG, name=record.name[:MAX_NAME_CHARS], level=record.levelno, text=text))
+        except Exception:  # noqa: BLE001 - as in logging's own handlers: a wrong call of a logger must not raise in its caller
+            self.handleError(record)
 
 
 class _CommandThread(threading.Thread):
@@ -111,7 +116,7 @@ def main() -> None:
     if not data:
         os._exit(1)
     start = ProcessStart(**decode_packet(data)[1])
-    sys.path += [entry for entry in start.path if entry not in sys.path]
+    sys.path[:] = start.path
     root = logging.getLogger()
     root.addHandler(_PairLogHandler(pair))
     root.setLevel(start.log_level)
@@ -131,7 +136,7 @@ def _train(pair: socket.socket, start: ProcessStart) -> None:
     try:
         import_plugins(start.plugins)
     except ConfigError as exc:
-        _send(pair, encode_packet(FAILED, error=str(exc), trace="", crashed=False))
+        _send(pair, encode_packet(FAILED, error=str(exc)[:1000], trace="", crashed=False))
         return
     name = f"rl4sys-learner-{start.client_id}"
     learner = LearnerThread(name, bytes.fromhex(start.key), start.down, start.up, remote=True)
@@ -149,9 +154,7 @@ def _isolate() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     faulthandler.enable()
-    if sys.platform == "linux":
-        # If a forked process holds a copy of the learner's end, the socketpair does not show the end of the learner.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 if __name__ == "__main__":

@@ -267,9 +267,9 @@ class WorkerLinks:
     def open(self, assignment: WorkerAssignment, bind: str, advertise: str = "") -> WorkerLink:
         """Bind the two sockets of a worker, with a fresh key pair. See `GatewayEndpoints.connect_worker`."""
         if self._keys is None or self._shared is None:
-            self._keys = WorkerKeys()
-            self._shared = _Shared(self._counters, CheckpointThread(self._wake))
-            self._shared.storage.start()
+            keys, shared = WorkerKeys(), _Shared(self._counters, CheckpointThread(self._wake))
+            shared.storage.start()  # if this raises, the next call tries again
+            self._keys, self._shared = keys, shared
         access = self._keys.admit()
         try:
             link = WorkerLink(assignment, bind, advertise, access, self._shared)

@@ -351,8 +351,8 @@ class LearnerCore:
             if client.is_wanted:
                 client.busy_at = now
             if client.ended_unexpectedly:
-                self._callbacks.poll_workers()  # its last messages, if there are any
-                if client.state is not LearnerThreadState.FAILED:
+                self.on_worker_ended(client.key)  # the engine can be about to call this
+                if client.ended_unexpectedly:
                     self._on_failed(client, ThreadFailed("its learner thread ended without an error; see the learner's log", ""))
                 continue
             if client.worker is not None and client.worker.silent_s > WORKER_SILENCE_S:

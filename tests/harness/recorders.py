@@ -47,6 +47,12 @@ class Recorder(FakeAlgorithm):
         self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
         self._pending = state["pending"]
         self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
+        self._used = self.segments, self.steps, self.corrected
+        self._settled = self._counts()
+
+    def restore(self, kept: tuple[Any, ...]) -> None:
+        """Return to the state of a `checkpoint`."""
+        super().restore(kept)
         self._settled = self._counts()
 
 

@@ -510,6 +510,16 @@ def test_a_thread_that_vanishes_is_noticed_within_a_second() -> None:
     assert rig.client.error == "its learner thread ended without an error; see the learner's log"
 
 
+def test_a_crash_that_the_clock_notices_before_the_engine_is_a_crash() -> None:
+    rig = Rig()
+    rig.join()
+    rig.worker.alive, rig.worker.crash = False, "its process 7 has ended: signal 9 (SIGKILL)"
+    rig.core.each_second(rig.now + 1)
+    assert rig.client.state == "starting" and rig.core.counters.snapshot()["workers_crashed"] == 1
+    rig.core.on_worker_ended(rig.worker.key)
+    assert rig.core.counters.snapshot()["workers_crashed"] == 1
+
+
 def crash(rig: Rig) -> None:
     """The client's worker is killed."""
     rig.worker.alive, rig.worker.crash = False, "its process 7 has ended: signal 9 (SIGKILL)"

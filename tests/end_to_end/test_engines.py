@@ -269,6 +269,7 @@ def test_the_log_of_a_process_reaches_the_learners(lab: Lab, options: dict[str, 
     until(lambda: f"process {pid}: a talkative segment" in caplog.messages, "the line")
     assert f"client lab is trained by process {pid}" in caplog.messages
     assert any(re.fullmatch(f"process {pid}: \U0001f600+", line) for line in caplog.messages), "a long line is cut"
+    assert all((record.name + record.getMessage()).encode() for record in caplog.records), "other handlers can encode it"
     assert client["restarts"] == 0 and client["verdicts"]["quarantined"] == 0, "a wrong call of a logger does no harm"
 
 

@@ -59,8 +59,11 @@ class _PairLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = self.format(record)[:MAX_LOG_CHARS]
-            _send(self._pair, encode_packet(LOG, name=record.name[:MAX_NAME_CHARS], level=record.levelno, text=text))
+            name, text = (
+                part.encode(errors="backslashreplace").decode()  # handlers of the learner must be able to encode it
+                for part in (record.name[:MAX_NAME_CHARS], self.format(record)[:MAX_LOG_CHARS])
+            )
+            _send(self._pair, encode_packet(LOG, name=name, level=record.levelno, text=text))
         except Exception:  # noqa: BLE001 - as in logging's own handlers: a wrong call of a logger must not raise in its caller
             self.handleError(record)
 

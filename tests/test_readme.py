@@ -100,6 +100,12 @@ def test_the_documents_tests_pass(document: str, count: int) -> None:
     assert run_tests_of(f"docs/{document}") == count
 
 
+def test_the_engine_of_the_page_is_a_valid_entry() -> None:
+    (block,) = blocks("docs/howto/engines.md")
+    entry = execute(block, 0)["ENTRY"]
+    assert entry.name == "mine" and {"start", "wait_ready", "close"} <= set(dir(entry.factory))
+
+
 def pages() -> list[Path]:
     return [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -160,6 +166,7 @@ EXECUTED = {
     *("docs/howto/embed.md", "docs/howto/inference.md", "docs/howto/action.md"),  # tests/docs/test_howto.py
     *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
     "docs/howto/deploy.md",  # tests/docs/test_deploy.py
+    "docs/howto/engines.md",  # test_the_engine_of_the_page_is_a_valid_entry
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
     "docs/howto/environments.md",  # tests/serving/test_environments.py
     "docs/howto/serving_data.md",  # tests/serving/data/test_document.py

@@ -37,7 +37,7 @@ from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
-from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, read_subscription
+from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, TooManyFrames, read_subscription
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import AssignClient, Frame, OperatorCommand, OperatorCommandDone
@@ -100,10 +100,7 @@ class Gateway(Worker):
         self._service: InferenceService | None = None
         self._config, self._restored, self._authenticator = config, restored, authenticator
         self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
-        self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._commands_lock = threading.Lock()
-        self._wakeup = Wakeup()
-        self._stopping = threading.Event()
+        self._calls = CallQueue("learner")
         self._open = threading.Event()
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
@@ -162,20 +159,14 @@ class Gateway(Worker):
         Raises:
             Closed: If the gateway thread has ended or is stopping.
         """
-        future: Future[T] = Future()
-        with self._commands_lock:
-            if not self.alive or self._stopping.is_set():
-                raise Closed("the learner is closed")
-            self._commands.append((function, future))
-        self._wakeup.set()
-        return future
+        return self._calls.call(function)
 
     def wake(self) -> None:
         """Wake the gateway thread, for example because the journal (the record of accepted segments) has results to read.
 
         Any thread can call this.
         """
-        self._wakeup.set()
+        self._calls.wakeup.set()
 
     def weight_history(self, client_id: str) -> WeightHistory | None:
         """Return the recent weights of a client (a policy), or None if there are none. Hold `published` to call this.
@@ -195,9 +186,7 @@ class Gateway(Worker):
 
     def stop(self) -> None:
         """Ask the gateway thread and its learner threads to end. This does not wait for their end."""
-        with self._commands_lock:
-            self._stopping.set()
-        self._wakeup.set()
+        self._calls.stop()
 
     def on_death(self, error: BaseException) -> None:
         """Release the threads that wait in `wait_open`, after the gateway thread has failed."""
@@ -218,7 +207,7 @@ class Gateway(Worker):
             done &= task.join(max(0.0, deadline - time.monotonic()))
         if not self.alive:
             done &= self._remote.join(max(LAST_REQUESTS_S, deadline - time.monotonic()))
-            self._wakeup.close()
+            self._calls.wakeup.close()
             for engine in self._engines.values():
                 engine.close()
         return done
@@ -232,14 +221,13 @@ class Gateway(Worker):
             if self._bind(sockets):
                 for socket in sockets:
                     self._poller.register(socket)
-                self._poller.register(self._wakeup)
+                self._poller.register(self._calls.wakeup)
                 self._open.set()
                 self._loop(self._poller)
-                self._core.close_sessions(Closed("the learner is closed"))
+                self._core.close_sessions(self._calls.closed())
                 self._drain()
         finally:
-            closed = Closed("the learner is closed")
-            self._core.close(closed)
+            self._core.close(self._calls.closed())
             self._remote.close()
             self._poller.close()
             for socket in (*sockets, *self._upstreams):
@@ -247,11 +235,7 @@ class Gateway(Worker):
             if self._service is not None:
                 self._service.close()
             self._open.set()
-            with self._commands_lock:
-                self._stopping.set()
-                commands, self._commands = self._commands, []
-            for _, future in commands:
-                future.set_exception(closed)
+            self._calls.refuse_all()
 
     def _bind(self, sockets: list[Socket]) -> bool:
         """Create the sockets, and restore the clients of an earlier run.
@@ -291,7 +275,7 @@ class Gateway(Worker):
 
     def _loop(self, poller: Poller) -> None:
         beacon, resting = SilenceTimer(BEACON_S, time.monotonic() - BEACON_S), False
-        while not self._stopping.is_set():
+        while not self._calls.stopping:
             rest_s = self._connections.rest_s
             if resting is not (rest_s > 0):  # during a rest, messages that wait in the ROUTER must not end the poll
                 resting = not resting
@@ -299,8 +283,7 @@ class Gateway(Worker):
             now = time.monotonic()
             wait_s = self._core.rest_s(now, beacon.deadline - now)
             poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
-            self._wakeup.clear()
-            self._run_commands()
+            self._calls.serve()
             self._read_upstream()
             self._connections.read()
             self._read_subscriptions()
@@ -312,15 +295,6 @@ class Gateway(Worker):
                 self._remote.each_second()
                 self._connections.each_second(now)
                 self._core.each_second(now)
-
-    def _run_commands(self) -> None:
-        with self._commands_lock:
-            commands, self._commands = self._commands, []
-        for function, future in commands:
-            try:
-                future.set_result(function())
-            except Exception as exc:  # noqa: BLE001 - handed to the caller
-                future.set_exception(exc)
 
     def _drain(self) -> None:
         """Read the last messages of the learner threads, until all have ended or ``shutdown_timeout_s`` seconds are over."""

@@ -14,12 +14,12 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rl4sys_zmq.config import RelayConfig
-from rl4sys_zmq.errors import Closed, RL4SysError
+from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client
-from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, explain, read_subscription
+from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, TooManyFrames, explain, read_subscription
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame
 
@@ -61,11 +61,9 @@ class RelayThread(Worker):
         self._config, self._authenticator = config, authenticator
         self._upstream = Address.parse(config.upstream)
         self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None
-        self._wakeup = Wakeup()
-        self._stopping, self._open = threading.Event(), threading.Event()
+        self._calls = CallQueue("relay")
+        self._open = threading.Event()
         self._bind_error: RL4SysError | None = None
-        self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._commands_lock = threading.Lock()
         self._started_at = time.monotonic()
         self._sub: Socket | None = None
         self._sockets: list[Socket] = []
@@ -103,19 +101,11 @@ class RelayThread(Worker):
         Raises:
             Closed: If the thread has ended or is stopping.
         """
-        future: Future[T] = Future()
-        with self._commands_lock:
-            if not self.alive or self._stopping.is_set():
-                raise Closed("the relay is closed")
-            self._commands.append((function, future))
-        self._wakeup.set()
-        return future
+        return self._calls.call(function)
 
     def stop(self) -> None:
         """Ask the thread to end. This does not wait for its end."""
-        with self._commands_lock:
-            self._stopping.set()
-        self._wakeup.set()
+        self._calls.stop()
 
     def on_death(self, error: BaseException) -> None:
         """Release the threads that wait in `wait_open`, after the thread has failed."""
@@ -123,7 +113,7 @@ class RelayThread(Worker):
 
     def release(self) -> None:
         """Close the descriptor that wakes the thread. Call this method after `join`."""
-        self._wakeup.close()
+        self._calls.wakeup.close()
 
     # ---- the thread
 
@@ -132,18 +122,14 @@ class RelayThread(Worker):
         try:
             with Poller() as self._poller:
                 if self._bind():
-                    self._poller.register(self._wakeup)
+                    self._poller.register(self._calls.wakeup)
                     self._open.set()
                     self._loop()
         finally:
             for socket in self._sockets:
                 socket.close()
             self._open.set()
-            with self._commands_lock:
-                self._stopping.set()
-                commands, self._commands = self._commands, []
-            for _, future in commands:
-                future.set_exception(Closed("the relay is closed"))
+            self._calls.refuse_all()
 
     def _bind(self) -> bool:
         """Create the sockets. Return False after an error, which `wait_open` then raises."""
@@ -184,10 +170,9 @@ class RelayThread(Worker):
 
     def _loop(self) -> None:
         core = self._core
-        while not self._stopping.is_set():
+        while not self._calls.stopping:
             self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
-            self._wakeup.clear()
-            self._run_commands()
+            self._calls.serve()
             for _ in range(BURST):
                 if self._sub is None or (frames := self._sub.recv()) is None:
                     break
@@ -203,15 +188,6 @@ class RelayThread(Worker):
             if now >= self._tidy_at:
                 self._tidy_at = now + TIDY_S
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
-
-    def _run_commands(self) -> None:
-        with self._commands_lock:
-            commands, self._commands = self._commands, []
-        for function, future in commands:
-            try:
-                future.set_result(function())
-            except Exception as exc:  # noqa: BLE001 - handed to the caller
-                future.set_exception(exc)
 
     def _read_children(self) -> None:
         for _ in range(BURST):

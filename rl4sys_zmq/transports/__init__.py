@@ -5,7 +5,8 @@
   it. `send` and `recv` never block. `send` returns `SendResult.OK`, `FULL` or `GONE`; `recv` returns a list of frames, or None.
 - `Socket.user`: The user that sent the last message, on a socket that authenticates its peers (see the package `security`).
 - `Socket.events`, `explain`: The events of connections, and their meaning in one sentence.
-- `Poller`: Waits until sockets or file descriptors are ready. `Wakeup`: Ends this wait from another thread.
+- `Poller`: Waits until sockets or file descriptors are ready. `Wakeup`: Ends this wait from another thread. `CallQueue`: Lets
+  the thread that waits call functions of other threads.
 - `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets. `raise_descriptor_limit`: Permits
   more of them.
 
@@ -15,6 +16,7 @@ Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket 
 from __future__ import annotations
 
 from rl4sys_zmq.transports.address import Address
+from rl4sys_zmq.transports.call_queue import CallQueue
 from rl4sys_zmq.transports.context import context, open_sockets, raise_descriptor_limit
 from rl4sys_zmq.transports.frames import (
     LARGE_FRAME_BYTES,
@@ -50,6 +52,7 @@ __all__ = [
     "Socket",
     "Source",
     "TooManyFrames",
+    "CallQueue",
     "Wakeup",
     "context",
     "explain",

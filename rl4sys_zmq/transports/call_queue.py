@@ -1,0 +1,86 @@
+"""A queue of functions that other threads want the owner of some sockets to call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.transports.wakeup import Wakeup
+
+__all__ = ["CallQueue"]
+
+T = TypeVar("T")
+
+
+class CallQueue:
+    """The functions that other threads want a thread to call, and the request to stop.
+
+    The thread polls `wakeup` together with its sockets. After each poll it calls `serve`, until `stopping` is True. At its end it
+    calls `refuse_all`. Any thread can use the other methods.
+
+    Attributes:
+        wakeup: Ends the wait of the thread. The creator of this object closes it, after the end of the thread.
+    """
+
+    def __init__(self, owner: str) -> None:
+        """Create the queue.
+
+        Args:
+            owner: The name of the object with the thread, such as ``learner``, for error messages.
+        """
+        self.wakeup = Wakeup()
+        self._owner = owner
+        self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._lock = threading.Lock()
+        self._stopping = False
+
+    @property
+    def stopping(self) -> bool:
+        """True after `stop` or `refuse_all`."""
+        return self._stopping
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Let the thread call `function`, and return a future for the result.
+
+        Raises:
+            Closed: If the thread has ended or is stopping.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._stopping:
+                raise self.closed()
+            self._calls.append((function, future))
+        self.wakeup.set()
+        return future
+
+    def stop(self) -> None:
+        """Ask the thread to end. This does not wait for its end."""
+        with self._lock:
+            self._stopping = True
+        self.wakeup.set()
+
+    def serve(self) -> None:
+        """Call the functions that wait. Their exceptions go to the futures."""
+        self.wakeup.clear()
+        with self._lock:
+            calls, self._calls = self._calls, []
+        for function, future in calls:
+            try:
+                future.set_result(function())
+            except Exception as exc:  # noqa: BLE001 - handed to the caller
+                future.set_exception(exc)
+
+    def refuse_all(self) -> None:
+        """Refuse the functions that wait, and all later ones."""
+        with self._lock:
+            self._stopping = True
+            calls, self._calls = self._calls, []
+        for _, future in calls:
+            future.set_exception(self.closed())
+
+    def closed(self) -> Closed:
+        """Return the error for callers after the end."""
+        return Closed(f"the {self._owner} is closed")

@@ -56,8 +56,8 @@ TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
-RAY_MODULES = {"ray_driver", "ray_worker"}
-"""The modules that run in processes of Ray. The learner's process does not import Ray, which installs signal handlers."""
+RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
+"""The modules that run in processes of Ray. Learners and fleets do not import Ray, which installs signal handlers."""
 SANS_IO = {
     "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator", "relays"},
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},

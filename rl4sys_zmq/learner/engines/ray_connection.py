@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -17,10 +16,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rl4sys_zmq.child_process import child_environment, end_text
+from rl4sys_zmq.child_process import end_text
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
+from rl4sys_zmq.learner.engines.ray_process import CLOSE_S, CONNECT_S, described_cluster, spawn_driver
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.liveness import WORKER_RESTART
@@ -30,17 +30,8 @@ __all__ = ["RayConnectionThread", "RayProcess"]
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 60.0
-"""Longest time to connect to a cluster, or to start a local Ray, in seconds."""
-
-CLOSE_S = 5.0
-"""Longest time in which the driver ends the local Ray that it has started, in seconds. Then it is killed."""
-
 LOOK_S = 0.1
-_LOWEST_FD = 3
 _PROGRAM = "from rl4sys_zmq.learner.engines.ray_driver import main; main()"
-_NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""A Ray that the learner starts sends no statistics to Ray's authors, unless the environment says so."""
 
 
 class RayProcess:
@@ -197,7 +188,7 @@ class RayConnectionThread(Worker):
 
     @property
     def _described(self) -> str:
-        return "the local Ray" if self._address == LOCAL else f"the Ray cluster at {self._address}"
+        return described_cluster(self._address)
 
     def _run_driver(self) -> bool:
         """Start a driver process and follow it until its end. Return True if it was connected."""
@@ -206,7 +197,7 @@ class RayConnectionThread(Worker):
         with ours:
             with theirs:
                 ours.setblocking(False)
-                process = self._process = _spawn(theirs, self._address)
+                process = self._process = spawn_driver(theirs, _PROGRAM, self._address)
             deadline = time.monotonic() + CONNECT_S
             try:
                 poll = select.poll()
@@ -317,21 +308,3 @@ class RayConnectionThread(Worker):
         for worker in workers:
             self._on_end(worker, self._problem, "")
         self._settled.set()
-
-
-def _spawn(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:
-    # In a learner without standard streams, the socketpair could have one of their numbers, which the child replaces.
-    number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(number), address],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # Ray writes messages of its own there
-            stderr=subprocess.DEVNULL,
-            pass_fds=(number,),
-            close_fds=True,
-            start_new_session=True,
-            env={**_NO_STATISTICS, **child_environment()},
-        )
-    finally:
-        os.close(number)

@@ -469,7 +469,8 @@ def test_an_actor_loads_no_torch_and_no_gymnasium() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_engine_ray_loads_no_ray() -> None:
-    code = "import sys, rl4sys_zmq.learner.engines.ray_engine\nsys.exit('ray' in sys.modules)"
+@pytest.mark.parametrize("module", ["learner.engines.ray_engine", "fleet.ray_engine"])
+def test_the_engines_ray_load_no_ray(module: str) -> None:
+    code = f"import sys, rl4sys_zmq.{module}\nsys.exit('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

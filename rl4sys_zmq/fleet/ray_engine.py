@@ -141,7 +141,7 @@ class RayActorEngine(ActorEngine):
         if late:
             self._problem = f"no answer within {CONNECT_S:g} s"
         if late or not self._read(pair):
-            self._lose_driver()
+            self._lose_driver(0.0 if late else CLOSE_S)
         else:
             self._write(pair)
         self._handles = {number: handle for number, handle in self._handles.items() if handle.alive}
@@ -182,10 +182,10 @@ class RayActorEngine(ActorEngine):
             process.kill()
             return process.wait()
 
-    def _lose_driver(self) -> None:
-        """Record the end of the driver and of all actors. `start` starts another driver."""
+    def _lose_driver(self, timeout_s: float) -> None:
+        """Wait for the end of the driver, at most `timeout_s` seconds, and record that of all actors. `start` starts another."""
         connected = self._connected
-        code = self._end_driver(CLOSE_S if connected else 0.0)
+        code = self._end_driver(timeout_s)
         self._problem = self._problem or f"the driver process ended with {end_text(code or 0)}"
         if connected:
             self._say(f"{described_cluster(self._address)}: {self._problem}; all actors start again")

@@ -100,14 +100,7 @@ class RayActorEngine(ActorEngine):
         self._problem = ""
         self._deadline = float("inf")
         try:
-            self._spawn()
-            while self._pair is not None and not self._connected:
-                self.poll(0.1)
-            if not self._connected:
-                raise TransportError(f"ray_address: {described_cluster(self._address)} cannot be used: {self._problem}")
-            problem = placement_problem(CPU, self._nodes)
-            if problem:
-                raise ConfigError(f"{problem}; each actor needs a CPU: add a node to the cluster", key="engine")
+            self._connect()
         except BaseException:
             self.close()
             raise
@@ -154,6 +147,16 @@ class RayActorEngine(ActorEngine):
         self._end_driver(TERMINATE_S + CLOSE_S)
 
     # ---- the driver
+
+    def _connect(self) -> None:
+        self._spawn()
+        while self._pair is not None and not self._nodes:
+            self.poll(0.1)
+        if self._pair is None:
+            raise TransportError(f"ray_address: {described_cluster(self._address)} cannot be used: {self._problem}")
+        problem = placement_problem(CPU, self._nodes)
+        if problem:
+            raise ConfigError(f"{problem}; each actor needs a CPU: add a node to the cluster", key="engine")
 
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

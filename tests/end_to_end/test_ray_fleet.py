@@ -87,7 +87,7 @@ def test_a_fleet_on_a_cluster_loses_an_actor_and_a_node_and_ends(tmp_path: Path)
             def ready(restarts: int) -> bool:
                 status = last_status(tmp_path, "fleet")
                 assert fleet.poll() is None, (tmp_path / "fleet.err").read_text()
-                return status["joined"] == 2 and status["restarts"] >= restarts and status["episodes"] > 0
+                return bool(status["joined"] == 2 and status["restarts"] >= restarts and status["episodes"] > 0)
 
             def said() -> str:
                 return (tmp_path / "fleet.err").read_text()

@@ -263,7 +263,7 @@ def test_a_damaged_name_of_a_column_is_noticed_at_the_start(tmp_path: Path) -> N
     written(tmp_path)
     path = tmp_path / "journal.db"
     path.write_bytes(path.read_bytes().replace(b"frames BLOB", b"grames BLOB"))
-    with pytest.raises(JournalLost, match="is damaged .its definition of TABLE entries is damaged"):
+    with pytest.raises(JournalLost, match=r"is damaged \(its definition of TABLE entries is damaged"):
         Bench(tmp_path)
     bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
     bench.append(10, 12)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from rl4sys_zmq.config.options import number, optional, parse_options
+from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.names import check_name
@@ -25,6 +25,7 @@ __all__ = [
     "TaskPreset",
     "READ_ELSEWHERE",
     "gradient_norm",
+    "inherited",
     "parameter_table",
     "read_parameters",
     "readings",
@@ -71,6 +72,20 @@ def gradient_norm(value: object) -> float | None:
     """
     limit = optional(number(-1e18, 1e18))(value)
     return limit if limit is not None and limit > 0 else None
+
+
+def inherited(cls: type[Any], name: str, default: object, *, names: tuple[str, ...] | None = None, doc: str = "") -> Any:
+    """Declare a parameter that another dataclass has too, with another default.
+
+    Args:
+        cls: The other dataclass. It can be a base class of the one that is declared.
+        name: The name of the parameter.
+        default: The default value.
+        names: The synonyms; None for those of the other dataclass.
+        doc: The meaning; empty for that of the other dataclass.
+    """
+    (known,) = (f.metadata for f in fields(cls) if f.name == name)
+    return option(known["check"], default, names=known["names"] if names is None else names, doc=doc or known["doc"])
 
 
 def readings(parameters: object) -> list[str]:

@@ -193,6 +193,8 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
     about = f"{entry.summary} ({entry.kind})" if entry.kind else entry.summary
     if about:
         yield f"  {about}"
+    if entry.staleness is not None:
+        yield f"  {entry.staleness}"
     if entry.parameters is None:
         yield "  (the entry of this algorithm does not list its parameters)"
     else:

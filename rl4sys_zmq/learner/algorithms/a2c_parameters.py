@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, policy_planner
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, inherited
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, PPOSetting
 
 __all__ = ["A2C_ENTRY", "A3C_ENTRY", "A2CParameters", "A3CParameters"]
@@ -67,6 +67,7 @@ A2C_ENTRY = AlgorithmEntry(
     kind="onpolicy",
     parameters=A2CParameters,
     plan=policy_planner("A2C", A2CParameters),
+    staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are not clipped"),
     presets={
         "CartPole-v1": TaskPreset(
             parameters=CARTPOLE,
@@ -86,6 +87,7 @@ A3C_ENTRY = AlgorithmEntry(
     kind="onpolicy",
     parameters=A3CParameters,
     plan=policy_planner("A3C", A3CParameters),
+    staleness=Staleness(max_policy_lag=None, correction="probability ratios, which are not clipped", pacing_lag=8),
     presets={
         "CartPole-v1": TaskPreset(
             parameters=CARTPOLE,

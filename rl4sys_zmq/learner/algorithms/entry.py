@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.base import Algorithm
+from rl4sys_zmq.learner.algorithms.base import PACING_LAG, Algorithm
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import PolicySpec, Space
@@ -22,8 +22,10 @@ __all__ = [
     "AlgorithmEntry",
     "AlgorithmFactory",
     "PolicyPlan",
+    "Staleness",
     "TaskPreset",
     "READ_ELSEWHERE",
+    "default_pacing_lag",
     "gradient_norm",
     "inherited",
     "parameter_table",
@@ -106,6 +108,18 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
     ]
 
 
+def default_pacing_lag(entry: AlgorithmEntry, kind: str) -> int | None:
+    """Return the default of the option ``pacing_lag``, in batches; None if neither the entry nor the kind determines it.
+
+    Args:
+        entry: The entry of the algorithm.
+        kind: The kind of the algorithm, ``onpolicy`` or ``offpolicy``; empty if it is not known so far.
+    """
+    if entry.staleness is not None and entry.staleness.pacing_lag is not None:
+        return entry.staleness.pacing_lag
+    return PACING_LAG.get(kind)
+
+
 AlgorithmFactory = Callable[[Any, Space, Mapping[str, object], int], Algorithm]
 """A callable that builds an algorithm: ``factory(observation_space, action_space, parameters, seed) -> Algorithm``.
 
@@ -141,6 +155,27 @@ class TaskPreset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """The age of the data that an algorithm can learn from, and the way in which it corrects for the age.
+
+    Attributes:
+        max_policy_lag: The default of the option ``max_policy_lag``: the largest number of versions by which data can be behind;
+            None for no limit. It equals `Algorithm.max_policy_lag`.
+        correction: The correction for data within this limit, as a phrase for people.
+        pacing_lag: The default of the option ``pacing_lag``, in batches; None for the default of the algorithm's kind.
+    """
+
+    max_policy_lag: int | None
+    correction: str
+    pacing_lag: int | None = None
+
+    def __str__(self) -> str:
+        if self.max_policy_lag is None:
+            return f"data of any age; {self.correction}"
+        return f"data up to {self.max_policy_lag} versions old, older data are dropped; {self.correction}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmEntry:
     """The description of one learning algorithm: its name, the function that builds it, its parameters and tested settings.
 
@@ -158,6 +193,7 @@ class AlgorithmEntry:
         plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
             this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
             takes memory.
+        staleness: The age of the data that the algorithm can learn from; None if not declared.
         presets: Tested settings that solve a task, by the Gymnasium id of the task.
         extra: The optional dependency group of this package that the factory needs, such as ``learner``. It is named in the error
             message if a module is missing. Empty if the factory needs none.
@@ -169,6 +205,7 @@ class AlgorithmEntry:
     kind: str = ""
     parameters: type[Any] | None = None
     plan: PolicyPlan | None = None
+    staleness: Staleness | None = None
     presets: Mapping[str, TaskPreset] = field(default_factory=dict, repr=False)
     extra: str = ""
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, policy_planner
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, inherited
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
 
 __all__ = ["ENTRY", "IMPALAParameters"]
@@ -52,6 +52,7 @@ ENTRY = AlgorithmEntry(
     kind="onpolicy",
     parameters=IMPALAParameters,
     plan=policy_planner("IMPALA", IMPALAParameters),
+    staleness=Staleness(max_policy_lag=None, correction="V-trace with truncated importance weights", pacing_lag=1),
     presets={
         "CartPole-v1": TaskPreset(
             parameters={

@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.algorithms.actor_critic_parameters import (
     entropy_weight,
     policy_planner,
 )
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, inherited
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.values import BoxSpace, Space
 
 __all__ = ["ENTRY", "PPOParameters", "PPOSetting"]
@@ -308,6 +308,7 @@ ENTRY = AlgorithmEntry(
     kind="onpolicy",
     parameters=PPOParameters,
     plan=policy_planner("PPO", PPOParameters),
+    staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
     presets=PRESETS,
     extra="learner",
 )

@@ -18,7 +18,7 @@ from rl4sys_zmq.learner.algorithms.actor_critic_parameters import (
     BatchCompletionRule,
     policy_planner,
 )
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, inherited
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, PPOSetting
 from rl4sys_zmq.values import DiscreteSpace, Space
 
@@ -128,6 +128,7 @@ ENTRY = AlgorithmEntry(
     kind="onpolicy",
     parameters=REINFORCEParameters,
     plan=policy_planner("REINFORCE", REINFORCEParameters),
+    staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are not clipped"),
     presets={
         "CartPole-v1": TaskPreset(
             parameters={

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, policy_planner
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, inherited
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, inherited
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
 
 __all__ = ["ENTRY", "RPOParameters"]
@@ -39,5 +39,6 @@ ENTRY = AlgorithmEntry(
     kind="onpolicy",
     parameters=RPOParameters,
     plan=policy_planner("RPO", RPOParameters),
+    staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
     extra="learner",
 )

@@ -78,6 +78,8 @@ A2C_ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    reference="Huang et al. 2022, A2C is a special case of PPO",
 )
 
 A3C_ENTRY = AlgorithmEntry(
@@ -98,4 +100,6 @@ A3C_ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    reference="Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
 )

@@ -229,4 +229,6 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete actions",
+    reference="van Hasselt et al. 2016, Deep reinforcement learning with double Q-learning",
 )

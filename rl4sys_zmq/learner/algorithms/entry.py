@@ -197,6 +197,8 @@ class AlgorithmEntry:
         presets: Tested settings that solve a task, by the Gymnasium id of the task.
         extra: The optional dependency group of this package that the factory needs, such as ``learner``. It is named in the error
             message if a module is missing. Empty if the factory needs none.
+        spaces: One line about the spaces that the algorithm supports.
+        reference: The source of the algorithm: authors, year and title. Empty if not declared.
     """
 
     name: str
@@ -208,6 +210,8 @@ class AlgorithmEntry:
     staleness: Staleness | None = None
     presets: Mapping[str, TaskPreset] = field(default_factory=dict, repr=False)
     extra: str = ""
+    spaces: str = ""
+    reference: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name, "algorithm_name")

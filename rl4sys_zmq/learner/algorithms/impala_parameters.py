@@ -58,8 +58,11 @@ ENTRY = AlgorithmEntry(
             parameters={
                 "steps_per_update": 256,
                 "rollout_length": 32,
-                "learning_rate": 1e-3,
+                "learning_rate": 1.2e-3,
+                "anneal_lr": True,
+                "total_steps": 200_000,
                 "gamma": 0.98,
+                "reward_scale": 0.1,
                 "normalise_observations": False,
                 "normalise_rewards": False,
             },
@@ -70,4 +73,6 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    reference="Espeholt et al. 2018, IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
 )

@@ -311,4 +311,6 @@ ENTRY = AlgorithmEntry(
     staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
     presets=PRESETS,
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    reference="Schulman et al. 2017, Proximal policy optimization algorithms",
 )

@@ -145,4 +145,6 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    reference="Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning",
 )

@@ -41,4 +41,6 @@ ENTRY = AlgorithmEntry(
     plan=policy_planner("RPO", RPOParameters),
     staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
     extra="learner",
+    spaces="observations as one Box or Discrete; Box actions",
+    reference="Rahman and Xue 2022, Robust policy optimization in deep reinforcement learning",
 )

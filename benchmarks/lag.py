@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from dataclasses import asdict
@@ -75,13 +76,15 @@ def run(case: str, lag: int, seed: int, max_steps: int) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Prints a line for each case and lag: the runs that were solved, and the median of their steps."""
+    """Prints a line for each case and lag: the number of solved runs, and the median steps, infinite for an unsolved run."""
     print(f"{'case':<20} {'lag':>3}  {'solved':>7}  {'median steps':>12}  {'lowest best return':>18}")
     for case, lag in dict.fromkeys((row["case"], row["lag"]) for row in rows):
         of = [row for row in rows if (row["case"], row["lag"]) == (case, lag)]
-        solved = [row["solved_steps"] for row in of if row["solved_steps"] is not None]
-        median = f"{statistics.median(solved):,.0f}" if solved else "-"
-        print(f"{case:<20} {lag:>3}  {len(solved):>2} of {len(of):<2}  {median:>12}  {min(row['best'] for row in of):>18.1f}")
+        steps = [row["solved_steps"] or float("inf") for row in of]
+        solved = sum(map(math.isfinite, steps))
+        print(
+            f"{case:<20} {lag:>3}  {solved:>2} of {len(of):<2}  {statistics.median(steps):>12,.0f}  {min(r['best'] for r in of):>18.1f}"
+        )
 
 
 if __name__ == "__main__":

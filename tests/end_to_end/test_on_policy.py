@@ -30,6 +30,6 @@ def test_it_trains_with_a_learner(inproc_lab: Any, name: str) -> None:
         inproc_lab.episode(agent, 12)
     agent.flush(20.0)
     client = learner.status()["clients"]["lab"]
-    assert client["state"] == "running" and client["pacing_lag"] == pacing_lag and client["updates"] >= 4
+    assert client["state"] == "running" and client["pacing_lag"] == pacing_lag and client["version"] >= 4
     assert client["verdicts"].get("quarantined", 0) == 0 and client["verdicts"]["trained"] > 0
     assert sum(client["policy_lags"].values()) == client["steps"]

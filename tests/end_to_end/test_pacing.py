@@ -44,7 +44,6 @@ def test_waiting_actors_are_no_older_than_the_pacing_means(lab: Any, pacing_lag:
     assert client["version"] >= 7
     assert client["policy_lag"] <= pacing_lag
     assert sum(client["policy_lags"].values()) == client["steps"]
-    assert set(client["policy_lags"]) <= {str(lag) for lag in range(pacing_lag + 1)}
     for agent in agents:
         assert agent.stats()["dropped_at_source"] == 0
 

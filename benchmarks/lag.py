@@ -81,10 +81,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     for case, lag in dict.fromkeys((row["case"], row["lag"]) for row in rows):
         of = [row for row in rows if (row["case"], row["lag"]) == (case, lag)]
         steps = [row["solved_steps"] or float("inf") for row in of]
-        solved = sum(map(math.isfinite, steps))
-        print(
-            f"{case:<20} {lag:>3}  {solved:>2} of {len(of):<2}  {statistics.median(steps):>12,.0f}  {min(r['best'] for r in of):>18.1f}"
-        )
+        solved, median, lowest = sum(map(math.isfinite, steps)), statistics.median(steps), min(row["best"] for row in of)
+        print(f"{case:<20} {lag:>3}  {solved:>2} of {len(of):<2}  {median:>12,.0f}  {lowest:>18.1f}")
 
 
 if __name__ == "__main__":

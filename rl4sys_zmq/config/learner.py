@@ -131,7 +131,7 @@ class LearnerConfig:
     """Time between two checkpoints of a client, in seconds."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
     """Largest number of policy versions by which a segment's oldest step can be behind. Default: the algorithm's own limit
-    (PPO: 4, DQN and IMPALA: no limit)."""
+    (PPO: 4, IMPALA and off-policy algorithms: no limit)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """Treatment of segments above `max_policy_lag`. ``drop``: drop and count the segment. ``correct``: train on the segment with
     importance weights."""

@@ -219,7 +219,10 @@ class PPO(ActorCritic):
         values, next_values = self._step_values(rollout, estimates if p.critic else torch.zeros_like(estimates))
         rewards = self._scaled_rewards(rollout)
         rhos = np.where(rollout.correct, ratios.numpy().astype(np.float64), 1.0)
-        advantages, targets = vtrace(rewards, values, next_values, rollout.continues, rhos, gamma=p.gamma, lam=p.gae_lambda)
+        inputs = (rewards, values, next_values, rollout.continues, rhos)
+        advantages, targets = vtrace(*inputs, gamma=p.gamma, lam=p.gae_lambda)
+        if p.value_lambda is not None:
+            _, targets = vtrace(*inputs, gamma=p.gamma, lam=p.value_lambda)
         metrics = {
             "losses/explained_variance": explained_variance(values, targets),
             "losses/ratio_first": float((ratios - 1.0).abs().mean()),

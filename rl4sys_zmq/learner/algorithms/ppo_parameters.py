@@ -61,7 +61,7 @@ class PPOParameters(PPOSetting):
 
     changeable: ClassVar[frozenset[str]] = (
         ActorCriticParameters.changeable
-        | {"value_learning_rate", "anneal_clip", "clip_coef", "clip_vloss", "value_clip", "target_kl"}
+        | {"value_learning_rate", "value_lambda", "anneal_clip", "clip_coef", "clip_vloss", "value_clip", "target_kl"}
         | {"ent_coef", "vf_coef", "update_epochs", "value_epochs", "train_pi_iters", "train_v_iters"}
         | {"minibatch_size", "batch_size", "num_minibatches"}
     )
@@ -69,6 +69,9 @@ class PPOParameters(PPOSetting):
 
     value_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
+    )
+    value_lambda: float | None = option(
+        optional(number(0.0, 1.0)), None, doc="decay of the traces in the value network's targets; null: gae_lambda"
     )
     clip_coef: float = option(
         number(0.0, MAX_NUMBER), 0.2, names=("clip_ratio", "clip_range"), doc="largest distance of the probability ratio from 1"

@@ -87,8 +87,8 @@ class REINFORCEParameters(PPOSetting):
         if not self.with_vf_baseline:
             given["gae_lambda"] = 1.0
         return PPOParameters(
-            **given, critic=self.with_vf_baseline, value_learning_rate=self.value_learning_rate, clip_coef=math.inf,
-            train_pi_iters=1, train_v_iters=self.train_vf_iters,
+            **given, critic=self.with_vf_baseline, value_learning_rate=self.value_learning_rate, value_lambda=1.0,
+            clip_coef=math.inf, train_pi_iters=1, train_v_iters=self.train_vf_iters,
         )  # fmt: skip
 
     def check_actions(self, name: str, action_space: Space) -> None:

@@ -24,6 +24,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "PPO": [
         {"learning_rate": 0.01},
         {"gamma": 0.5, "gae_lambda": 0.5, "reward_scale": 2.0},
+        {"value_lambda": 0.5},
         {"ent_coef": 0.5, "vf_coef": 0.1, "clip_coef": 0.01, "clip_vloss": True, "max_grad_norm": 0.01, "norm_adv": False},
         {"minibatch_size": 32, "update_epochs": 4, "value_epochs": 5, "target_kl": 1e-3},
         {"anneal_lr": True, "total_steps": 200},

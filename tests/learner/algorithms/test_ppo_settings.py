@@ -161,6 +161,21 @@ def test_reinforce_with_a_baseline_trains_the_policy_once_and_then_the_value_net
     assert algorithm._optimizer.steps == [1, 7] and np.isfinite(metrics["losses/value_loss"])
 
 
+def test_the_baseline_learns_the_discounted_return_and_the_advantage_is_generalized() -> None:
+    algorithm = REINFORCE(OBS, ACT, {**PLAIN, "with_vf_baseline": True, "gamma": 0.9, "lam": 0.5}, 0)
+    ended = [s for s in play(algorithm, 400) if s.terminated and s.segment_index == 0]
+    columns, at = columns_of(algorithm, ended), 0
+    ppo = PPO(OBS, ACT, {**PLAIN, "gamma": 0.9, "gae_lambda": 0.5}, 0)
+    torch.testing.assert_close(columns.advantages, columns_of(ppo, ended).advantages)
+    assert len(ended) > 3
+    for one in ended:
+        following = 0.0
+        for t in reversed(range(one.steps)):
+            following = float(one.rewards[t]) + 0.9 * following
+            assert columns.targets[at + t].item() == pytest.approx(following, abs=1e-4)
+        at += one.steps
+
+
 def test_reinforce_waits_for_whole_episodes() -> None:
     algorithm = REINFORCE(OBS, ACT, {**PLAIN, "traj_per_epoch": 2}, 0)
     assert algorithm.rollout_length == 4096, "a segment is an episode, because the return ends where a segment is cut"

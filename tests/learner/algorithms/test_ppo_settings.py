@@ -128,26 +128,35 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
 # ---- REINFORCE
 
 
+def whole_episodes(algorithm: Any) -> list[Segment]:
+    """Segments that are episodes from their first to their last step."""
+    found = [s for s in play(algorithm, 400) if s.ended and s.segment_index == 0]
+    assert len(found) > 3
+    return found
+
+
+def discounted_returns(segments: list[Segment], gamma: float) -> Tensor:
+    """The discounted return after each step, without a value after the last one."""
+    returns: list[float] = []
+    for one in segments:
+        following, episode = 0.0, list[float]()
+        for reward in reversed(one.rewards.tolist()):
+            following = reward + gamma * following
+            episode.append(following)
+        returns += reversed(episode)
+    return torch.tensor(returns)
+
+
 def test_reinforce_without_a_baseline_learns_from_discounted_returns() -> None:
     given = {**PLAIN, "gamma": 0.9, "learning_rate": 1e-2}
     algorithm, twin = REINFORCE(OBS, ACT, given, 0), REINFORCE(OBS, ACT, given, 0)
-    segments = play(algorithm, 64)
-    returns = []
-    for one in join_segments([(s, False) for s in segments], OBS, ACT).segments:
-        following = 0.0
-        for reward in reversed(one.rewards.tolist()):
-            following = reward + 0.9 * following
-            returns.append(following)
-        returns[-one.steps :] = returns[: -one.steps - 1 : -1]
-    columns = columns_of(twin, segments)
-    whole = all(s.ended for s in segments)
-    advantages = torch.tensor(returns)
-    advantages = (advantages - advantages.mean()) / advantages.std(unbiased=False)
-    if whole:
-        torch.testing.assert_close(columns.advantages, advantages, atol=1e-5, rtol=1e-5)
+    segments = whole_episodes(algorithm)
+    columns, returns = columns_of(twin, segments), discounted_returns(segments, 0.9)
+    advantages = (returns - returns.mean()) / returns.std(unbiased=False)
+    torch.testing.assert_close(columns.advantages, advantages, atol=1e-5, rtol=1e-5)
     log_probs = torch.distributions.Categorical(logits=twin._network(columns.features)[0]).log_prob(columns.actions)
     policy, value = twin._network.parts
-    expected = adam_step(twin, policy, -(log_probs * columns.advantages).mean(), 1e-2, (0.9, 0.999))
+    expected = adam_step(twin, policy, -(log_probs * advantages).mean(), 1e-2, (0.9, 0.999))
     before = algorithm._network.flat.clone()
     metrics = updated(algorithm, segments)
     torch.testing.assert_close(algorithm._network.flat[policy].detach(), expected, atol=1e-6, rtol=1e-5)
@@ -163,17 +172,11 @@ def test_reinforce_with_a_baseline_trains_the_policy_once_and_then_the_value_net
 
 def test_the_baseline_learns_the_discounted_return_and_the_advantage_is_generalized() -> None:
     algorithm = REINFORCE(OBS, ACT, {**PLAIN, "with_vf_baseline": True, "gamma": 0.9, "lam": 0.5}, 0)
-    ended = [s for s in play(algorithm, 400) if s.terminated and s.segment_index == 0]
-    columns, at = columns_of(algorithm, ended), 0
+    segments = [s for s in whole_episodes(algorithm) if s.terminated]
+    columns = columns_of(algorithm, segments)
+    torch.testing.assert_close(columns.targets, discounted_returns(segments, 0.9), atol=1e-5, rtol=1e-5)
     ppo = PPO(OBS, ACT, {**PLAIN, "gamma": 0.9, "gae_lambda": 0.5}, 0)
-    torch.testing.assert_close(columns.advantages, columns_of(ppo, ended).advantages)
-    assert len(ended) > 3
-    for one in ended:
-        following = 0.0
-        for t in reversed(range(one.steps)):
-            following = float(one.rewards[t]) + 0.9 * following
-            assert columns.targets[at + t].item() == pytest.approx(following, abs=1e-4)
-        at += one.steps
+    torch.testing.assert_close(columns.advantages, columns_of(ppo, segments).advantages)
 
 
 def test_reinforce_waits_for_whole_episodes() -> None:

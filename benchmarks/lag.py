@@ -1,11 +1,11 @@
-"""Steps until CartPole-v1 is solved, when the acting policy is a given number of versions old.
+"""Steps until a task is solved, when the acting policy is a given number of versions old.
 
     python benchmarks/lag.py --cases impala impala-uncorrected --lags 0 8 --seeds 1 2 3 4 5 --json benchmarks/results/lag.json
 
-Each run is a training in one process with 8 environments and the algorithm's tested settings. The acting policy is always exactly
-the given number of versions older than the newest one, and no data are dropped for their age. Solved: the mean return of the last
-100 training episodes reaches 475. A run ends there, or after the largest number of steps. With --json, a run that is already in
-the file is not repeated, so the script can be stopped and started again.
+Each run is a training in one process with the algorithm's tested settings for CartPole-v1, or for Pendulum-v1 in the case of RPO.
+The acting policy is always exactly the given number of versions older than the newest one, and no data are dropped for their age.
+Solved: the mean return of the last 100 training episodes reaches 475 (Pendulum-v1: -250). A run ends there, or after the largest
+number of steps. With --json, a run that is already in the file is not repeated, so the script can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from rl4sys_zmq.bench.forced_lag import LagRun, train_with_lag
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 
-ENV, TARGET = "CartPole-v1", 475.0
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "impala": ("IMPALA", {}),
     "impala-uncorrected": ("IMPALA", {"vtrace": False}),
@@ -34,8 +33,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c": ("A3C", {}),
     "reinforce": ("REINFORCE", {}),
     "reinforce-baseline": ("REINFORCE", {"with_vf_baseline": True}),
+    "rpo": ("RPO", {}),
 }
-"""The algorithm of each case, and the parameters that differ from its settings for CartPole-v1."""
+"""The algorithm of each case, and the parameters that differ from its tested settings for the task."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
                 rows.append({**key, **run(case, lag, seed, options.max_steps)})
                 print(rows[-1], flush=True)
                 if options.json is not None:
-                    record = {"command": " ".join(["python", *sys.argv]), "env": ENV, **machine_record(), "rows": rows}
+                    record = {"command": " ".join(["python", *sys.argv]), **machine_record(), "rows": rows}
                     options.json.write_text(json.dumps(record, indent=2) + "\n")
     print_table(rows)
 
@@ -68,10 +68,15 @@ def main() -> None:
 def run(case: str, lag: int, seed: int, max_steps: int) -> dict[str, Any]:
     """Does one training."""
     name, changed = CASES[case]
-    parameters = {**ALGORITHMS.get(name).presets[ENV].parameters, **changed}
+    presets = ALGORITHMS.get(name).presets
+    env_id = "CartPole-v1" if "CartPole-v1" in presets else "Pendulum-v1"
+    preset = presets[env_id]
     found = train_with_lag(
-        LagRun(env_id=ENV, algorithm=name, parameters=parameters, lag=lag, seed=seed, max_steps=max_steps, target_return=TARGET)
-    )
+        LagRun(
+            env_id=env_id, algorithm=name, parameters={**preset.parameters, **changed}, lag=lag, seed=seed,
+            num_envs=preset.num_envs * preset.actors, max_steps=max_steps, target_return=preset.target_return,
+        )
+    )  # fmt: skip
     return {**asdict(found), "score": round(found.score, 1), "best": round(found.best, 1)}
 
 

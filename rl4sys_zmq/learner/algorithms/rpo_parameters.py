@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, policy_planner
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, inherited
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
 
 __all__ = ["ENTRY", "RPOParameters"]
@@ -40,6 +40,24 @@ ENTRY = AlgorithmEntry(
     parameters=RPOParameters,
     plan=policy_planner("RPO", RPOParameters),
     staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
+    presets={
+        "Pendulum-v1": TaskPreset(
+            parameters={
+                "steps_per_update": 4096,
+                "minibatch_size": 64,
+                "num_minibatches": None,
+                "gamma": 0.9,
+                "gae_lambda": 0.95,
+                "ent_coef": 0.0,
+                "learning_rate": 1e-3,
+                "clip_vloss": False,
+            },
+            num_envs=2,
+            actors=2,
+            pacing_lag=0,
+            target_return=-250.0,
+        ),
+    },
     extra="learner",
     spaces="observations as one Box or Discrete; Box actions",
     reference="Rahman and Xue 2022, Robust policy optimization in deep reinforcement learning",

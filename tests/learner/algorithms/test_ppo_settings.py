@@ -266,3 +266,12 @@ def test_every_parameter_has_a_meaning_and_no_name_is_taken_twice(name: str) -> 
     assert all(doc for *_, doc in rows) and len(names) == len(set(names))
     with pytest.raises(ConfigError, match=f"{name} has no such parameter"):
         make_algorithm(name, OBS, ARM, {"learning_rat": 1.0}, 0)
+
+
+@pytest.mark.parametrize("name", [*RL4SYS, "IMPALA"])
+def test_presets_are_valid(name: str) -> None:
+    presets = ALGORITHMS.get(name).presets
+    assert presets
+    for env_id, preset in presets.items():
+        actions = BoxSpace((1,), low=-2.0, high=2.0) if env_id == "Pendulum-v1" else DiscreteSpace(2)
+        make_algorithm(name, OBS, actions, preset.parameters, 0)

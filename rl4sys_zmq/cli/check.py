@@ -192,6 +192,12 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
     about = f"{entry.summary} ({entry.kind})" if entry.kind else entry.summary
     if about:
         yield f"  {about}"
+    if entry.spaces:
+        yield f"  spaces: {entry.spaces}"
+    if entry.staleness is not None:
+        yield f"  staleness: {entry.staleness}"
+    if entry.reference:
+        yield f"  reference: {entry.reference}"
     if entry.parameters is None:
         yield "  (the entry of this algorithm does not list its parameters)"
     else:

@@ -18,8 +18,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorithm, WarmStartAlgorithm, planned_policy
-from rl4sys_zmq.learner.algorithms.base import PACING_LAG
-from rl4sys_zmq.learner.algorithms.entry import readings
+from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedDataCounts
@@ -106,7 +105,10 @@ class TrainLoop:
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         given = self._assign.pacing_lag
-        self._pacing_lag = given if given >= 0 else PACING_LAG[self._algorithm.kind]
+        self._pacing_lag = given
+        if given < 0:
+            default = default_pacing_lag(ALGORITHMS.get(self._assign.algorithm_name), self._algorithm.kind)
+            self._pacing_lag = default if default is not None else 0
         self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
         self._bounds = SegmentValueLimits(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
@@ -501,7 +503,7 @@ class TrainLoop:
         if ended:
             at = (self._reporter.observed_steps + steps.cumsum()).tolist()
             self._reporter.ended((at[place], total, length) for place, total, length in ended)
-        self._reporter.observed_steps += int(steps.sum())
+        self._reporter.observed(lags[observed], steps)
 
     def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
         """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.

@@ -323,7 +323,11 @@ def test_the_size_of_a_discrete_observation_fits_a_file_of_rl4sys(tmp_path: Path
 @pytest.mark.usefixtures("learners_extra")
 def test_algorithms_are_listed_with_synonyms() -> None:
     listed = invoke(learner, "algorithms").stdout
-    assert {"PPO", "DQN"} <= set(listed.splitlines())
+    assert {"PPO", "DQN", "A2C", "A3C", "IMPALA", "REINFORCE", "RPO"} <= set(listed.splitlines())
+    assert "  staleness: data up to 4 versions old, older data are dropped; probability ratios, which are clipped" in listed
+    assert "  staleness: data of any age; V-trace with truncated importance weights" in listed
+    assert "  spaces: observations as one Box or Discrete; Box actions" in listed
+    assert listed.count("  reference: ") >= 7
     assert "pi_lr" in listed
     assert "clip_coef = 0.2" in listed
 

@@ -28,7 +28,10 @@ __all__ = [
 ]
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
-"""The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training."""
+"""The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training.
+
+An algorithm's entry can have another default, in `AlgorithmEntry.staleness`.
+"""
 
 
 @runtime_checkable

@@ -17,7 +17,12 @@ ALGORITHMS = Registry(
     AlgorithmEntry,
     {
         "PPO": "rl4sys_zmq.learner.algorithms.ppo_parameters:ENTRY",
+        "A2C": "rl4sys_zmq.learner.algorithms.a2c_parameters:A2C_ENTRY",
+        "A3C": "rl4sys_zmq.learner.algorithms.a2c_parameters:A3C_ENTRY",
         "DQN": "rl4sys_zmq.learner.algorithms.dqn_parameters:ENTRY",
+        "IMPALA": "rl4sys_zmq.learner.algorithms.impala_parameters:ENTRY",
+        "REINFORCE": "rl4sys_zmq.learner.algorithms.reinforce_parameters:ENTRY",
+        "RPO": "rl4sys_zmq.learner.algorithms.rpo_parameters:ENTRY",
     },
     noun="algorithm",
     group="rl4sys_zmq.algorithms",

@@ -155,6 +155,24 @@ def test_ppo_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
         assert through._reward_scale._open, "the test must have episodes that run over an update"
 
 
+SMALL_STEPS: dict[str, Any] = {"steps_per_update": 48, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
+OTHER_CASES: dict[str, tuple[str, Space, dict[str, Any]]] = {
+    "a2c": ("A2C", DISCRETE, SMALL_STEPS),
+    "a3c": ("A3C", BOX, SMALL_STEPS),
+    "reinforce": ("REINFORCE", DISCRETE, {"episodes_per_update": 3, "hidden_sizes": [8]}),
+    "reinforce_baseline": ("REINFORCE", BOX, {"episodes_per_update": 3, "hidden_sizes": [8], "with_vf_baseline": True}),
+    "rpo": ("RPO", BOX, {**SMALL_STEPS, "num_minibatches": 3, "update_epochs": 2}),
+    "impala": ("IMPALA", DISCRETE, {**SMALL_STEPS, "anneal_lr": True, "total_steps": 700}),
+    "impala_box": ("IMPALA", BOX, {**SMALL_STEPS, "rms_prop": True}),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_CASES)
+def test_the_other_on_policy_algorithms_go_on_to_the_last_bit(case: str, tmp_path: Path) -> None:
+    name, actions, parameters = OTHER_CASES[case]
+    check_resume(name, actions, parameters, 4, tmp_path, isinstance(actions, DiscreteSpace))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("case", DQN_CASES)
 def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) -> None:

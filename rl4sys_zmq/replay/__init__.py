@@ -13,5 +13,15 @@ A learner's algorithms use `ReplayMemory`. The data stores of `rl4sys_zmq.servin
 from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.memory import ReplayMemory, ReplayOptions, TransitionBatch
 from rl4sys_zmq.replay.n_step import NStepReturns, n_step_columns
+from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
 
-__all__ = ["Draws", "NStepReturns", "ReplayMemory", "ReplayOptions", "TransitionBatch", "n_step_columns"]
+__all__ = [
+    "Draws",
+    "NStepReturns",
+    "PriorityOptions",
+    "ReplayMemory",
+    "ReplayOptions",
+    "TransitionBatch",
+    "importance_weights",
+    "n_step_columns",
+]

@@ -13,6 +13,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
+from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
@@ -34,11 +35,13 @@ class ReplayOptions:
         capacity: Largest number of transitions.
         gamma: Discount per step.
         n_step: Number of rewards that are summed before the bootstrap.
+        priority: The options of prioritized sampling. None: transitions are drawn uniformly.
     """
 
     capacity: int
     gamma: float
     n_step: int = 1
+    priority: PriorityOptions | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +99,7 @@ class ReplayMemory:
         }
         self._ring = RowRingBuffer(options.capacity, None)
         self._ring.allocate({}, columns)
+        self._priorities = None if options.priority is None else RowPriorities(self._ring, options.priority)
         self._segments = 0
 
     def __len__(self) -> int:
@@ -129,8 +133,34 @@ class ReplayMemory:
         self._segments += 1
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random transitions, drawn uniformly with replacement, int64 ``[count]``."""
-        return draws.integers(0, len(self), count)
+        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``.
+
+        They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
+        """
+        if self._priorities is None:
+            return draws.integers(0, len(self), count)
+        return self._priorities.draw(count, draws) % self.options.capacity
+
+    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
+        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
+        return importance_weights(self._sampling.masses(self._numbers(rows)), beta)
+
+    def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
+        """Set the priorities of rows to the absolute values of their TD errors, ``[B]``. Only with the option `priority`.
+
+        A row whose error is not finite keeps its priority. The caller detects such errors in its loss.
+        """
+        finite = np.isfinite(errors)
+        self._sampling.update(self._numbers(rows[finite]), np.abs(errors[finite]))
+
+    def checkpoint(self) -> KeptPriorities | None:
+        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
+        return None if self._priorities is None else self._priorities.keep()
+
+    def restore(self, kept: KeptPriorities | None) -> None:
+        """Return to the priorities that `checkpoint` has copied. Transitions that were added since then count as new."""
+        if kept is not None:
+            self._sampling.restore(kept)
 
     def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         """Return copies of the transitions in these rows."""
@@ -166,21 +196,29 @@ class ReplayMemory:
         gone, left = np.flatnonzero(bad), np.flatnonzero(~bad)
         if not len(left):
             self._ring.skip_to(0)
-        else:
-            self._ring.overwrite(gone, np.resize(left, len(gone)))
+            if self._priorities is not None:
+                self._priorities.clear()
+            return [int(n) for n in sources]
+        stand_ins = np.resize(left, len(gone))
+        self._ring.overwrite(gone, stand_ins)
+        if self._priorities is not None:
+            self._priorities.overwrite(gone, stand_ins)
         return [int(n) for n in sources]
 
     def state(self) -> dict[str, Any]:
-        """Return copies of all transitions, and the number of transitions written so far."""
+        """Return copies of all transitions and priorities, and the number of transitions written so far."""
         held = np.arange(len(self))
-        return {name: self._ring.take(name, held) for name in self._saved()} | {"written": self._ring.end}
+        state: dict[str, Any] = {name: self._ring.take(name, held) for name in self._saved()} | {"written": self._ring.end}
+        return state if self._priorities is None else state | {"priorities": self._priorities.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned for a replay with the same options and spaces.
 
         Raises:
-            ConfigError: If the arrays in the state have other shapes than those of this replay.
+            ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
         """
+        if self._priorities is not None and "priorities" not in state:
+            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
         written = int(state["written"])
         held = min(written, self.options.capacity)
         if _MASKS in state and _MASKS not in self._ring:
@@ -196,6 +234,19 @@ class ReplayMemory:
         order = np.arange(written - held, written) % self.options.capacity
         self._ring.skip_to(written - held)
         self._ring.append({name: block[order] for name, block in blocks.items()}, held)
+        if self._priorities is not None:
+            self._priorities.load(state["priorities"])
+
+    @property
+    def _sampling(self) -> RowPriorities:
+        if self._priorities is None:
+            raise ConfigError("this replay draws uniformly; give ReplayOptions a priority", key="prioritised")
+        return self._priorities
+
+    def _numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the transitions in these rows."""
+        begin = self._ring.begin
+        return begin + (rows - begin) % self.options.capacity
 
     def _saved(self) -> dict[str, ArraySpec]:
         """Return the shape and dtype of a row of each column that is part of the state."""

@@ -144,6 +144,7 @@ CASES: dict[str, tuple[str, Space, int, dict[str, Any], int, int]] = {
         0,
     ),
     "dqn": ("DQN", FOUR, 2, DQN, 100, 100),
+    "dqn by priority": ("DQN", FOUR, 3, {**DQN, "prioritised": True}, 100, 100),
 }
 
 

@@ -144,8 +144,9 @@ def test_segments_of_one_message_are_found_by_the_order_of_observation() -> None
     assert [(f.place, f.seq) for f in found if f] == [(7, 207), (3, 103), (0, 100), (5, 105)]
 
 
-def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
-    algorithm = dqn()
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_culprits_in_a_replay_are_found_and_the_weights_go_back(prioritised: bool) -> None:
+    algorithm = dqn(prioritised=prioritised)
     trainer = UpdateRunner(algorithm, CrashSuspectRecord(None))
     for seq in range(40):
         observe(trainer, seq, segment(seq))

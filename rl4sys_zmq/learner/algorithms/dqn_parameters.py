@@ -10,6 +10,7 @@ from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
 
@@ -29,7 +30,7 @@ class DQNParameters:
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"learning_rate", "learning_rate_final", "total_steps", "batch_size", "gradient_steps", "huber_delta", "max_grad_norm"}
         | {"target_network_frequency", "target_update", "target_net_update_frequency", "tau", "polyak", "double_q"}
-        | {"epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay"}
+        | {"epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay", "priority_beta", "priority_beta_final"}
     )
     """The parameters that can change in a running client. The others determine the network, the replay buffer (which has n-step
     returns, discounted by `gamma`) or the number of updates that are due."""
@@ -49,6 +50,21 @@ class DQNParameters:
         100_000,
         names=("buf_size", "buffer_capacity", "replay_size"),
         doc="transitions held in the replay",
+    )
+    prioritised: bool = option(
+        flag, False, names=("prioritized", "prioritized_replay"), doc="draw transitions with large TD errors more often"
+    )
+    priority_alpha: float = option(
+        number(0.0, 2.0), 0.6, names=("prioritized_replay_alpha",), doc="exponent of the priorities; 0 draws uniformly"
+    )
+    priority_beta: float = option(
+        number(0.0, 10.0), 0.4, names=("prioritized_replay_beta0",), doc="importance weights at the start: 1 corrects in full"
+    )
+    priority_beta_final: float = option(
+        number(0.0, 10.0), 1.0, doc="importance weights at total_steps, reached linearly from priority_beta"
+    )
+    priority_epsilon: float = option(
+        number(1e-100, MAX_NUMBER), 1e-6, names=("prioritized_replay_eps",), doc="added to each priority, so that each is above 0"
     )
     learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
     train_frequency: int = option(whole_number(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
@@ -143,6 +159,16 @@ class DQNParameters:
             max(1, round((self.target_network_frequency or self.target_update or 1000) / self.train_frequency))
             * self.gradient_steps
         )
+
+    @property
+    def priority(self) -> PriorityOptions | None:
+        """The options of prioritized sampling; None if transitions are drawn uniformly."""
+        return PriorityOptions(alpha=self.priority_alpha, epsilon=self.priority_epsilon) if self.prioritised else None
+
+    def priority_beta_at(self, steps: int) -> float:
+        """Return the exponent of the importance weights after `steps` observed steps."""
+        done = min(1.0, steps / self.total_steps)
+        return self.priority_beta + (self.priority_beta_final - self.priority_beta) * done
 
     def epsilon_at(self, steps: int) -> float:
         """Return epsilon, the probability of a random action, after `steps` observed steps."""

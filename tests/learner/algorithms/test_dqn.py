@@ -271,6 +271,54 @@ def test_the_target_network_follows_by_interval_and_by_share() -> None:
     torch.testing.assert_close(soft.state()["target"], 0.75 * before + 0.25 * soft.state()["online"])
 
 
+@pytest.mark.parametrize(("size", "beta"), [(1, 0.5), (7, 1.0), (16, 0.0)])
+def test_a_prioritised_step_matches_the_slow_twin(size: int, beta: float) -> None:
+    """The loss is the mean of the weighted losses, and the priorities become the absolute TD errors of before the step."""
+    algorithm = make(prioritised=True, priority_beta=beta, priority_beta_final=beta, huber_delta=0.5, batch_size=size)
+    algorithm.observe(make_segment(40))
+    replay = algorithm._replay
+    replay.update_priorities(np.arange(40), np.arange(40) / 10)
+    rows = np.arange(size) * 2
+    batch = algorithm._tensors(replay.gather(rows))
+    values = algorithm._online(batch.observations)[0].detach()
+    targets = algorithm._targets(batch)
+    losses, errors = [], []
+    weights = [(row / 10 + 1e-6) ** (-0.6 * beta) for row in rows.tolist()]
+    for i in range(size):
+        error = float(values[i, batch.actions[i]] - targets[i])
+        huber = 0.5 * error**2 if abs(error) <= 0.5 else 0.5 * (abs(error) - 0.25)
+        losses.append(weights[i] / max(weights) * huber)
+        errors.append(abs(error))
+    assert float(algorithm._train_on(rows, 1e-3).loss) == pytest.approx(sum(losses) / size, rel=1e-4)
+    state = replay.state()["priorities"]
+    np.testing.assert_allclose(state["masses"][rows], (np.array(errors) + 1e-6) ** 0.6, rtol=1e-4)
+    np.testing.assert_allclose(state["masses"][1::2], (np.arange(1, 40, 2) / 10 + 1e-6) ** 0.6)
+
+
+def test_an_undone_prioritised_update_leaves_no_trace() -> None:
+    one, other = (make(prioritised=True, gradient_steps=3) for _ in range(2))
+    for algorithm in (one, other):
+        algorithm.observe(make_segment(60))
+        train(algorithm)
+    kept = one.checkpoint()
+    one.observe(make_segment(8, 1))
+    train(one)
+    one.restore(kept)
+    other.observe(make_segment(8, 1))
+    assert_same(one.state(), other.state())
+    assert [dict(m) for m in train(one)] == [dict(m) for m in train(other)]
+    assert_same(one.state(), other.state())
+
+
+def test_the_weights_of_a_prioritised_replay_are_annealed() -> None:
+    algorithm = make(prioritised=True, priority_beta=0.2, priority_beta_final=0.8, total_steps=120)
+    algorithm.observe(make_segment(60))
+    assert train(algorithm)[-1]["replay/priority_beta"] == pytest.approx(0.5)
+    assert algorithm.parameters.priority_beta_at(10_000) == pytest.approx(0.8)
+    with pytest.raises(ConfigError, match="no priorities"):
+        algorithm.load(make().state())
+
+
 def test_metrics_and_schedules() -> None:
     algorithm = make(learning_rate=1e-3, learning_rate_final=1e-4, total_steps=100, epsilon_decay=0.01, epsilon_min=0.3)
     algorithm.observe(make_segment(60))

@@ -48,6 +48,8 @@ DQN_CASES: dict[str, dict[str, Any]] = {
     "not_wrapped": {"buffer_size": 5000},
     "exactly_full": {"buffer_size": 160},
     "slow_target": {"buffer_size": 150, "tau": 0.05, "target_net_update_frequency": 3, "learning_rate_final": 0.0, "n_step": 5},
+    "prioritised": {"buffer_size": 150, "prioritised": True, "gradient_steps": 2},
+    "prioritised, not_wrapped": {"buffer_size": 5000, "prioritised": True},
     "episodes": {"buffer_size": 200, "traj_per_epoch": 2, "gradient_steps": 4, "double_q": False},
 }
 
@@ -161,7 +163,7 @@ def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
     parameters = {**DQN_SMALL, **DQN_CASES[case]}
     through: Any = check_resume("DQN", DISCRETE, parameters, 26, tmp_path, masked)
     replay = through._replay
-    assert (replay._ring.end > replay.options.capacity) is (case != "not_wrapped")
+    assert (replay._ring.end > replay.options.capacity) is ("not_wrapped" not in case)
 
 
 def test_dqn_comes_back_with_a_full_replay_at_its_seam(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorithm, WarmStartAlgorithm, planned_policy
+from rl4sys_zmq.learner.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    IncrementalAlgorithm,
+    TunableAlgorithm,
+    WarmStartAlgorithm,
+    planned_policy,
+)
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
@@ -340,7 +347,7 @@ class TrainLoop:
             flat, others = self._spec.flatten(self._algorithm.snapshot())
             manifest = self._manifest(digest(flat, others))
             policy = self._stored_policy(manifest, flat, others)
-            manifest = self._store.write(manifest, self._algorithm.state(), policy=policy, wanted=wanted)
+            manifest = self._store.write(manifest, self._state(self._store), policy=policy, wanted=wanted)
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
             self._send(CheckpointResult(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
@@ -351,6 +358,12 @@ class TrainLoop:
         self._reporter.report_verdicts()
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         self._send(CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, ""))
+
+    def _state(self, store: CheckpointStore) -> Mapping[str, Any]:
+        """Return the state of the algorithm for the next checkpoint in `store`."""
+        if isinstance(self._algorithm, IncrementalAlgorithm):
+            return self._algorithm.state_beyond(store.stored_pieces())
+        return self._algorithm.state()
 
     def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
         """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""

@@ -30,7 +30,8 @@ class FrameStore:
     """
 
     def __init__(self, leaf: ArraySpec, block: int, make: Callable[[int], NDArray[Any]]) -> None:
-        self._leaf, self._block, self._make = leaf, block, make
+        self.leaf = leaf
+        self._block, self._make = block, make
         self._blocks: list[NDArray[Any]] = []
         self._uses = np.zeros(0, np.int64)  # for each slot, the number of references
         self._free: list[int] = []
@@ -72,6 +73,10 @@ class FrameStore:
             raise
         return np.asarray(slots, np.int64)
 
+    def share(self, slots: NDArray[np.int64]) -> None:
+        """Add one reference to a slot (the index of a stored frame) for each of its occurrences in `slots`."""
+        np.add.at(self._uses, slots.ravel(), 1)
+
     def release(self, slots: NDArray[np.int64]) -> None:
         """Remove one reference to a slot (the index of a frame) for each of its occurrences in `slots`.
 
@@ -83,7 +88,7 @@ class FrameStore:
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
         """Return a copy of the frames in the given slots (indices in the store), as an array ``[*slots.shape, *shape]``."""
-        out = np.empty((*slots.shape, *self._leaf.shape), self._leaf.dtype)
+        out = np.empty((*slots.shape, *self.leaf.shape), self.leaf.dtype)
         blocks, rows = slots // self._block, slots % self._block
         for number in np.unique(blocks):
             here = blocks == number

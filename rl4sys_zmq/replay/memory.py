@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +11,20 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.draws import Draws
+from rl4sys_zmq.replay.frame_column import is_shared
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
+from rl4sys_zmq.replay.pieces import RowPieces
 from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
 from rl4sys_zmq.replay.ring import RowRingBuffer
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment
-from rl4sys_zmq.values.observations import integer_bounds, leaves_of
-from rl4sys_zmq.values.spaces import LeafSpace, MultiBinarySpace
+from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
+from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["ReplayMemory", "ReplayOptions", "TransitionBatch"]
 
-_ACTIONS, _RETURNS, _DISCOUNTS, _MASKS = "actions", "returns", "discounts", "masks"
+_RETURNS, _DISCOUNTS, _SUCCESSORS, _MASKS = "returns", "discounts", "successors", "masks"
 _SEGMENT = "/segment"
 """The column with the number of each row's segment, or -1 if it is unknown. It is not part of the state."""
 
@@ -70,9 +72,8 @@ class ReplayMemory:
 
     A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`.
 
-    An element of a Box is stored as float32, which the networks use. Observations of a one-byte dtype, such as pixels, keep their
-    dtype to save memory. Discrete actions are int64 from 0, and discrete observations are int64 as they are. Elements of a
-    MultiDiscrete space have the same dtypes. Elements of a MultiBinary space are int8.
+    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, however many transitions
+    they are in. The same holds for each frame of a stack of images (`stack_axis`).
 
     One thread uses the object. It has no random state; see `Draws`.
     """
@@ -84,22 +85,22 @@ class ReplayMemory:
             ConfigError: If there is not enough memory.
         """
         self.options = options
-        self._leaves = leaves_of(observation_space)
-        self._successors = tuple(name.replace("observations", "successors", 1) for name in self._leaves.names)
-        bounds = integer_bounds(action_space)
-        self._first_action = None if bounds is None else bounds[0]
-        columns = {}
-        for name, successor, space in zip(self._leaves.names, self._successors, self._leaves.spaces, strict=True):
-            columns[name] = columns[successor] = ArraySpec(space.shape, _observation_dtype(space))
-        columns |= {
-            _ACTIONS: ArraySpec(action_space.shape, _action_dtype(action_space)),
+        self._spaces = SpaceColumns(observation_space, action_space)
+        columns = self._spaces.actions() | {
             _RETURNS: ArraySpec((), np.dtype(np.float32)),
             _DISCOUNTS: ArraySpec((), np.dtype(np.float32)),
             _SEGMENT: ArraySpec((), np.dtype(np.int64)),
         }
-        self._ring = RowRingBuffer(options.capacity, None)
-        self._ring.allocate({}, columns)
+        self._ring = ring = RowRingBuffer(options.capacity)
+        successors = self._spaces.observations(_SUCCESSORS)
+        for (name, leaf), successor in zip(self._spaces.observations().items(), successors, strict=True):
+            if is_shared(leaf):
+                ring.share((name, successor), leaf)
+            else:
+                columns[name] = columns[successor] = leaf
+        ring.allocate({}, columns)
         self._priorities = None if options.priority is None else RowPriorities(self._ring, options.priority)
+        self._pieces = RowPieces(ring)
         self._segments = 0
 
     def __len__(self) -> int:
@@ -115,18 +116,17 @@ class ReplayMemory:
             ring.skip_to(ring.end + skipped)
         keep = slice(skipped, segment.steps)
         reach = ahead.reach[keep]
-        actions = segment.actions[keep]
         blocks = {
-            _ACTIONS: actions if self._first_action is None else actions - self._first_action,
+            ACTIONS: self._spaces.action_block(segment.actions[keep]),
             _RETURNS: ahead.returns[keep],
             _DISCOUNTS: ahead.discounts[keep],
         }
-        for name, successor, leaf in zip(self._leaves.names, self._successors, segment.observation_leaves, strict=True):
-            blocks[name], blocks[successor] = leaf[keep], leaf[reach]
+        blocks |= {name: leaf[keep] for name, leaf in self._spaces.observation_blocks(segment)}
+        blocks |= {name: leaf[reach] for name, leaf in self._spaces.observation_blocks(segment, _SUCCESSORS)}
         if segment.masks is not None and _MASKS not in ring:
             self._add_masks(segment.masks.shape[1])
         if _MASKS in ring:
-            blocks[_MASKS] = self._free(len(reach)) if segment.masks is None else _usable(segment.masks[reach])
+            blocks[_MASKS] = self._free(len(reach)) if segment.masks is None else usable_masks(segment.masks[reach])
         blocks[_SEGMENT] = np.full(len(reach), self._segments)
         ring.make_room(len(reach))
         ring.append(blocks, len(reach))
@@ -143,7 +143,7 @@ class ReplayMemory:
 
     def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
         """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
-        return importance_weights(self._sampling.masses(self._numbers(rows)), beta)
+        return importance_weights(self._sampling.masses(self._ring.numbers(rows)), beta)
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
         """Set the priorities of rows to the absolute values of their TD errors, ``[B]``. Only with the option `priority`.
@@ -151,7 +151,7 @@ class ReplayMemory:
         A row whose error is not finite keeps its priority. The caller detects such errors in its loss.
         """
         finite = np.isfinite(errors)
-        self._sampling.update(self._numbers(rows[finite]), np.abs(errors[finite]))
+        self._sampling.update(self._ring.numbers(rows[finite]), np.abs(errors[finite]))
 
     def checkpoint(self) -> KeptPriorities | None:
         """Return a copy of what an update changes: the priorities. None without the option `priority`."""
@@ -164,14 +164,14 @@ class ReplayMemory:
 
     def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         """Return copies of the transitions in these rows."""
-        ring = self._ring
+        take = self._ring.take
         return TransitionBatch(
-            self._tree(self._leaves.names, rows),
-            ring.take(_ACTIONS, rows),
-            ring.take(_RETURNS, rows),
-            ring.take(_DISCOUNTS, rows),
-            self._tree(self._successors, rows),
-            ring.take(_MASKS, rows) if _MASKS in ring else None,
+            self._spaces.tree(take, rows),
+            take(ACTIONS, rows),
+            take(_RETURNS, rows),
+            take(_DISCOUNTS, rows),
+            self._spaces.tree(take, rows, _SUCCESSORS),
+            take(_MASKS, rows) if _MASKS in self._ring else None,
         )
 
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
@@ -196,19 +196,24 @@ class ReplayMemory:
         gone, left = np.flatnonzero(bad), np.flatnonzero(~bad)
         if not len(left):
             self._ring.skip_to(0)
+            self._pieces.clear()
             if self._priorities is not None:
                 self._priorities.clear()
             return [int(n) for n in sources]
         stand_ins = np.resize(left, len(gone))
         self._ring.overwrite(gone, stand_ins)
+        self._pieces.changed(gone)
         if self._priorities is not None:
             self._priorities.overwrite(gone, stand_ins)
         return [int(n) for n in sources]
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of all transitions and priorities, and the number of transitions written so far."""
-        held = np.arange(len(self))
-        state: dict[str, Any] = {name: self._ring.take(name, held) for name in self._saved()} | {"written": self._ring.end}
+    def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
+        """Return copies of all transitions and priorities.
+
+        Args:
+            stored: Names of pieces of the state that need not be copied; see `StatePiece`.
+        """
+        state = self._pieces.state(stored)
         return state if self._priorities is None else state | {"priorities": self._priorities.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -219,21 +224,7 @@ class ReplayMemory:
         """
         if self._priorities is not None and "priorities" not in state:
             raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
-        written = int(state["written"])
-        held = min(written, self.options.capacity)
-        if _MASKS in state and _MASKS not in self._ring:
-            self._add_masks(np.asarray(state[_MASKS]).shape[1])
-        blocks = {}
-        for name, spec in self._saved().items():
-            blocks[name] = self._free(held) if name == _MASKS and name not in state else np.asarray(state[name])
-            expected = (held, *spec.shape)
-            if blocks[name].shape != expected:
-                problem = f"{name} in the replay state has shape {blocks[name].shape}; expected {expected}"
-                raise ConfigError(problem, key="buffer_size")
-        blocks[_SEGMENT] = np.full(held, -1, np.int64)
-        order = np.arange(written - held, written) % self.options.capacity
-        self._ring.skip_to(written - held)
-        self._ring.append({name: block[order] for name, block in blocks.items()}, held)
+        self._pieces.load(state, {_MASKS: True})
         if self._priorities is not None:
             self._priorities.load(state["priorities"])
 
@@ -243,42 +234,9 @@ class ReplayMemory:
             raise ConfigError("this replay draws uniformly; give ReplayOptions a priority", key="prioritised")
         return self._priorities
 
-    def _numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of the transitions in these rows."""
-        begin = self._ring.begin
-        return begin + (rows - begin) % self.options.capacity
-
-    def _saved(self) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of a row of each column that is part of the state."""
-        return {name: spec for name, spec in self._ring.specs.items() if name != _SEGMENT}
-
     def _free(self, rows: int) -> NDArray[np.bool_]:
         """Return masks that allow every action, ``[rows, n]``."""
         return np.ones((rows, *self._ring.specs[_MASKS].shape), np.bool_)
 
-    def _tree(self, names: Iterable[str], rows: NDArray[np.int64]) -> Tree:
-        return self._leaves.unflatten([self._ring.take(name, rows) for name in names])
-
     def _add_masks(self, actions: int) -> None:
         self._ring.add(_MASKS, ArraySpec((actions,), np.dtype(np.bool_)), fill=True)
-
-
-def _observation_dtype(space: LeafSpace) -> np.dtype[Any]:
-    if isinstance(space, BoxSpace):
-        own = np.dtype(space.dtype)
-        return own if own.itemsize == 1 else np.dtype(np.float32)
-    return np.dtype(np.int8 if isinstance(space, MultiBinarySpace) else np.int64)
-
-
-def _action_dtype(space: LeafSpace) -> np.dtype[Any]:
-    if isinstance(space, BoxSpace):
-        return np.dtype(np.float32)
-    return np.dtype(np.int8 if isinstance(space, MultiBinarySpace) else np.int64)
-
-
-def _usable(masks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return action masks ``[T, n]`` in which a row that forbids every action is replaced by one that allows every action.
-
-    A row forbids every action if no action was requested at that step.
-    """
-    return masks | ~masks.any(axis=1, keepdims=True)

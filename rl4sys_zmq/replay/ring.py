@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError, StoreFileError
 from rl4sys_zmq.replay.folder import StoreFolder
+from rl4sys_zmq.replay.frame_column import FrameColumn, Make, frame_pool
 from rl4sys_zmq.replay.layout import ArraySpec, as_leaf, zeros
 
 __all__ = ["Ids", "RowRingBuffer"]
 
 Ids = NDArray[np.int64]
 _SPAN = "/span"
+_TURN = 64
+"""Largest number of rows that are written to one shared column before the next one."""
 
 
 class RowRingBuffer:
@@ -31,13 +34,20 @@ class RowRingBuffer:
 
     Args:
         capacity: Number of rows.
-        folder: Folder for the columns. None: the columns are in memory.
+        folder: Folder for the columns. None: `make` creates them.
+        make: Function that creates an array of zeros.
+
+    Attributes:
+        shared_names: For each column that `share` has created, the names of all columns of that call.
     """
 
-    def __init__(self, capacity: int, folder: StoreFolder | None) -> None:
+    def __init__(self, capacity: int, folder: StoreFolder | None = None, make: Make = zeros) -> None:
         self.capacity = capacity
         self._folder = folder
+        self._make = make
         self._columns: dict[str, NDArray[Any]] = {}
+        self._shared: dict[str, FrameColumn] = {}
+        self.shared_names: dict[str, tuple[str, ...]] = {}
         self._span = np.zeros(2, np.int64)
 
     @property
@@ -51,7 +61,7 @@ class RowRingBuffer:
         return int(self._span[1])
 
     def __contains__(self, name: str) -> bool:
-        return name in self._columns
+        return name in self._columns or name in self._shared
 
     def allocate(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> None:
         """Create the columns, or open the columns in the folder.
@@ -66,7 +76,7 @@ class RowRingBuffer:
         """
         whole = {name: ArraySpec((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
         if self._folder is None:
-            self._columns = {name: zeros(leaf) for name, leaf in whole.items()}
+            self._columns = {name: self._make(leaf) for name, leaf in whole.items()}
             return
         whole[_SPAN] = ArraySpec((2,), np.dtype("<i8"))
         found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
@@ -79,17 +89,46 @@ class RowRingBuffer:
     @property
     def specs(self) -> dict[str, ArraySpec]:
         """The shape and dtype of one row of each column."""
-        return {name: ArraySpec(column.shape[1:], column.dtype) for name, column in self._columns.items()}
+        columns = {name: ArraySpec(column.shape[1:], column.dtype) for name, column in self._columns.items()}
+        return columns | {name: column.leaf for name, column in self._shared.items()}
 
     def add(self, name: str, leaf: ArraySpec, fill: object) -> None:
-        """Create one more column in memory, in which every row has the value `fill`.
+        """Create one more column, in which every row has the value `fill`. The ring must have no folder.
 
         Raises:
             ConfigError: If the column does not fit in memory.
         """
-        column = zeros(ArraySpec((self.capacity, *leaf.shape), leaf.dtype))
-        column[...] = fill
-        self._columns[name] = column
+        self._columns[name] = self._make(ArraySpec((self.capacity, *leaf.shape), leaf.dtype))
+        self._columns[name][...] = fill
+
+    def share(self, names: Iterable[str], leaf: ArraySpec) -> None:
+        """Create columns of large values. Values of these columns that are equal, or that have equal frames, are stored once."""
+        pool, group = frame_pool(self.capacity, leaf, self._make), tuple(names)
+        self._shared |= {name: FrameColumn(self.capacity, leaf, pool) for name in group}
+        self.shared_names |= dict.fromkeys(group, group)
+
+    def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
+        """Return copies of the frames of rows in the columns of one call of `share`, each frame once.
+
+        Args:
+            names: The names of the columns.
+            ids: Numbers of the rows.
+
+        Returns:
+            The frames, and for each column the indices of the frames of each row, int32 ``[rows, frames per value]``.
+        """
+        columns = [self._shared[name] for name in names]
+        slots, inverse = np.unique(np.stack([c.slots(ids % self.capacity) for c in columns]), return_inverse=True)
+        indices = inverse.reshape(len(columns), len(ids), -1).astype(np.int32)
+        return columns[0].pool.gather(slots), list(indices)
+
+    def frames_per_value(self, name: str) -> int:
+        """Return the number of frames of which a value of a shared column consists."""
+        return self._shared[name].frames_per_value
+
+    def from_frames(self, name: str, frames: NDArray[Any], indices: NDArray[np.int32]) -> NDArray[Any]:
+        """Return values of a shared column, given frames and the indices of each value's frames, as `frames` returns them."""
+        return self._shared[name].join(frames[indices])
 
     def skip_to(self, number: int) -> None:
         """Drop all rows, and set the number that the next row will get."""
@@ -100,6 +139,10 @@ class RowRingBuffer:
         begin = self.begin
         self._span[0] = max(begin, min(self.end, self.end + count - self.capacity))
         return np.arange(begin, self.begin)
+
+    def drop_before(self, number: int) -> None:
+        """Drop the rows with numbers below `number`."""
+        self._span[0] = max(self.begin, min(number, self.end))
 
     def append(self, blocks: Mapping[str, NDArray[Any]], count: int) -> None:
         """Write `count` rows to all columns. Call `make_room` first. `count` must not exceed the capacity.
@@ -112,18 +155,28 @@ class RowRingBuffer:
         first = end % self.capacity
         before = min(count, self.capacity - first)  # the rows before the end of the columns; the others are at their beginning
         for name, block in blocks.items():
-            column = self._columns[name]
-            column[first : first + before] = block[:before]
-            if before < count:
-                column[: count - before] = block[before:]
+            if name not in self._shared:
+                column = self._columns[name]
+                column[first : first + before] = block[:before]
+                if before < count:
+                    column[: count - before] = block[before:]
+        for name, start, stop in self._shared_pieces(before, count):
+            self._shared[name].write((end + start) % self.capacity, blocks[name][start:stop])
         self._span[1] = end + count
 
     def gather(self, name: str, ids: Ids) -> NDArray[Any]:
         """Return a copy of the rows with the given numbers in one column, as an array ``[*ids.shape, ...]``."""
         return self.take(name, ids % self.capacity)
 
+    def numbers(self, places: Ids) -> Ids:
+        """Return the numbers of the rows at the given indices of the columns."""
+        begin = self.begin
+        return begin + (places - begin) % self.capacity
+
     def take(self, name: str, places: Ids) -> NDArray[Any]:
         """Return a copy of the rows at the given indices of one column, as an array ``[*places.shape, ...]``."""
+        if name in self._shared:
+            return self._shared[name].take(places)
         taken: NDArray[Any] = self._columns[name][places]
         return taken
 
@@ -131,6 +184,19 @@ class RowRingBuffer:
         """Copy the rows at the indices `sources` of all columns to the indices `places`."""
         for column in self._columns.values():
             column[places] = column[sources]
+        for shared in self._shared.values():
+            shared.overwrite(places, sources)
+
+    def _shared_pieces(self, before: int, count: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the name of a shared column, and a range of new rows to write, for all such columns and rows.
+
+        Equal frames are found among recent ones only. So the columns take turns after few rows. `before` is the number of rows
+        before the end of the columns.
+        """
+        if self._shared:
+            for low, high in ((0, before), (before, count)):
+                for start in range(low, high, _TURN):
+                    yield from ((name, start, min(start + _TURN, high)) for name in self._shared)
 
     def held(self, key: str, ids: object) -> Ids:
         """Check that the buffer has the rows with the given numbers, and return the numbers as int64.

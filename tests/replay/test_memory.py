@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
-from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, n_step_columns
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch, n_step_columns
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, MultiBinarySpace, MultiDiscreteSpace, Segment, TupleSpace
 from rl4sys_zmq.values.observations import integer_bounds
 from rl4sys_zmq.values.spaces import LeafSpace
@@ -68,6 +68,10 @@ def make_replay(capacity: int = 100, n_step: int = 3, **spaces: object) -> Repla
     return ReplayMemory(observation, action, ReplayOptions(capacity=capacity, n_step=n_step, gamma=0.9))  # type: ignore[arg-type]
 
 
+def everything(replay: ReplayMemory) -> TransitionBatch:
+    return replay.gather(np.arange(len(replay)))
+
+
 @given(
     rewards=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=12),
     n=st.integers(1, 15),
@@ -105,7 +109,7 @@ def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, 
     assert len(replay) == min(capacity, len(written))
     batch = replay.gather(replay.draw(400, draws(0)))
     assert set(batch.observations.ravel()) <= set(written[-capacity:])
-    assert sorted(replay.state()["observations"].ravel()) == written[-capacity:]
+    assert sorted(everything(replay).observations.ravel()) == written[-capacity:]
     boot = batch.discounts > 0
     np.testing.assert_array_equal(batch.successors[boot], batch.observations[boot] + 1)
 
@@ -160,13 +164,13 @@ def test_state_goes_into_a_fresh_replay_and_shares_nothing() -> None:
     ours, theirs = (one.gather(one.draw(50, draws(1))) for one in (replay, twin))
     for name in ("observations", "actions", "returns", "discounts", "successors", "masks"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    assert 20 not in state["observations"]
+    assert all(20 not in part["piece"].arrays["observations"] for part in state["pieces"])
 
 
 def test_a_state_of_another_capacity_is_refused() -> None:
     replay = make_replay(capacity=6)
     replay.add(make_segment([1.0] * 6, "cut"))
-    with pytest.raises(ConfigError, match="observations in the replay state has shape"):
+    with pytest.raises(ConfigError, match="has 6 rows; expected at most 4"):
         make_replay(capacity=4).load(replay.state())
 
 
@@ -233,3 +237,65 @@ def test_a_full_replay_comes_back_with_the_same_rows(lengths: list[int], capacit
     every = np.arange(len(replay))
     assert len(twin) == len(replay)
     np.testing.assert_array_equal(replay.gather(every).observations, twin.gather(every).observations)
+
+
+def stacked(first: int, rows: int, shape: str) -> NDArray[np.uint8]:
+    """Successive stacks of 4 frames of 32 x 40 pixels; frame ``i`` is random, but always the same."""
+    frames = np.stack([np.random.default_rng(i).integers(0, 256, (32, 40), np.uint8) for i in range(first, first + rows + 3)])
+    stacks = np.stack([frames[i : i + 4] for i in range(rows)])
+    return stacks if shape == "first" else np.ascontiguousarray(np.moveaxis(stacks, 1, -1)) if shape == "last" else stacks[:, 0]
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("first", (4, 32, 40)), ("last", (32, 40, 4)), ("single", (32, 40))])
+@given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=4), capacity=st.integers(1, 120), n=st.integers(1, 5))
+def test_images_come_back_and_are_stored_once(
+    kind: str, shape: tuple[int, ...], lengths: list[int], capacity: int, n: int
+) -> None:
+    """The segments follow each other, as those of one episode do."""
+    replay = make_replay(capacity, n_step=n, observation=BoxSpace(shape, "|u1", 0, 255))
+    written: list[tuple[int, int]] = []  # for each transition, the first frames of its two observations
+    for length in lengths:
+        first = len(written)
+        segment = make_segment([1.0] * length, "cut")
+        replay.add(replace(segment, observations=stacked(first, length + 1, kind)))
+        written += [(first + t, first + min(t + n, length)) for t in range(length)]
+    held = len(replay)
+    rows = (replay._ring.begin + np.arange(held)) % capacity
+    batch = replay.gather(rows)
+    for found, index in ((batch.observations, 0), (batch.successors, 1)):
+        assert isinstance(found, np.ndarray) and found.dtype == np.uint8
+        expected = np.concatenate([stacked(pair[index], 1, kind) for pair in written[-held:]])
+        np.testing.assert_array_equal(found, expected)
+    span = (0 if kind == "single" else 3) + n + held
+    assert replay._ring._shared["observations"].frames <= span
+    twin = make_replay(capacity, n_step=n, observation=BoxSpace(shape, "|u1", 0, 255))
+    twin.load(replay.state())
+    np.testing.assert_array_equal(twin.gather(rows).successors, batch.successors)
+    assert twin._ring._shared["observations"].frames <= span
+
+
+def test_small_observations_are_stored_as_they_are() -> None:
+    replay = make_replay(observation=BoxSpace((16, 15)))
+    assert not replay._ring._shared
+
+
+def test_removed_images_are_freed() -> None:
+    replay = make_replay(20, observation=BoxSpace((32, 40), "|u1", 0, 255))
+    for first in (0, 100):
+        replay.add(replace(make_segment([1.0] * 5, "cut"), observations=stacked(first, 6, "single")))
+    assert replay._ring._shared["observations"].frames == 12
+    replay.discard(np.array([7]))
+    assert replay._ring._shared["observations"].frames == 6
+    expected = np.concatenate([stacked(0, 5, "single")] * 2)
+    np.testing.assert_array_equal(replay.gather(np.arange(10)).observations, expected)
+
+
+def test_a_state_of_another_space_is_refused() -> None:
+    replay = make_replay(capacity=6)
+    replay.add(make_segment([1.0] * 6, "cut"))
+    for wrong, name in (
+        (make_replay(action=BoxSpace((3,))), "actions"),
+        (make_replay(observation=BoxSpace((40, 40))), "observations"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} in the replay state has shape"):
+            wrong.load(replay.state())

@@ -7,7 +7,7 @@ change the number of gradient steps per environment step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -93,7 +93,7 @@ class DQN:
         self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN")
         assert isinstance(action_space, DiscreteSpace)
         self.rollout_length = p.rollout_length
-        self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
+        self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.unit_steps)) if p.traj_per_epoch is None else 1
         self._generator = torch.Generator().manual_seed(seed)
         self._draws = TorchDraws(self._generator)
         options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step, priority=p.priority)
@@ -138,7 +138,8 @@ class DQN:
         """Do one unit of training (`gradient_steps` gradient steps) and return its metrics, or return None if it is too early.
 
         One unit follows each `train_frequency` observed environment steps, or each `traj_per_epoch` ended episodes if that is
-        set. The argument `partial` has no effect.
+        set. With `samples_per_insert`, a unit follows as soon as this ratio allows it (`SamplesPerInsert`). The argument
+        `partial` has no effect.
         """
         if self._units >= self._units_due() or not len(self._replay):
             return None
@@ -159,6 +160,8 @@ class DQN:
     def demand(self) -> int:
         """Return the number of environment steps that are missing until the next policy version can be published.
 
+        With `samples_per_insert`, the number is smaller if training lags behind the ratio.
+
         If `discard` has emptied the replay buffer, return the length of one segment, so that new data arrive.
         """
         p = self.parameters
@@ -169,6 +172,9 @@ class DQN:
             # The lengths of future episodes are unknown. One segment per missing episode never stalls and rarely overshoots.
             missing = max(0, next_version * p.traj_per_epoch - self._episodes) * p.rollout_length
             return max(missing, p.learning_starts - self._steps, 0)
+        if (rate := p.insert_rate) is not None:
+            due = rate.inserts_for(next_version * p.unit_samples) - self._steps
+            return max(0, min(due, rate.room(self._steps, self._units * p.unit_samples)))
         return max(0, p.learning_starts + next_version * p.train_frequency - self._steps)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -178,12 +184,16 @@ class DQN:
 
     def state(self) -> dict[str, Any]:
         """Return copies of both networks, the optimizer's state, the random state, the replay buffer and the counters."""
+        return self.state_beyond(())
+
+    def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
+        """Return the same as `state`, but without the arrays of those pieces of the replay buffer whose names are in `stored`."""
         return {
             "online": self._online.flat.clone(),
             "target": self._target.flat.clone(),
             "optimizer": self._optimizer.state(),
             "generator": self._generator.get_state(),
-            "replay": self._replay.state(),
+            "replay": self._replay.state(stored),
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
         }
 
@@ -289,6 +299,8 @@ class DQN:
 
     def _units_due(self) -> int:
         p = self.parameters
+        if (rate := p.insert_rate) is not None:
+            return rate.samples(self._steps) // p.unit_samples
         if p.traj_per_epoch is None:
             return max(0, self._steps - p.learning_starts) // p.train_frequency
         return self._episodes // p.traj_per_epoch

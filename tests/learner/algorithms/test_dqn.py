@@ -17,7 +17,7 @@ from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import DQN
 from rl4sys_zmq.learner.algorithms.dqn_parameters import ENTRY, DQNParameters
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.replay import TransitionBatch
+from rl4sys_zmq.replay import StatePiece, TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 from .policy_twin import policy_outputs
@@ -64,6 +64,12 @@ def assert_same(left: object, right: object) -> None:
         for key in left:
             assert type(key) is str
             assert_same(left[key], right[key])
+    elif isinstance(left, list):
+        assert isinstance(right, list) and len(left) == len(right)
+        for mine, theirs in zip(left, right, strict=True):
+            assert_same(mine, theirs)
+    elif isinstance(left, StatePiece):
+        assert isinstance(right, StatePiece) and left.name == right.name
     else:
         assert isinstance(left, (torch.Tensor, np.ndarray, int, float))
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
@@ -171,6 +177,48 @@ def test_units_may_be_owed_by_ended_episodes_instead() -> None:
         algorithm.observe(make_segment(5, index, end=end))
         done.append(len(train(algorithm)))
     assert done == [0, 0, 0, 1, 0]
+
+
+@given(
+    ratio=st.floats(0.1, 20),
+    lags=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    starts=st.integers(0, 40),
+    every=st.integers(1, 5),
+)
+@settings(max_examples=25, deadline=None)
+def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
+    ratio: float, lags: list[int], starts: int, every: int
+) -> None:
+    """Actors insert what `demand` allows, and training makes a few updates, or none, in between."""
+    algorithm = make(samples_per_insert=ratio, learning_starts=starts, batch_size=8, rollout_length=4)
+    algorithm.publish_every_updates = every
+    tolerance = max(8, 4 * ratio)
+    for index, updates in enumerate(lags):
+        before = algorithm.demand()
+        wanted = min(4, before)
+        if wanted:
+            algorithm.observe(make_segment(wanted, index))
+            assert algorithm.demand() == before - wanted
+        done = [algorithm.update() for _ in range(updates)]
+        assert wanted or updates == 0 or done[0] is not None, "neither side may wait for the other"
+        if algorithm._steps >= starts:
+            assert abs(ratio * (algorithm._steps - starts) - 8 * algorithm._units) <= tolerance + 1e-6
+    while algorithm.update() is not None:
+        pass
+    assert algorithm.demand() > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"samples_per_insert": 8, "samples_per_insert_tolerance": 15}, "15 is too small; expected at least 256"),
+        ({"samples_per_insert": 8, "traj_per_epoch": 1}, "8 contradicts traj_per_epoch 1"),
+        ({"samples_per_insert": 0}, "samples_per_insert"),
+    ],
+)
+def test_wrong_ratios_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**wrong)
 
 
 def test_demand_is_what_the_next_version_still_needs() -> None:

@@ -14,8 +14,9 @@ A new checkpoint is written under a temporary name, flushed to disk, and then re
 either has the complete new checkpoint or is as before. A checkpoint is verified when it is read.
 
 A *piece* of the state never changes, such as old rows of a replay (`rl4sys_zmq.replay.StatePiece`). It has a file of its own,
-``piece-DIGEST.safetensors``, which a new checkpoint shares with the last one by a hard link. So each folder is complete, and a
-checkpoint writes only what is new.
+``piece-DIGEST.safetensors``, which a checkpoint shares with the one before the last by a hard link. So each folder is complete,
+and a checkpoint writes only what is new. Two successive checkpoints share no file, so damage to one file leaves one of them
+intact. A piece is therefore written twice.
 
 Checksums cover every bit of the files. ``manifest.json`` begins with its *seal*, a digest of everything after the seal. It
 also contains the size and the digest of ``state.safetensors`` and of each piece. The files of the policy have checksums of
@@ -65,6 +66,7 @@ __all__ = [
 
 MANIFEST, STATE, PIECE = "manifest.json", "state.safetensors", "piece-"
 FORMAT = 1
+_PIECE_FILE = re.compile(PIECE + r"[0-9a-f]{32}\.safetensors")
 
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 """The errors after which a file counts as lost. Other errors (no permission, too many open files) can be temporary."""
@@ -147,7 +149,7 @@ def encode_checkpoint(
         manifest: The description of the checkpoint.
         state: The result of `Algorithm.state` or `IncrementalAlgorithm.state_beyond`.
         policy: The policy, for the files from which it can be exported; None for a checkpoint without them.
-        stored: The entries of the last manifest for the files of those pieces that have no arrays in the state.
+        stored: The entries of an earlier manifest for the files of those pieces that have no arrays in the state.
 
     Raises:
         CheckpointError: If something in the state cannot be stored, or safetensors is not installed.
@@ -204,6 +206,8 @@ def read_checkpoint(path: Path) -> tuple[CheckpointManifest, dict[str, Any]]:
         tree = document["state"]
         arrays: dict[str, Any] = {}
         for name in (STATE, *sorted(entries.keys() - {STATE})):
+            if name != STATE and not _PIECE_FILE.fullmatch(name):
+                raise CheckpointError(path / MANIFEST, f"the file {name!r:.80} is not one of a checkpoint", damaged=True)
             arrays |= _read_arrays(path / name, *entries[name])
     except (KeyError, TypeError, AttributeError) as exc:
         raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
@@ -216,8 +220,6 @@ def read_checkpoint(path: Path) -> tuple[CheckpointManifest, dict[str, Any]]:
 
 def _read_arrays(file: Path, size: int, digest: str) -> dict[str, Any]:
     """Return the arrays in a file, whose size and digest must be these."""
-    if (file.name != STATE and not file.name.startswith(PIECE)) or "/" in file.name:
-        raise CheckpointError(file.parent / MANIFEST, f"the file {file.name!r:.80} is not one of a checkpoint", damaged=True)
     data = _read(file)
     if len(data) != size:
         raise CheckpointError(file, f"it has {len(data)} bytes; expected {size}", damaged=True)
@@ -398,16 +400,16 @@ class CheckpointStore:
                 self._sweep()
             number = 1 + max((number for number, _, _ in self._entries()), default=0)
             written = replace(manifest, number=number, saved_unix_s=time.time())
-            last, entries = self._last_pieces()
+            source, entries = self._shared_pieces()
             missing = [_piece_file(name) for name in pieces_without_arrays(state)]
             for name in missing:
                 if name not in entries:
-                    raise CheckpointError(last / name, "the new checkpoint needs this file of the last one, which has gone")
+                    raise CheckpointError(source / name, "the new checkpoint needs this file of an earlier one, which has gone")
             stored = {name: entries[name] for name in missing}
             contents = encode_checkpoint(written, state, policy, stored)
             temporary = self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
             try:
-                write_folder(temporary, contents, links=[last / name for name in stored])
+                write_folder(temporary, contents, links=[source / name for name in stored if name not in contents])
                 if not wanted():
                     raise CheckpointError(temporary, "another learner thread has replaced this one, or the client was removed")
                 with self._claimed():
@@ -420,19 +422,23 @@ class CheckpointStore:
         return written
 
     def stored_pieces(self) -> frozenset[str]:
-        """Return the names of the pieces in the newest checkpoint, which the next one can share.
+        """Return the names of the pieces in the second newest checkpoint, which the next one can share.
 
         If that checkpoint cannot be read, return none. Then the next checkpoint writes all pieces.
         """
-        return frozenset(name.removeprefix(PIECE).partition(".")[0] for name in self._last_pieces()[1])
+        return frozenset(name.removeprefix(PIECE).partition(".")[0] for name in self._shared_pieces()[1])
 
-    def _last_pieces(self) -> tuple[Path, dict[str, dict[str, Any]]]:
-        """Return the folder of the newest checkpoint, and the entries of its manifest for pieces whose files have their size."""
-        for path in self.newest()[:1]:
+    def _shared_pieces(self) -> tuple[Path, dict[str, dict[str, Any]]]:
+        """Return the folder of the second newest checkpoint, and the entries of its manifest for pieces.
+
+        If a file of a piece is missing or has another size, there are no entries.
+        """
+        for path in self.newest()[1:2]:
             try:
                 entries = _document(path)["files"]
-                found = {str(name): entry for name, entry in entries.items() if name.startswith(PIECE)}
-                return path, {name: entry for name, entry in found.items() if (path / name).stat().st_size == entry["bytes"]}
+                found = {str(name): entry for name, entry in entries.items() if _PIECE_FILE.fullmatch(name)}
+                if all((path / name).stat().st_size == entry["bytes"] for name, entry in found.items()):
+                    return path, found
             except (CheckpointError, OSError, KeyError, TypeError, AttributeError) as exc:
                 log.warning("the pieces of %s cannot be used again, so the next checkpoint is written as a whole: %s", path, exc)
         return self.folder, {}

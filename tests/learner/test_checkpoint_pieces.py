@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from rl4sys_zmq.learner.algorithms import IncrementalAlgorithm, make_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.replay.pieces import make_piece
+from rl4sys_zmq.sealed import seal_document
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 MANIFEST = CheckpointManifest(
@@ -52,17 +54,23 @@ def files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in folder.iterdir() if path.name.startswith("piece-")}
 
 
-def test_a_piece_is_written_once_and_lives_as_long_as_a_checkpoint_has_it(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "c", keep=2)
-    for first in range(5):
+def test_a_piece_is_shared_with_every_second_checkpoint_and_lives_as_long_as_one_has_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c")
+    for first in range(6):
         expected = write(store, range(first, first + 4))
         assert_loaded(CheckpointStore(tmp_path / "c"), expected)
-    before, after = (files(path) for path in reversed(store.newest()))
-    assert len(before) == len(after) == 4 and len(before.items() & after.items()) == 3
-    assert len({*before.values(), *after.values()}) == 5
+    newest, last, before = (files(path) for path in store.newest())
+    assert len(newest) == 4 and newest.keys() & last.keys() and not set(newest.values()) & set(last.values())
+    assert len(newest.items() & before.items()) == 2
     assert all(path.stat().st_nlink <= 2 for path in store.newest()[0].iterdir()), "older checkpoints are gone"
     shutil.copytree(store.newest()[0], tmp_path / "d" / "00000001")
     assert_loaded(CheckpointStore(tmp_path / "d"), expected)
+
+
+def test_a_store_of_one_checkpoint_writes_all_of_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", keep=1)
+    for first in range(3):
+        assert_loaded(store, write(store, range(first, first + 2)))
 
 
 def test_pieces_are_copied_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,26 +80,57 @@ def test_pieces_are_copied_where_there_are_no_links(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "link", refuse)
     store = CheckpointStore(tmp_path / "c")
     write(store, range(3))
+    write(store, range(3))
+    assert store.stored_pieces()
     assert_loaded(store, write(store, range(1, 4)))
     assert {path.stat().st_nlink for path in store.newest()[0].iterdir()} == {1}
 
 
-def test_damage_to_a_piece_is_found_and_a_lost_one_is_written_again(tmp_path: Path) -> None:
+def test_damage_to_a_file_leaves_the_checkpoint_before_intact(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "c")
-    write(store, range(2))
-    expected = write(store, range(10, 12))  # shares nothing
+    for _ in range(4):
+        write(store, range(2))
     newest = store.newest()[0]
     name = sorted(files(newest))[0]
     content = (newest / name).read_bytes()
     for damaged in (content[:-1], content[:200] + bytes([content[200] ^ 1]) + content[201:]):
         (newest / name).write_bytes(damaged)
         found = CheckpointStore(tmp_path / "c").load()
-        assert found is not None and found[0].number == 1 and name in found[2][0]
-        os.rename(store.folder / "00000002.damaged", newest)
-    (newest / name).unlink()
+        assert found is not None and found[0].number == 3 and name in found[2][0]
+        os.rename(store.folder / "00000004.damaged", newest)
+
+
+def test_a_lost_file_is_written_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c")
+    for _ in range(3):
+        write(store, range(2))
+    shared = store.newest()[1]
+    next(path for path in shared.iterdir() if path.name.startswith("piece-")).unlink()
     assert not store.stored_pieces()
-    assert_loaded(CheckpointStore(tmp_path / "c"), write(store, range(10, 12)))
-    assert expected["weights"].tolist() == [0, 1, 2]
+    assert_loaded(CheckpointStore(tmp_path / "c"), write(store, range(2)))
+
+
+def test_equal_pieces_share_a_file_even_if_one_of_them_is_new(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c")
+    for _ in range(2):
+        write(store, range(1))
+    old, new = StatePiece(piece(0).name, None), piece(0)
+    store.write(MANIFEST, {"weights": np.arange(3.0), "replay": {"pieces": [old, new]}})
+    assert_loaded(store, {"weights": np.arange(3.0), "replay": {"pieces": [new, new]}})
+
+
+def test_a_manifest_that_names_another_file_is_damaged(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c")
+    expected = write(store, range(1))
+    write(store, range(1))
+    manifest = store.newest()[0] / "manifest.json"
+    document = json.loads(manifest.read_bytes())
+    document["files"]["piece-/../../secret"] = {"bytes": 1, "xxh3_128": ""}
+    document.pop(next(iter(document)))  # the seal
+    manifest.write_bytes(seal_document(document))
+    found = store.load()
+    assert found is not None and found[0].number == 1 and "is not one of a checkpoint" in found[2][0]
+    assert_loaded(store, expected)
 
 
 def test_a_state_that_names_a_piece_of_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -123,15 +162,15 @@ def test_dqn_writes_what_is_new_and_comes_back_to_the_last_bit(tmp_path: Path) -
             truncated=False,
         )
 
-    for _ in range(6):
-        for _ in range(10):
+    for _ in range(12):
+        for _ in range(4):
             one.observe(segment())
             while one.update() is not None:
                 pass
-        before = {path.name for folder in store.newest() for path in folder.iterdir()}
+        before = {path.stat().st_ino for folder in store.newest() for path in folder.iterdir()}
         store.write(MANIFEST, one.state_beyond(store.stored_pieces()))
-        new = files(store.newest()[0]).keys() - before
-        assert len(new) <= 22, "13 segments are 21 pieces of 20 transitions"
+        new = set(files(store.newest()[0]).values()) - before
+        assert len(new) <= 24, "14 segments, those of two intervals, are 23 pieces of 20 transitions"
         _, state, _ = store.load() or pytest.fail("nothing there")
         two.load(state)
         further = [segment() for _ in range(3)]

@@ -20,6 +20,7 @@ from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UP
 from rl4sys_zmq.learner.algorithms import (
     ALGORITHMS,
     Algorithm,
+    FolderAlgorithm,
     IncrementalAlgorithm,
     TunableAlgorithm,
     WarmStartAlgorithm,
@@ -244,6 +245,8 @@ class TrainLoop:
             torch.get_num_threads()  # its first call in a thread copies the process's number, and would undo the next line
             torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
+        if a.checkpoints and isinstance(algorithm, FolderAlgorithm):
+            algorithm.use_folder(Path(a.checkpoints))
         if a.device != "cpu" or a.learners > 1:  # the module imports torch
             placement = importlib.import_module("rl4sys_zmq.learner.placement")
             placed = placement.place_algorithm(algorithm, a, self._stopping)

@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 from rl4sys_zmq.replay.frame_store import FrameStore
 from rl4sys_zmq.replay.layout import ArraySpec
 
-__all__ = ["FrameColumn", "Make", "frame_pool", "is_shared", "stack_axis"]
+__all__ = ["FrameColumn", "Make", "frame_pool", "frames_per_value", "is_shared", "pool_bytes", "stack_axis"]
 
 SHARED_BYTES = 1024
 """Smallest size of a value that is stored once. Below it, the references to the value cost more than they save."""
 _MOST_FRAMES = 16
 """Largest size of an axis along which frames are stacked."""
 _BLOCKS = 8
-"""Divisor that sets in which portions memory is allocated: each has room for ``capacity / _BLOCKS`` frames."""
+"""Divisor that sets in which portions memory is allocated: each has room for ``capacity / _BLOCKS`` frames.
+
+One portion more than `_BLOCKS` is enough if segments have at least `_BLOCKS` steps, because each adds one frame.
+"""
 
 Make = Callable[[ArraySpec], NDArray[Any]]
 """A function that creates an array of zeros of a shape and dtype."""
@@ -26,7 +29,7 @@ Make = Callable[[ArraySpec], NDArray[Any]]
 
 def is_shared(leaf: ArraySpec) -> bool:
     """Return True if values of this shape and dtype are stored once."""
-    return bool(leaf.dtype.itemsize * np.prod(leaf.shape, dtype=np.int64) >= SHARED_BYTES)
+    return leaf.nbytes >= SHARED_BYTES
 
 
 def stack_axis(leaf: ArraySpec) -> int | None:
@@ -41,6 +44,18 @@ def stack_axis(leaf: ArraySpec) -> int | None:
     if len(shape) == 3 and 2 <= shape[2] <= _MOST_FRAMES and shape[2] != 3:
         return 2
     return None
+
+
+def frames_per_value(leaf: ArraySpec) -> int:
+    """Return the number of frames of which a value of this shape consists."""
+    axis = stack_axis(leaf)
+    return 1 if axis is None else leaf.shape[axis]
+
+
+def pool_bytes(capacity: int, leaf: ArraySpec) -> int:
+    """Return the size in bytes that a pool of `capacity` values will usually have, and that `FrameColumn.reserve` reserves."""
+    frame = leaf.nbytes // frames_per_value(leaf)
+    return (_BLOCKS + 1) * -(-capacity // _BLOCKS) * frame
 
 
 def frame_pool(capacity: int, leaf: ArraySpec, make: Make) -> FrameStore:
@@ -73,13 +88,12 @@ class FrameColumn:
         self.leaf = leaf
         self._axis = stack_axis(leaf)
         self.pool = pool
-        self.frames_per_value = 1 if self._axis is None else leaf.shape[self._axis]
+        self.frames_per_value = frames_per_value(leaf)
         self._slots = np.full((capacity, self.frames_per_value), -1, np.int64)
 
-    @property
-    def frames(self) -> int:
-        """The number of frames that are stored, over all columns of the pool."""
-        return self.pool.used
+    def reserve(self) -> None:
+        """Create the arrays for `pool_bytes` now, and not when they are needed. The pool must be empty."""
+        self.pool.reserve(_BLOCKS + 1)
 
     def write(self, first: int, block: NDArray[Any]) -> None:
         """Write the values ``[count, *leaf.shape]`` to the rows from `first` on."""

@@ -42,6 +42,11 @@ class FrameStore:
         """The number of frames that are stored."""
         return int(np.count_nonzero(self._uses))
 
+    def reserve(self, blocks: int) -> None:
+        """Create the first `blocks` blocks now, and not when they are needed. The store must be empty."""
+        while len(self._blocks) < blocks:
+            self._add_block()
+
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
         """Use the frames of a store that was saved on disk.
 
@@ -114,11 +119,14 @@ class FrameStore:
 
     def _new_slot(self) -> int:
         if not self._free:
-            first = len(self._blocks) * self._block
-            self._blocks.append(self._make(len(self._blocks)))
-            self._uses = np.concatenate([self._uses, np.zeros(self._block, np.int64)])
-            self._free = list(range(first + self._block - 1, first - 1, -1))
+            self._add_block()
         return self._free.pop()
+
+    def _add_block(self) -> None:
+        first = len(self._blocks) * self._block
+        self._blocks.append(self._make(len(self._blocks)))
+        self._uses = np.concatenate([self._uses, np.zeros(self._block, np.int64)])
+        self._free += range(first + self._block - 1, first - 1, -1)
 
 
 def _digest(frame: NDArray[Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.draws import Draws
-from rl4sys_zmq.replay.frame_column import is_shared
+from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
 from rl4sys_zmq.replay.pieces import RowPieces
 from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
 from rl4sys_zmq.replay.ring import RowRingBuffer
+from rl4sys_zmq.replay.scratch import ScratchArrays
 from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.spaces import LeafSpace
@@ -79,26 +81,22 @@ class ReplayMemory:
     """
 
     def __init__(self, observation_space: ObservationSpace, action_space: LeafSpace, options: ReplayOptions) -> None:
-        """Create an empty replay for these spaces.
-
-        Raises:
-            ConfigError: If there is not enough memory.
-        """
+        """Create an empty replay for these spaces. The first transition allocates the memory."""
         self.options = options
         self._spaces = SpaceColumns(observation_space, action_space)
-        columns = self._spaces.actions() | {
+        self._plain = self._spaces.actions() | {
             _RETURNS: ArraySpec((), np.dtype(np.float32)),
             _DISCOUNTS: ArraySpec((), np.dtype(np.float32)),
             _SEGMENT: ArraySpec((), np.dtype(np.int64)),
         }
-        self._ring = ring = RowRingBuffer(options.capacity)
+        self._shared: dict[tuple[str, str], ArraySpec] = {}
         successors = self._spaces.observations(_SUCCESSORS)
         for (name, leaf), successor in zip(self._spaces.observations().items(), successors, strict=True):
             if is_shared(leaf):
-                ring.share((name, successor), leaf)
+                self._shared[name, successor] = leaf
             else:
-                columns[name] = columns[successor] = leaf
-        ring.allocate({}, columns)
+                self._plain[name] = self._plain[successor] = leaf
+        self._ring = ring = RowRingBuffer(options.capacity)
         self._priorities = None if options.priority is None else RowPriorities(self._ring, options.priority)
         self._pieces = RowPieces(ring)
         self._segments = 0
@@ -107,9 +105,44 @@ class ReplayMemory:
         """Return the number of transitions in the replay."""
         return self._ring.end - self._ring.begin
 
+    @property
+    def nbytes(self) -> int:
+        """The size of a full replay in bytes, without masks."""
+        capacity, shared = self.options.capacity, self._shared.values()
+        references = sum(2 * 8 * frames_per_value(leaf) for leaf in shared)
+        rows = capacity * (references + sum(leaf.nbytes for leaf in self._plain.values()))
+        return rows + sum(pool_bytes(capacity, leaf) for leaf in shared)
+
+    @property
+    def frames(self) -> int:
+        """The number of stored frames of large observations, each of which can be in several transitions."""
+        return self._ring.stored_frames
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep the arrays in files in this folder. Call this before the first transition; see `ScratchArrays`.
+
+        Raises:
+            ConfigError: If the disk has too little space.
+        """
+        self._ring.make = ScratchArrays(folder, self.nbytes)
+        self._allocate()
+        self._ring.reserve()
+
+    def _allocate(self) -> None:
+        """Create the arrays, if they do not exist so far."""
+        if _SEGMENT not in self._ring:
+            self._ring.allocate({}, self._plain)
+            for names, leaf in self._shared.items():
+                self._ring.share(names, leaf)
+
     def add(self, segment: Segment) -> None:
-        """Store each step of a segment as a transition. If there are more steps than the capacity, store only the last ones."""
+        """Store each step of a segment as a transition. If there are more steps than the capacity, store only the last ones.
+
+        Raises:
+            ConfigError: If there is not enough memory, or disk space.
+        """
         ring, options = self._ring, self.options
+        self._allocate()
         ahead = n_step_columns(segment, options.n_step, options.gamma)
         skipped = max(0, segment.steps - options.capacity)
         if skipped:
@@ -138,7 +171,8 @@ class ReplayMemory:
         They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
         """
         if self._priorities is None:
-            return draws.integers(0, len(self), count)
+            rows = draws.integers(0, len(self), count)
+            return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity
         return self._priorities.draw(count, draws) % self.options.capacity
 
     def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
@@ -188,12 +222,13 @@ class ReplayMemory:
             that came with `load` are unknown. Of these transitions, only the ones in `rows` are removed, and no number is
             returned for them.
         """
-        segments = self._ring.take(_SEGMENT, np.arange(len(self)))
-        sources = np.unique(segments[rows])
+        held = np.arange(len(self))
+        if not self._from_zero:
+            held = (held + self._ring.begin) % self.options.capacity
+        sources = np.unique(self._ring.take(_SEGMENT, rows))
         sources = sources[sources >= 0]
-        bad = np.isin(segments, sources)
-        bad[rows] = True
-        gone, left = np.flatnonzero(bad), np.flatnonzero(~bad)
+        bad = np.isin(self._ring.take(_SEGMENT, held), sources) | np.isin(held, rows)
+        gone, left = held[bad], held[~bad]
         if not len(left):
             self._ring.skip_to(0)
             self._pieces.clear()
@@ -224,9 +259,15 @@ class ReplayMemory:
         """
         if self._priorities is not None and "priorities" not in state:
             raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
+        self._allocate()
         self._pieces.load(state, {_MASKS: True})
         if self._priorities is not None:
             self._priorities.load(state["priorities"])
+
+    @property
+    def _from_zero(self) -> bool:
+        """True if the rows are 0 to ``len(self) - 1``: always, except after `load` of a full replay with a smaller capacity."""
+        return self._ring.begin == 0 or len(self) == self.options.capacity
 
     @property
     def _sampling(self) -> RowPriorities:

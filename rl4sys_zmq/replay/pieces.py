@@ -129,6 +129,7 @@ class RowPieces:
 
     def _append(self, first: int, rows: int, piece: StatePiece, fill: Mapping[str, object]) -> None:
         ring, arrays = self._ring, dict(piece.arrays or {})
+        begin = ring.begin
         skipped = ring.end - first  # rows of a piece that were overwritten after it was written
         if not 0 <= skipped < rows:
             problem = f"a piece of the replay state has the rows {first} to {first + rows - 1}; expected {ring.end}"
@@ -138,8 +139,9 @@ class RowPieces:
             stop = min(start + _AT_ONCE, rows)
             blocks = {name: self._block(name, arrays, start, stop, fill.get(name, -1)) for name in ring.specs}
             ring.append(blocks, stop - start)
-        if (first + rows) % self._size == 0 and rows <= self._size:
-            self._known[first // self._size] = (first, piece.name)
+        number = first // self._size
+        if first + rows == (number + 1) * self._size and first <= max(number * self._size, begin):
+            self._known[number] = (first, piece.name)
 
     def _block(self, name: str, arrays: Mapping[str, NDArray[Any]], start: int, stop: int, fill: object) -> NDArray[Any]:
         """Return the values of some rows of a piece for one column."""

@@ -38,13 +38,14 @@ class RowRingBuffer:
         make: Function that creates an array of zeros.
 
     Attributes:
+        make: Function that creates an array of zeros. It can be replaced before the columns are created.
         shared_names: For each column that `share` has created, the names of all columns of that call.
     """
 
     def __init__(self, capacity: int, folder: StoreFolder | None = None, make: Make = zeros) -> None:
         self.capacity = capacity
         self._folder = folder
-        self._make = make
+        self.make = make
         self._columns: dict[str, NDArray[Any]] = {}
         self._shared: dict[str, FrameColumn] = {}
         self.shared_names: dict[str, tuple[str, ...]] = {}
@@ -76,7 +77,7 @@ class RowRingBuffer:
         """
         whole = {name: ArraySpec((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
         if self._folder is None:
-            self._columns = {name: self._make(leaf) for name, leaf in whole.items()}
+            self._columns = {name: self.make(leaf) for name, leaf in whole.items()}
             return
         whole[_SPAN] = ArraySpec((2,), np.dtype("<i8"))
         found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
@@ -98,14 +99,24 @@ class RowRingBuffer:
         Raises:
             ConfigError: If the column does not fit in memory.
         """
-        self._columns[name] = self._make(ArraySpec((self.capacity, *leaf.shape), leaf.dtype))
+        self._columns[name] = self.make(ArraySpec((self.capacity, *leaf.shape), leaf.dtype))
         self._columns[name][...] = fill
 
     def share(self, names: Iterable[str], leaf: ArraySpec) -> None:
         """Create columns of large values. Values of these columns that are equal, or that have equal frames, are stored once."""
-        pool, group = frame_pool(self.capacity, leaf, self._make), tuple(names)
+        pool, group = frame_pool(self.capacity, leaf, self.make), tuple(names)
         self._shared |= {name: FrameColumn(self.capacity, leaf, pool) for name in group}
         self.shared_names |= dict.fromkeys(group, group)
+
+    @property
+    def stored_frames(self) -> int:
+        """The number of frames that all shared columns together store."""
+        return sum(self._shared[group[0]].pool.used for group in set(self.shared_names.values()))
+
+    def reserve(self) -> None:
+        """Create the arrays for the values of shared columns now, and not when they are needed. The ring must be empty."""
+        for column in self._shared.values():
+            column.reserve()
 
     def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
         """Return copies of the frames of rows in the columns of one call of `share`, each frame once.
@@ -115,12 +126,16 @@ class RowRingBuffer:
             ids: Numbers of the rows.
 
         Returns:
-            The frames, and for each column the indices of the frames of each row, int32 ``[rows, frames per value]``.
+            The frames, in the order of their first use, and for each column the indices of the frames of each row, int32
+            ``[rows, frames per value]``.
         """
         columns = [self._shared[name] for name in names]
-        slots, inverse = np.unique(np.stack([c.slots(ids % self.capacity) for c in columns]), return_inverse=True)
-        indices = inverse.reshape(len(columns), len(ids), -1).astype(np.int32)
-        return columns[0].pool.gather(slots), list(indices)
+        used = np.stack([c.slots(ids % self.capacity) for c in columns])
+        slots, first, inverse = np.unique(used, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        indices = np.empty(len(order), np.int32)
+        indices[order] = np.arange(len(order))
+        return columns[0].pool.gather(slots[order]), list(indices[inverse.reshape(used.shape)])
 
     def frames_per_value(self, name: str) -> int:
         """Return the number of frames of which a value of a shared column consists."""

@@ -167,6 +167,27 @@ def test_state_goes_into_a_fresh_replay_and_shares_nothing() -> None:
     assert all(20 not in part["piece"].arrays["observations"] for part in state["pieces"])
 
 
+@pytest.mark.parametrize("capacity", [8, 9, 200])
+def test_a_full_replay_comes_back_in_a_larger_one(capacity: int) -> None:
+    replay, larger, again = make_replay(7), make_replay(capacity), make_replay(capacity)
+    for first in (0, 10, 20):
+        replay.add(make_segment([1.0] * 4, "cut", first=first))
+    larger.load(replay.state())
+    assert len(larger) == 7
+    expected = {11, 12, 13, 20, 21, 22, 23}
+    assert set(np.asarray(larger.gather(larger.draw(300, draws(0))).observations).ravel()) == expected
+    names = [part["piece"].name for part in larger.state()["pieces"]]
+    state = larger.state(names)
+    assert sum(part["rows"] for part in state["pieces"]) == 7, "no piece of the smaller replay hides a row"
+    again.load(larger.state())
+    rows = again.draw(300, draws(0))
+    np.testing.assert_array_equal(again.gather(rows).observations, larger.gather(rows).observations)
+    assert larger.discard(larger.draw(1, draws(0))) == []
+    larger.add(make_segment([1.0] * 2, "cut", first=50))
+    assert larger.discard(np.array([(12 + 1) % capacity])) == [0]
+    assert {50, 51}.isdisjoint(np.asarray(larger.gather(larger.draw(300, draws(0))).observations).ravel())
+
+
 def test_a_state_of_another_capacity_is_refused() -> None:
     replay = make_replay(capacity=6)
     replay.add(make_segment([1.0] * 6, "cut"))
@@ -267,25 +288,26 @@ def test_images_come_back_and_are_stored_once(
         expected = np.concatenate([stacked(pair[index], 1, kind) for pair in written[-held:]])
         np.testing.assert_array_equal(found, expected)
     span = (0 if kind == "single" else 3) + n + held
-    assert replay._ring._shared["observations"].frames <= span
+    assert replay.frames <= span
     twin = make_replay(capacity, n_step=n, observation=BoxSpace(shape, "|u1", 0, 255))
     twin.load(replay.state())
     np.testing.assert_array_equal(twin.gather(rows).successors, batch.successors)
-    assert twin._ring._shared["observations"].frames <= span
+    assert twin.frames <= span
 
 
 def test_small_observations_are_stored_as_they_are() -> None:
-    replay = make_replay(observation=BoxSpace((16, 15)))
-    assert not replay._ring._shared
+    replay = make_replay(observation=BoxSpace((1,)))
+    replay.add(make_segment([1.0] * 3, "cut"))
+    assert replay.frames == 0
 
 
 def test_removed_images_are_freed() -> None:
     replay = make_replay(20, observation=BoxSpace((32, 40), "|u1", 0, 255))
     for first in (0, 100):
         replay.add(replace(make_segment([1.0] * 5, "cut"), observations=stacked(first, 6, "single")))
-    assert replay._ring._shared["observations"].frames == 12
+    assert replay.frames == 12
     replay.discard(np.array([7]))
-    assert replay._ring._shared["observations"].frames == 6
+    assert replay.frames == 6
     expected = np.concatenate([stacked(0, 5, "single")] * 2)
     np.testing.assert_array_equal(replay.gather(np.arange(10)).observations, expected)
 

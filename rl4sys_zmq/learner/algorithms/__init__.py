@@ -1,13 +1,15 @@
 """The learning algorithms: PPO (on-policy), DQN (off-policy), and those that users register.
 
 - `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`, `TunableAlgorithm`,
-  `WarmStartAlgorithm`, `IncrementalAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional methods.
+  `WarmStartAlgorithm`, `IncrementalAlgorithm`, `FolderAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional
+  methods.
 - `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`TaskPreset`).
 - `register_algorithm`: adds an algorithm to the registry. `ALGORITHMS`: the registry.
 """
 
 from rl4sys_zmq.learner.algorithms.base import (
     Algorithm,
+    FolderAlgorithm,
     IncrementalAlgorithm,
     ParallelAlgorithm,
     PlaceableAlgorithm,
@@ -23,6 +25,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmEntry",
     "AlgorithmFactory",
+    "FolderAlgorithm",
     "IncrementalAlgorithm",
     "ParallelAlgorithm",
     "PlaceableAlgorithm",

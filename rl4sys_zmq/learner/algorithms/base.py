@@ -8,6 +8,7 @@ created the algorithm.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PACING_LAG",
     "Algorithm",
+    "FolderAlgorithm",
     "IncrementalAlgorithm",
     "ParallelAlgorithm",
     "PlaceableAlgorithm",
@@ -108,6 +110,21 @@ class Algorithm(Protocol):
 
         After this call, the same segments must lead to bit-identical weights. An on-policy algorithm discards the segments that
         wait for its next update.
+        """
+
+
+@runtime_checkable
+class FolderAlgorithm(Protocol):
+    """The optional method of an algorithm whose data can be larger than memory should be, such as a replay."""
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep large data in files in this folder, if there will be much data.
+
+        The learner thread calls this at most once, before the first segment and before `Algorithm.load`, and only if the learner
+        has a run directory. The data need not survive the process, because `Algorithm.state` contains them.
+
+        Raises:
+            ConfigError: If the disk has too little space.
         """
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -122,6 +123,15 @@ class DQN:
         for network in (self._online, self._target):
             network.place(compute.device)
         self._optimizer = FlatAdam(self._online.flat, eps=self.parameters.adam_epsilon)
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep the replay buffer in files in this folder if it will be larger than `buffer_memory_bytes`.
+
+        Raises:
+            ConfigError: If the disk has too little space.
+        """
+        if self._replay.nbytes > self.parameters.buffer_memory_bytes:
+            self._replay.use_folder(folder)
 
     def spec(self) -> PolicySpec:
         """Return the specification of the policy: an MLP with one value per action, and epsilon (for random actions)."""

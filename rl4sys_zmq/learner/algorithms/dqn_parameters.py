@@ -52,6 +52,11 @@ class DQNParameters:
         names=("buf_size", "buffer_capacity", "replay_size"),
         doc="transitions held in the replay",
     )
+    buffer_memory_bytes: int = option(
+        whole_number(0),
+        1 << 30,
+        doc="size of a full replay up to which it is in memory; a larger one is in files in the run directory, if there is one",
+    )
     prioritised: bool = option(
         flag, False, names=("prioritized", "prioritized_replay"), doc="draw transitions with large TD errors more often"
     )

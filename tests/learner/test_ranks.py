@@ -151,6 +151,7 @@ CASES: dict[str, tuple[str, Space, int, dict[str, Any], int, int]] = {
     "reinforce": ("REINFORCE", FOUR, 2, {**STEPS, "with_vf_baseline": True}, 5, 0),
     "impala": ("IMPALA", FOUR, 3, STEPS, 5, 5),
     "dqn": ("DQN", FOUR, 2, DQN, 100, 100),
+    "dqn by priority": ("DQN", FOUR, 3, {**DQN, "prioritised": True}, 100, 100),
 }
 
 

@@ -1,7 +1,8 @@
 """The learning algorithms, on-policy and off-policy, and those that users register.
 
 - `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`, `TunableAlgorithm`,
-  `WarmStartAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional methods.
+  `WarmStartAlgorithm`, `IncrementalAlgorithm`, `FolderAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional
+  methods.
 - `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`TaskPreset`)
   and the age of the data that the algorithm can learn from (`Staleness`).
 - `register_algorithm`: adds an algorithm to the registry. `ALGORITHMS`: the registry.
@@ -9,6 +10,8 @@
 
 from rl4sys_zmq.learner.algorithms.base import (
     Algorithm,
+    FolderAlgorithm,
+    IncrementalAlgorithm,
     ParallelAlgorithm,
     PlaceableAlgorithm,
     TunableAlgorithm,
@@ -23,6 +26,8 @@ __all__ = [
     "Algorithm",
     "AlgorithmEntry",
     "AlgorithmFactory",
+    "FolderAlgorithm",
+    "IncrementalAlgorithm",
     "ParallelAlgorithm",
     "PlaceableAlgorithm",
     "Staleness",

@@ -18,6 +18,9 @@ ALGORITHMS = Registry(
     {
         "PPO": "rl4sys_zmq.learner.algorithms.ppo_parameters:ENTRY",
         "DQN": "rl4sys_zmq.learner.algorithms.dqn_parameters:ENTRY",
+        "SAC": "rl4sys_zmq.learner.algorithms.sac_parameters:ENTRY",
+        "TD3": "rl4sys_zmq.learner.algorithms.td3_parameters:TD3_ENTRY",
+        "DDPG": "rl4sys_zmq.learner.algorithms.td3_parameters:DDPG_ENTRY",
     },
     noun="algorithm",
     group="rl4sys_zmq.algorithms",

@@ -119,9 +119,9 @@ def mlp_spec(
     activation: str = "tanh",
     normalise_observations: bool = False,
     squash: str = "clip",
-    **more: float,
+    log_std_range: tuple[float, float] = (-20.0, 2.0),
 ) -> PolicySpec:
-    """Return the `PolicySpec` of a multilayer perceptron. `MLPParameters` describes the arguments, and further ones in `more`.
+    """Return the `PolicySpec` of a multilayer perceptron. `MLPParameters` describes the arguments.
 
     Raises:
         ConfigError: If a value is invalid, or `head` does not fit the action space.
@@ -132,7 +132,8 @@ def mlp_spec(
         activation=activation,
         normalise_observations=normalise_observations,
         squash=squash,
-        **more,
+        log_std_min=log_std_range[0],
+        log_std_max=log_std_range[1],
     )
     return PolicySpec(observation_space, action_space, "mlp", document.plain(), document.tensors(observation_space, action_space))
 

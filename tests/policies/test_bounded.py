@@ -39,8 +39,8 @@ def policy_of(spec: PolicySpec, seed: int = 0, scale: float = 0.5, **tensors: An
 def of_outputs(space: BoxSpace, head: str, outputs: Any, **tensors: Any) -> Any:
     """A policy whose network returns the given numbers for any observation."""
     spec = mlp_spec(FOUR, space, head, ())
-    bias = np.asarray(outputs, np.float32)
-    return policy_of(spec, **{"layers.0.weight": 0.0, "layers.0.bias": bias, **tensors})
+    given: dict[str, Any] = {"layers.0.weight": 0.0, "layers.0.bias": np.asarray(outputs, np.float32), **tensors}
+    return policy_of(spec, **given)
 
 
 def plays(policy: Any, count: int, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -96,9 +96,10 @@ def test_saturated_actions_stay_in_the_bounds_with_finite_densities() -> None:
 @pytest.mark.parametrize("limits", [(-20.0, 2.0), (-1.0, -0.5)])
 def test_the_standard_deviation_is_clipped_to_the_range_of_the_document(limits: tuple[float, float]) -> None:
     least, most = limits
-    spec = mlp_spec(FOUR, BoxSpace((2,), low=-1.0, high=1.0), "squashed_gaussian", (), log_std_min=least, log_std_max=most)
+    spec = mlp_spec(FOUR, BoxSpace((2,), low=-1.0, high=1.0), "squashed_gaussian", (), log_std_range=(least, most))
     assert (spec.document["log_std_min"], spec.document["log_std_max"]) == limits
-    policy = policy_of(spec, **{"layers.0.weight": 0.0, "layers.0.bias": np.array([0.0, 0.0, -50.0, 50.0])})
+    given: dict[str, Any] = {"layers.0.weight": 0.0, "layers.0.bias": np.array([0.0, 0.0, -50.0, 50.0])}
+    policy = policy_of(spec, **given)
     raws, _, _ = plays(policy, 4000)
     samples = np.arctanh(np.clip(raws, -1 + 1e-7, 1 - 1e-7))
     if most < 0:
@@ -163,8 +164,8 @@ def test_what_they_cannot_do_is_refused(head: str) -> None:
 
 def test_the_range_of_the_standard_deviation_belongs_to_one_head() -> None:
     with pytest.raises(ConfigError, match="log_std_min has no meaning for a gaussian head"):
-        mlp_spec(FOUR, ARM, "gaussian", log_std_min=-5.0)
+        mlp_spec(FOUR, ARM, "gaussian", log_std_range=(-5.0, 2.0))
     with pytest.raises(ConfigError, match="log_std_min 1 is above log_std_max 0"):
-        mlp_spec(FOUR, ARM, "squashed_gaussian", log_std_min=1.0, log_std_max=0.0)
+        mlp_spec(FOUR, ARM, "squashed_gaussian", log_std_range=(1.0, 0.0))
     plain = mlp_spec(FOUR, ARM, "gaussian")
     assert "log_std_min" not in plain.document and mlp_document(plain).log_std_min == -20.0

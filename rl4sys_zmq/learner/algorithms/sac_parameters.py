@@ -83,14 +83,14 @@ def plan_sac(observation_space: ObservationSpace, action_space: Space, parameter
         return mlp_spec(observations, action_space, "categorical", p.hidden_sizes, p.activation)
     if not action_space.bounded:
         raise ConfigError(f"SAC needs an action space with finite bounds, not {action_space}; use PPO", key="action_space")
-    limits = {"log_std_min": p.log_std_min, "log_std_max": p.log_std_max}
-    return mlp_spec(observations, action_space, "squashed_gaussian", p.hidden_sizes, p.activation, **limits)
+    limits = p.log_std_min, p.log_std_max
+    return mlp_spec(observations, action_space, "squashed_gaussian", p.hidden_sizes, p.activation, log_std_range=limits)
 
 
 ENTRY = AlgorithmEntry(
     name="SAC",
     factory="rl4sys_zmq.learner.algorithms.sac:make_sac",
-    summary="Soft actor-critic with twin critics and a learned temperature, for bounded continuous and for discrete actions.",
+    summary="Soft actor-critic (Haarnoja et al. 2018, Christodoulou 2019), for bounded Box and for Discrete actions.",
     kind="offpolicy",
     parameters=SACParameters,
     plan=plan_sac,

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.learner.algorithms.entry import PolicyPlan, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack
 from rl4sys_zmq.learner.algorithms.offpolicy import ActionScale, Columns, ReplayAlgorithm
 from rl4sys_zmq.learner.algorithms.td3_parameters import DDPGParameters, TD3Parameters, plan_ddpg, plan_td3
 from rl4sys_zmq.replay import TransitionBatch
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, Space, feature_size
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
 
 __all__ = ["DDPG", "TD3"]
 
@@ -39,12 +39,16 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
 
     _name: ClassVar[str] = "TD3"
     _parameters: ClassVar[type[TD3Parameters]] = TD3Parameters
-    _plan: ClassVar[PolicyPlan] = staticmethod(plan_td3)
+
+    @staticmethod
+    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+        """Return the specification of the policy that this algorithm would train. No network is built."""
+        return plan_td3(observation_space, action_space, parameters)
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        spec = self._plan(observation_space, action_space, parameters)
+        spec = self.plan(observation_space, action_space, parameters)
         p = read_parameters(self._parameters, parameters, algorithm=self._name)
         super().__init__(spec, p, self._name, seed)
         assert isinstance(action_space, BoxSpace)
@@ -134,4 +138,8 @@ class DDPG(TD3):
 
     _name = "DDPG"
     _parameters = DDPGParameters
-    _plan = staticmethod(plan_ddpg)
+
+    @staticmethod
+    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+        """Return the specification of the policy that this algorithm would train. No network is built."""
+        return plan_ddpg(observation_space, action_space, parameters)

@@ -48,7 +48,7 @@ SECTIONS = {
 IMAGE = {"type": "Box", "shape": [96, 96, 3], "dtype": "uint8", "low": 0, "high": 255}
 GLOBAL = {
     "default_algorithm": "PPO",
-    "algorithms": {"PPO": {"gamma": 0.9}, "TD3": {"a": 1}},
+    "algorithms": {"PPO": {"gamma": 0.9}, "NAF": {"a": 1}},
     "server": {"training_server": {"prefix": "tcp://", "host": "localhost", "port": ":50051"}},
 }
 
@@ -211,7 +211,7 @@ def test_an_unknown_environment_is_named() -> None:
     [
         (LUNA, ["an actor's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
         (SECTIONS, ["an actor's configuration", "client_id: not in the file", "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
-        (GLOBAL, ["a learner's configuration", "algorithms.PPO", "TD3: this learner does not have this algorithm"]),
+        (GLOBAL, ["a learner's configuration", "algorithms.PPO", "NAF: this learner does not have this algorithm"]),
         ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
         ({"client_id": "luna"}, ["from the learner's configuration"]),
     ],

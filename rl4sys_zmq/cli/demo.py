@@ -28,6 +28,7 @@ from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, TaskPreset, planned_policy
+from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
@@ -120,7 +121,7 @@ def find_task(options: DemoOptions) -> DemoTask:
     Raises:
         ConfigError: If the environment does not exist, or the algorithm does not support it.
     """
-    name = options.algorithm.upper()
+    name = algorithm_key(options.algorithm)
     preset = ALGORITHMS.get(name).presets.get(options.env_id)
     target = options.target
     if preset is None:

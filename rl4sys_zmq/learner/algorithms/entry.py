@@ -133,7 +133,7 @@ class AlgorithmEntry:
     as a string, which is imported later.
 
     Attributes:
-        name: The name for configurations. Case does not matter.
+        name: The name for configurations. Case does not matter. A colon follows the name of a library, as in ``sb3:TRPO``.
         factory: The function or class that builds the algorithm, or its name as ``"package.module:attribute"``.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
@@ -146,6 +146,8 @@ class AlgorithmEntry:
         presets: Tested settings that solve a task, by the Gymnasium id of the task.
         extra: The optional dependency group of this package that the factory needs, such as ``learner``. It is named in the error
             message if a module is missing. Empty if the factory needs none.
+        spaces: One line about the spaces that the algorithm supports.
+        isolated: True if the algorithm draws from global random generators, and so needs an engine with a process per client.
     """
 
     name: str
@@ -156,9 +158,12 @@ class AlgorithmEntry:
     plan: PolicyPlan | None = None
     presets: Mapping[str, TaskPreset] = field(default_factory=dict, repr=False)
     extra: str = ""
+    spaces: str = ""
+    isolated: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.name, "algorithm_name")
+        for part in self.name.split(":"):
+            check_name(part, "algorithm_name")
 
     def load(self) -> AlgorithmFactory:
         """Return the function or class that builds the algorithm. If it is given as a string, import it.

@@ -8,21 +8,26 @@ from typing import overload
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory
+from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 __all__ = ["ALGORITHMS", "make_algorithm", "planned_policy", "register_algorithm"]
+
+_SB3 = ("A2C", "DQN", "MASKABLEPPO", "PPO", "QRDQN", "TRPO")
 
 ALGORITHMS = Registry(
     AlgorithmEntry,
     {
         "PPO": "rl4sys_zmq.learner.algorithms.ppo_parameters:ENTRY",
         "DQN": "rl4sys_zmq.learner.algorithms.dqn_parameters:ENTRY",
+        **{f"sb3:{name}": f"rl4sys_zmq.learner.algorithms.adapters.sb3_entries:{name}" for name in _SB3},
     },
     noun="algorithm",
     group="rl4sys_zmq.algorithms",
     key="algorithm_name",
-    fold=str.upper,
+    fold=algorithm_key,
+    families={"sb3": "rl4sys_zmq.learner.algorithms.adapters.sb3_entries:own_class"},
 )
 """The registry of all algorithms, by name.
 

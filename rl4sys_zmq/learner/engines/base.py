@@ -69,11 +69,13 @@ class EngineEntry:
         name: The name for configurations, such as ``process``.
         factory: Creates the engine of one learner. It raises ConfigError if this machine does not support the engine.
         summary: One line of documentation.
+        isolated: True if each worker has a process of its own.
     """
 
     name: str
     factory: Callable[[GatewayEndpoints], Engine]
     summary: str = ""
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "engine")

@@ -39,7 +39,7 @@ FLOORS = (
     ),
     ("values",),
     ("config", "wire", "weights"),
-    ("transports", "delivery", "policies"),
+    ("transports", "delivery", "policies", "replay"),
     ("security",),
     ("rpc",),
     ("actor", "learner", "relay"),

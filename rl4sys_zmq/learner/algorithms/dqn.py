@@ -21,7 +21,8 @@ from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_rows
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
-from rl4sys_zmq.learner.algorithms.replay import ReplayMemory, TransitionBatch
+from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
@@ -82,7 +83,9 @@ class DQN:
         self.rollout_length = p.rollout_length
         self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
         self._generator = torch.Generator().manual_seed(seed)
-        self._replay = ReplayMemory(observations, action_space, p.buffer_size, p.n_step, p.gamma)
+        self._draws = TorchDraws(self._generator)
+        options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step)
+        self._replay = ReplayMemory(observations, action_space, options)
         self._online, self._target = (
             MLPStack(feature_size(observations), p.hidden_sizes, [action_space.n], p.activation) for _ in range(2)
         )
@@ -247,7 +250,7 @@ class DQN:
         Return an empty array if no step fails.
         """
         for _ in range(self.parameters.gradient_steps):
-            rows = self._replay.draw(self.parameters.batch_size, self._generator)
+            rows = self._replay.draw(self.parameters.batch_size, self._draws)
             before = self.checkpoint()
             if not self._survives(rows, rate, before):
                 return self._find_by_halving(np.unique(rows), rate, before)
@@ -274,7 +277,7 @@ class DQN:
     def _gradient_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one gradient step on a random batch. Return the loss, and the mean estimated value of the batch's actions."""
         p = self.parameters
-        return self._train_on(self._replay.draw(p.batch_size, self._generator), rate)
+        return self._train_on(self._replay.draw(p.batch_size, self._draws), rate)
 
     def _train_on(self, rows: NDArray[np.int64], rate: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one gradient step on these replay rows. Return the loss, and the mean estimated value of their actions."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.serving.data.ring import Ids
+from rl4sys_zmq.replay.ring import Ids
 
 __all__ = ["SampledRows", "FutureSampler", "LatestSampler", "PrioritySampler", "Sampler", "SequenceSampler", "check_rows"]
 

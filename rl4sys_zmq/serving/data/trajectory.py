@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
+from rl4sys_zmq.replay.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
+from rl4sys_zmq.replay.priorities import RowPriorities
+from rl4sys_zmq.replay.ring import Ids
+from rl4sys_zmq.replay.spans import TrajectorySpans
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
-from rl4sys_zmq.serving.data.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
 from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
-from rl4sys_zmq.serving.data.priorities import RowPriorities
-from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
-from rl4sys_zmq.serving.data.spans import TrajectorySpans
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 __all__ = ["TrajectoryBuffer"]

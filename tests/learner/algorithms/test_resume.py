@@ -161,7 +161,7 @@ def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
     parameters = {**DQN_SMALL, **DQN_CASES[case]}
     through: Any = check_resume("DQN", DISCRETE, parameters, 26, tmp_path, masked)
     replay = through._replay
-    assert (replay._written > replay._capacity) is (case != "not_wrapped")
+    assert (replay._ring.end > replay.options.capacity) is (case != "not_wrapped")
 
 
 def test_dqn_comes_back_with_a_full_replay_at_its_seam(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError
-from rl4sys_zmq.serving.data.ring import Ids, RowRingBuffer
-from rl4sys_zmq.serving.data.spans import DrawableSteps
-from rl4sys_zmq.serving.data.sum_tree import SumTree
+from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
+from rl4sys_zmq.replay.spans import DrawableSteps
+from rl4sys_zmq.replay.sum_tree import SumTree
 
 __all__ = ["RowPriorities"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rl4sys_zmq.serving.data.layout import ArraySpec
+from rl4sys_zmq.replay.layout import ArraySpec
 
 __all__ = ["FrameStore"]
 

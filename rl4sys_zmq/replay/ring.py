@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError, StoreFileError
-from rl4sys_zmq.serving.data.folder import StoreFolder
-from rl4sys_zmq.serving.data.layout import ArraySpec, as_leaf, zeros
+from rl4sys_zmq.replay.folder import StoreFolder
+from rl4sys_zmq.replay.layout import ArraySpec, as_leaf, zeros
 
 __all__ = ["Ids", "RowRingBuffer"]
 
@@ -76,8 +76,23 @@ class RowRingBuffer:
                 self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again"
             )
 
+    @property
+    def specs(self) -> dict[str, ArraySpec]:
+        """The shape and dtype of one row of each column."""
+        return {name: ArraySpec(column.shape[1:], column.dtype) for name, column in self._columns.items()}
+
+    def add(self, name: str, leaf: ArraySpec, fill: object) -> None:
+        """Create one more column in memory, in which every row has the value `fill`.
+
+        Raises:
+            ConfigError: If the column does not fit in memory.
+        """
+        column = zeros(ArraySpec((self.capacity, *leaf.shape), leaf.dtype))
+        column[...] = fill
+        self._columns[name] = column
+
     def skip_to(self, number: int) -> None:
-        """Set the number that the next row will get, to continue the numbers of a saved buffer. The ring must be empty."""
+        """Drop all rows, and set the number that the next row will get."""
         self._span[:] = number
 
     def make_room(self, count: int) -> Ids:
@@ -94,15 +109,28 @@ class RowRingBuffer:
             count: Number of rows.
         """
         end = self.end
-        rows: Any = end % self.capacity if count == 1 else np.arange(end, end + count) % self.capacity
+        first = end % self.capacity
+        before = min(count, self.capacity - first)  # the rows before the end of the columns; the others are at their beginning
         for name, block in blocks.items():
-            self._columns[name][rows] = block[0] if count == 1 else block
+            column = self._columns[name]
+            column[first : first + before] = block[:before]
+            if before < count:
+                column[: count - before] = block[before:]
         self._span[1] = end + count
 
     def gather(self, name: str, ids: Ids) -> NDArray[Any]:
         """Return a copy of the rows with the given numbers in one column, as an array ``[*ids.shape, ...]``."""
-        taken: NDArray[Any] = self._columns[name][ids % self.capacity]
+        return self.take(name, ids % self.capacity)
+
+    def take(self, name: str, places: Ids) -> NDArray[Any]:
+        """Return a copy of the rows at the given indices of one column, as an array ``[*places.shape, ...]``."""
+        taken: NDArray[Any] = self._columns[name][places]
         return taken
+
+    def overwrite(self, places: Ids, sources: Ids) -> None:
+        """Copy the rows at the indices `sources` of all columns to the indices `places`."""
+        for column in self._columns.values():
+            column[places] = column[sources]
 
     def held(self, key: str, ids: object) -> Ids:
         """Check that the buffer has the rows with the given numbers, and return the numbers as int64.

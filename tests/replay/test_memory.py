@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.replay import ReplayMemory, n_step_columns
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, n_step_columns
+from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, MultiBinarySpace, MultiDiscreteSpace, Segment, TupleSpace
+from rl4sys_zmq.values.observations import integer_bounds
+from rl4sys_zmq.values.spaces import LeafSpace
 
 ENDS = ("terminated", "truncated", "cut")
 
@@ -53,10 +58,14 @@ def _global_numpy_state() -> NDArray[np.uint32]:
     return np.asarray(np.random.get_state(legacy=False)["state"]["key"]).copy()
 
 
+def draws(seed: int) -> TorchDraws:
+    return TorchDraws(torch.Generator().manual_seed(seed))
+
+
 def make_replay(capacity: int = 100, n_step: int = 3, **spaces: object) -> ReplayMemory:
     observation = spaces.get("observation", BoxSpace((1,)))
     action = spaces.get("action", DiscreteSpace(2))
-    return ReplayMemory(observation, action, capacity, n_step, 0.9)  # type: ignore[arg-type]
+    return ReplayMemory(observation, action, ReplayOptions(capacity=capacity, n_step=n_step, gamma=0.9))  # type: ignore[arg-type]
 
 
 @given(
@@ -94,7 +103,7 @@ def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, 
         replay.add(make_segment([1.0] * length, end, first=first))
         written += range(first, first + length)
     assert len(replay) == min(capacity, len(written))
-    batch = replay.gather(replay.draw(400, torch.Generator().manual_seed(0)))
+    batch = replay.gather(replay.draw(400, draws(0)))
     assert set(batch.observations.ravel()) <= set(written[-capacity:])
     assert sorted(replay.state()["observations"].ravel()) == written[-capacity:]
     boot = batch.discounts > 0
@@ -104,12 +113,12 @@ def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, 
 def test_actions_are_counted_from_zero() -> None:
     replay = make_replay(action=DiscreteSpace(2, start=5))
     replay.add(make_segment([1.0] * 4, "cut", start=5))
-    assert set(replay.gather(replay.draw(50, torch.Generator().manual_seed(0))).actions) == {0, 1}
+    assert set(replay.gather(replay.draw(50, draws(0))).actions) == {0, 1}
 
 
 def test_masks_belong_to_the_bootstrap_observation_and_come_late_or_never() -> None:
     replay = make_replay(n_step=2, action=DiscreteSpace(3))
-    generator = torch.Generator().manual_seed(0)
+    generator = draws(0)
     replay.add(make_segment([1.0], "terminated", first=50))
     assert replay.gather(replay.draw(4, generator)).masks is None
     masks = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], np.bool_)
@@ -126,16 +135,14 @@ def test_bytes_stay_bytes_and_doubles_become_floats() -> None:
     for dtype, kept in (("|u1", np.uint8), ("<f8", np.float32), ("<i4", np.float32)):
         replay = make_replay(observation=BoxSpace((1,), dtype))
         replay.add(make_segment([1.0] * 3, "cut", dtype=dtype))
-        assert replay.gather(replay.draw(3, torch.Generator().manual_seed(0))).observations.dtype == kept
+        assert replay.gather(replay.draw(3, draws(0))).observations.dtype == kept
 
 
 def test_sampling_is_uniform_and_its_own() -> None:
     replay = make_replay()
     replay.add(make_segment([1.0] * 10, "cut"))
     before = torch.get_rng_state(), _global_numpy_state()
-    counts = np.bincount(
-        replay.gather(replay.draw(20_000, torch.Generator().manual_seed(3))).observations.ravel().astype(int), minlength=10
-    )
+    counts = np.bincount(replay.gather(replay.draw(20_000, draws(3))).observations.ravel().astype(int), minlength=10)
     assert np.abs(counts - 2000).max() < 250
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], _global_numpy_state())
@@ -150,7 +157,7 @@ def test_state_goes_into_a_fresh_replay_and_shares_nothing() -> None:
     twin.load(state)
     for one in (replay, twin):
         one.add(make_segment([5.0], "terminated", first=20))
-    ours, theirs = (one.gather(one.draw(50, torch.Generator().manual_seed(1))) for one in (replay, twin))
+    ours, theirs = (one.gather(one.draw(50, draws(1))) for one in (replay, twin))
     for name in ("observations", "actions", "returns", "discounts", "successors", "masks"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
     assert 20 not in state["observations"]
@@ -161,3 +168,68 @@ def test_a_state_of_another_capacity_is_refused() -> None:
     replay.add(make_segment([1.0] * 6, "cut"))
     with pytest.raises(ConfigError, match="observations in the replay state has shape"):
         make_replay(capacity=4).load(replay.state())
+
+
+SPACES: dict[str, LeafSpace] = {
+    "box": BoxSpace((2, 3)),
+    "discrete": DiscreteSpace(3, start=4),
+    "multi_discrete": MultiDiscreteSpace((3, 2), start=(1, 5)),
+    "multi_binary": MultiBinarySpace(4),
+}
+DTYPES = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64, "multi_binary": np.int8}
+
+
+def elements(space: LeafSpace, rows: int) -> NDArray[np.generic]:
+    """Elements of a space, `rows` of them."""
+    rng, bounds = np.random.default_rng(rows), integer_bounds(space)
+    if bounds is None:
+        return rng.normal(size=(rows, *space.shape)).astype(np.float32)
+    return rng.integers(bounds[0], bounds[1] + 1, (rows, *space.shape)).astype(space.dtype)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_every_action_space_comes_back_and_integers_count_from_zero(kind: str) -> None:
+    space, first = SPACES[kind], {"discrete": 4, "multi_discrete": np.array((1, 5))}.get(kind, 0)
+    actions = elements(space, 5)
+    replay = make_replay(action=space)
+    replay.add(replace(make_segment([1.0] * 5, "cut"), actions=actions))
+    batch = replay.gather(np.array([4, 0, 4]))
+    assert batch.actions.dtype == DTYPES[kind]
+    np.testing.assert_array_equal(batch.actions + first, actions[[4, 0, 4]])
+
+
+def test_nested_observations_come_back_in_their_form_and_through_a_state() -> None:
+    space = DictSpace(
+        {"z": TupleSpace((SPACES["box"], SPACES["discrete"])), "a": SPACES["multi_binary"], "b": BoxSpace((3,), "|u1")}
+    )
+    camera = np.arange(18, dtype=np.uint8).reshape(6, 3)
+    pair = (elements(SPACES["box"], 6), elements(SPACES["discrete"], 6))
+    flags = elements(SPACES["multi_binary"], 6)
+    tree = {"z": pair, "a": flags, "b": camera}
+    segment = replace(make_segment([1.0] * 5, "cut"), observations=tree)
+    first, twin = (make_replay(observation=space, n_step=2) for _ in range(2))
+    first.add(segment)
+    twin.load(first.state())
+    for replay in (first, twin):
+        batch = replay.gather(np.array([0, 3, 4]))
+        for found, rows in ((batch.observations, [0, 3, 4]), (batch.successors, [2, 5, 5])):
+            assert list(found) == ["a", "b", "z"] and isinstance(found["z"], tuple)
+            assert found["b"].dtype == np.uint8 and found["z"][1].dtype == np.int64
+            np.testing.assert_array_equal(found["b"], camera[rows])
+            np.testing.assert_array_equal(found["a"], flags[rows])
+            for part, whole in zip(found["z"], pair, strict=True):
+                np.testing.assert_array_equal(part, whole[rows])
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), capacity=st.integers(1, 9))
+def test_a_full_replay_comes_back_with_the_same_rows(lengths: list[int], capacity: int) -> None:
+    replay = make_replay(capacity, n_step=2)
+    for index, length in enumerate(lengths):
+        replay.add(make_segment([1.0] * length, "cut", first=100 * index))
+    twin = make_replay(capacity, n_step=2)
+    twin.load(replay.state())
+    for one in (replay, twin):
+        one.add(make_segment([2.0] * 3, "terminated", first=2000))
+    every = np.arange(len(replay))
+    assert len(twin) == len(replay)
+    np.testing.assert_array_equal(replay.gather(every).observations, twin.gather(every).observations)

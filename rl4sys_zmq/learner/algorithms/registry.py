@@ -14,7 +14,7 @@ from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 __all__ = ["ALGORITHMS", "make_algorithm", "planned_policy", "register_algorithm"]
 
-_SB3 = ("A2C", "DQN", "MASKABLEPPO", "PPO", "QRDQN", "TRPO")
+_SB3 = ("A2C", "DDPG", "DQN", "MASKABLEPPO", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO")
 
 ALGORITHMS = Registry(
     AlgorithmEntry,

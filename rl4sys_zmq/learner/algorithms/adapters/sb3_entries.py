@@ -5,12 +5,13 @@ A parameter has the name and the default that it has in the library, unless a li
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.adapters.library import LibraryFactory
@@ -21,10 +22,14 @@ from rl4sys_zmq.values.observations import flat_space
 
 __all__ = [
     "A2C",
+    "DDPG",
     "DQN",
     "MASKABLEPPO",
     "PPO",
     "QRDQN",
+    "SAC",
+    "TD3",
+    "TQC",
     "TRPO",
     "OffPolicyParameters",
     "OnPolicyParameters",
@@ -55,6 +60,24 @@ def _norm(default: float | None) -> float | None:
 
 def _steps(default: int) -> int:
     return option(whole_number(1, 1 << 20), default, names=("num_steps",), doc="most steps per segment")
+
+
+def _entropy_weight(value: object) -> float | str:
+    if isinstance(value, str) and re.fullmatch(r"auto(_\d+(\.\d+)?)?", value):
+        return value
+    try:
+        return number(0.0, MAX_NUMBER)(value)
+    except InvalidValue as exc:
+        raise InvalidValue(f"{exc}, or auto, or auto_X with a number X") from exc
+
+
+def _target_entropy(value: object) -> float | str:
+    if value == "auto":
+        return "auto"
+    try:
+        return number(-MAX_NUMBER, MAX_NUMBER)(value)
+    except InvalidValue as exc:
+        raise InvalidValue(f"{exc}, or auto") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +267,65 @@ class QRDQNParameters(DQNParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SACParameters(OffPolicyParameters):
+    """The parameters of ``sb3:SAC``."""
+
+    hidden_sizes: tuple[int, ...] = _hidden(256, 256)
+    ent_coef: float | str = option(
+        _entropy_weight, "auto", names=("alpha",), doc="weight of the entropy; auto or auto_X: learnt, from 1 or X"
+    )
+    target_update_interval: int = option(
+        whole_number(1), 1, doc="gradient steps from one update of the target network to the next"
+    )
+    target_entropy: float | str = option(
+        _target_entropy, "auto", doc="entropy that a learnt weight holds; auto: minus the number of an action's elements"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TQCParameters(SACParameters):
+    """The parameters of ``sb3:TQC``."""
+
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles", "n_critics"}
+
+    top_quantiles_to_drop_per_net: int = option(whole_number(0, 10_000), 2, doc="quantiles that are left out of the targets")
+    n_quantiles: int = option(whole_number(1, 10_000), 25, doc="quantiles of the return that each critic estimates")
+    n_critics: int = option(whole_number(1, 100), 2, doc="number of critics")
+
+    def network_arguments(self) -> dict[str, Any]:
+        """Return the numbers of quantiles and critics, which the library's policy class takes."""
+        return {"n_quantiles": self.n_quantiles, "n_critics": self.n_critics}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDPGParameters(OffPolicyParameters):
+    """The parameters of ``sb3:DDPG``."""
+
+    changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"exploration_noise"}
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"exploration_noise"}
+
+    learning_rate: float = _rate(1e-3)
+    hidden_sizes: tuple[int, ...] = _hidden(400, 300)
+    exploration_noise: float = option(
+        number(0.0, 10.0),
+        0.1,
+        names=("noise_scale",),
+        doc="deviation of the noise of actions, as a fraction of half their range; the library's class has none",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TD3Parameters(DDPGParameters):
+    """The parameters of ``sb3:TD3``."""
+
+    policy_delay: int = option(whole_number(1), 2, names=("policy_frequency",), doc="critics' gradient steps per policy's step")
+    target_policy_noise: float = option(
+        number(0.0, 10.0), 0.2, names=("policy_noise",), doc="deviation of the noise of the target's actions"
+    )
+    target_noise_clip: float = option(number(0.0, 10.0), 0.5, names=("noise_clip",), doc="largest noise of the target's actions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnClassParameters(Sb3Parameters):
     """The parameters of a user's own class, ``sb3:package.module:Class``."""
 
@@ -259,12 +341,20 @@ class OwnClassParameters(Sb3Parameters):
 def _plan(
     name: str,
     cls: type[Sb3Parameters],
-    head: str,
+    heads: Mapping[str, str],
     observation_space: ObservationSpace,
     action_space: Space,
     parameters: Mapping[str, object],
 ) -> PolicySpec:
     """Return the specification of the policy that an algorithm of the library would train. The library is not imported.
+
+    Args:
+        name: The name of the algorithm, such as ``sb3:PPO``.
+        cls: The dataclass of its parameters.
+        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
+        observation_space: The space of the policy's observations.
+        action_space: The space of the policy's actions.
+        parameters: The parameters of the algorithm.
 
     Raises:
         ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
@@ -272,36 +362,46 @@ def _plan(
     observations = flat_space(observation_space, name)
     p = read_parameters(cls, parameters, algorithm=name)
     check_not_image(observations, p.hidden_sizes, name)
-    if isinstance(action_space, BoxSpace):
-        if not issubclass(cls, OnPolicyParameters) or name == MASKABLEPPO.name:
-            raise ConfigError(
-                f"{name} needs a Discrete action space, not {action_space}; use sb3:PPO for a Box", key="action_space"
-            )
-        head = "gaussian"
-    return mlp_spec(observations, action_space, head, p.hidden_sizes, p.activation)
+    kind = "Box" if isinstance(action_space, BoxSpace) else "Discrete"
+    if kind not in heads:
+        raise ConfigError(f"{name} needs a {' or '.join(heads)} action space, not {action_space}", key="action_space")
+    return mlp_spec(observations, action_space, heads[kind], p.hidden_sizes, p.activation)
 
 
-def _entry(name: str, summary: str, cls: type[Sb3Parameters], *, continuous: bool = False) -> AlgorithmEntry:
-    onpolicy = issubclass(cls, OnPolicyParameters)
+def _entry(name: str, summary: str, cls: type[Sb3Parameters], **heads: str) -> AlgorithmEntry:
     return AlgorithmEntry(
         name=f"{_EXTRA}:{name}",
         factory=LibraryFactory(_BUILDER, name, _EXTRA),
         summary=summary,
-        kind="onpolicy" if onpolicy else "offpolicy",
+        kind="onpolicy" if issubclass(cls, OnPolicyParameters) else "offpolicy",
         parameters=cls,
-        plan=partial(_plan, f"{_EXTRA}:{name}", cls, "categorical" if onpolicy else "q_values"),
+        plan=partial(_plan, f"{_EXTRA}:{name}", cls, heads),
         extra=_EXTRA,
-        spaces=f"observations Box or Discrete; actions Discrete{' or Box' if continuous else ''}",
+        spaces=f"observations Box or Discrete; actions {' or '.join(heads)}",
         isolated=True,
     )
 
 
-A2C = _entry("A2C", "Advantage actor-critic (Mnih et al. 2016) of Stable-Baselines3.", A2CParameters, continuous=True)
-PPO = _entry("PPO", "Proximal policy optimisation (Schulman et al. 2017) of Stable-Baselines3.", PPOParameters, continuous=True)
-TRPO = _entry("TRPO", "Trust region policy optimisation (Schulman et al. 2015) of sb3-contrib.", TRPOParameters, continuous=True)
-MASKABLEPPO = _entry("MaskablePPO", "PPO with action masks (Huang and Ontañón 2022) of sb3-contrib.", PPOParameters)
-DQN = _entry("DQN", "Deep Q-learning (Mnih et al. 2015) of Stable-Baselines3.", DQNParameters)
-QRDQN = _entry("QRDQN", "Q-learning of return quantiles (Dabney et al. 2018) of sb3-contrib.", QRDQNParameters)
+_STOCHASTIC = {"Discrete": "categorical", "Box": "gaussian"}
+
+A2C = _entry("A2C", "Advantage actor-critic (Mnih et al. 2016) of Stable-Baselines3.", A2CParameters, **_STOCHASTIC)
+PPO = _entry("PPO", "Proximal policy optimisation (Schulman et al. 2017) of Stable-Baselines3.", PPOParameters, **_STOCHASTIC)
+TRPO = _entry("TRPO", "Trust region policy optimisation (Schulman et al. 2015) of sb3-contrib.", TRPOParameters, **_STOCHASTIC)
+MASKABLEPPO = _entry(
+    "MaskablePPO", "PPO with action masks (Huang and Ontañón 2022) of sb3-contrib.", PPOParameters, Discrete="categorical"
+)
+DQN = _entry("DQN", "Deep Q-learning (Mnih et al. 2015) of Stable-Baselines3.", DQNParameters, Discrete="q_values")
+QRDQN = _entry(
+    "QRDQN", "Q-learning of return quantiles (Dabney et al. 2018) of sb3-contrib.", QRDQNParameters, Discrete="q_values"
+)
+SAC = _entry("SAC", "Soft actor-critic (Haarnoja et al. 2018) of Stable-Baselines3.", SACParameters, Box="squashed_gaussian")
+TQC = _entry(
+    "TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020) of sb3-contrib.", TQCParameters, Box="squashed_gaussian"
+)
+TD3 = _entry("TD3", "Twin delayed DDPG (Fujimoto et al. 2018) of Stable-Baselines3.", TD3Parameters, Box="deterministic")
+DDPG = _entry(
+    "DDPG", "Deterministic policy gradient (Lillicrap et al. 2016) of Stable-Baselines3.", DDPGParameters, Box="deterministic"
+)
 
 
 def own_class(name: str) -> AlgorithmEntry:

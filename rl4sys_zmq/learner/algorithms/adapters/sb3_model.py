@@ -21,6 +21,7 @@ from rl4sys_zmq.learner.algorithms.adapters.global_random import GlobalRandomSta
 from rl4sys_zmq.learner.algorithms.adapters.mlp_layers import ACTIVATION_LAYERS, PublishedNetwork, network_layers
 from rl4sys_zmq.learner.algorithms.adapters.sb3_entries import Sb3Parameters
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, read_parameters
+from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
 from rl4sys_zmq.values.observations import flat_space
@@ -157,7 +158,9 @@ class Sb3Adapter:
             if log_std is None:
                 return PublishedNetwork("categorical", layers, activation)
             return PublishedNetwork("gaussian", layers, activation, {"log_std": log_std})
-        epsilon = {"epsilon": torch.tensor([getattr(model, "exploration_rate", 0.0)])}
+        epsilon = {"epsilon": torch.tensor([self._epsilon()])}
+        if hasattr(policy, "actor"):
+            return self._published_actor(policy.actor, epsilon)
         if hasattr(policy, "quantile_net"):
             layers, activation = network_layers(policy.quantile_net.quantile_net)
             means = [tensor.unflatten(0, (model.n_quantiles, -1)).mean(0) for tensor in layers[-1]]  # the mean is linear
@@ -165,30 +168,52 @@ class Sb3Adapter:
         if hasattr(policy, "q_net"):
             return PublishedNetwork("q_values", *network_layers(policy.q_net.q_net), epsilon)
         raise ConfigError(
-            f"{self._name}: a {type(policy).__name__} cannot be sent to actors; supported are policies with a categorical or a "
-            "Gaussian head (A2C, PPO, TRPO, MaskablePPO) and with action values (DQN, QRDQN)",
+            f"{self._name}: a {type(policy).__name__} cannot be sent to actors; supported are policies like those of "
+            f"{', '.join(name for name in ALGORITHMS.names() if name.startswith('sb3:'))}",
             key="algorithm_name",
         )
 
-    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the policy's weights, to start training from an existing policy.
+    def _published_actor(self, actor: Any, epsilon: Mapping[str, torch.Tensor]) -> PublishedNetwork:
+        if not hasattr(actor, "latent_pi"):
+            layers, activation = network_layers(*list(actor.mu)[:-1])  # the last layer is the tanh of the head
+            noise = torch.tensor([getattr(self.parameters, "exploration_noise", 0.1)])
+            return PublishedNetwork("deterministic", layers, activation, {"noise_std": noise, **epsilon})
+        layers, activation = network_layers(actor.latent_pi, actor.mu)
+        network_layers(actor.log_std)
+        weight, bias = (torch.cat([getattr(actor.mu, name), getattr(actor.log_std, name)]) for name in ("weight", "bias"))
+        return PublishedNetwork("squashed_gaussian", [*layers[:-1], (weight, bias)], activation)
 
-        Raises:
-            ConfigError: If the model estimates quantiles, because the policy has only their means.
-        """
-        if hasattr(self._model.policy, "quantile_net"):
-            raise ConfigError(f"{self._name} cannot start with given weights, because they lack the quantiles", key="init")
-        published = self._published()
-        names = [(f"layers.{index}.weight", f"layers.{index}.bias") for index in range(len(published.layers))]
-        with torch.no_grad():
-            for (weight, bias), (weight_name, bias_name) in zip(published.layers, names, strict=True):
-                weight.copy_(torch.from_numpy(np.array(tensors[weight_name], np.float32)))
-                bias.copy_(torch.from_numpy(np.array(tensors[bias_name], np.float32)))
-            if published.head == "gaussian":
-                published.extras["log_std"].copy_(torch.from_numpy(np.array(tensors["log_std"], np.float32)))
-        target = getattr(self._model, "q_net_target", None)
-        if target is not None:
-            target.load_state_dict(self._model.q_net.state_dict())
+    def _epsilon(self) -> float:
+        """Return the current probability of a uniform action."""
+        return float(getattr(self._model, "exploration_rate", 0.0))
+
+    @torch.no_grad()
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the policy's weights, to start training from an existing policy. All quantiles of a return get its mean."""
+        model, policy, published = self._model, self._model.policy, self._published()
+        given = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
+        last = len(published.layers) - 1
+        pairs = [(given[f"layers.{index}.weight"], given[f"layers.{index}.bias"]) for index in range(last + 1)]
+        targets = list(published.layers[:-1])
+        if published.head == "squashed_gaussian":
+            targets += [(layer.weight, layer.bias) for layer in (policy.actor.mu, policy.actor.log_std)]
+            means, log_stds = zip(*(tensor.chunk(2) for tensor in pairs.pop()), strict=True)
+            pairs += [means, log_stds]
+        elif hasattr(policy, "quantile_net"):
+            output = policy.quantile_net.quantile_net[-1]
+            targets.append((output.weight, output.bias))
+            weight, bias = pairs.pop()
+            pairs.append((weight.repeat(model.n_quantiles, 1), bias.repeat(model.n_quantiles)))
+        else:
+            targets.append(published.layers[-1])
+        if published.head == "gaussian":
+            published.extras["log_std"].copy_(given["log_std"])
+        for target, source in zip(targets, pairs, strict=True):
+            for own, new in zip(target, source, strict=True):
+                own.copy_(new)
+        for name in ("q_net", "quantile_net", "actor"):
+            if hasattr(model, f"{name}_target"):
+                getattr(model, f"{name}_target").load_state_dict(getattr(model, name).state_dict())
 
     # ---- training
 

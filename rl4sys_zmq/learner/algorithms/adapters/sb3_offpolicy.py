@@ -16,8 +16,10 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.adapters.replayed import STEPS_PER_VERSION, ReplayPace, failing_rows
 from rl4sys_zmq.learner.algorithms.adapters.sb3_model import Sb3Adapter
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
-from rl4sys_zmq.learner.algorithms.replay import ReplayMemory
-from rl4sys_zmq.values import DiscreteSpace, Segment, Space
+from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.policies.gaussian import action_bounds
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
+from rl4sys_zmq.values import BoxSpace, Segment, Space
 
 __all__ = ["Sb3OffPolicy"]
 
@@ -27,12 +29,10 @@ class _SegmentReplay(ReplayBuffer):
 
     Attributes:
         memory: The transitions.
-        generator: The source of random rows.
         rows: The rows of the next samples; None to draw them.
     """
 
     memory: ReplayMemory
-    generator: torch.Generator
     rows: NDArray[np.int64] | None = None
 
     def __init__(
@@ -40,9 +40,17 @@ class _SegmentReplay(ReplayBuffer):
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device="cpu")
 
-    def connect(self, memory: ReplayMemory, generator: torch.Generator, observation_space: Space) -> None:
-        """Sample from this memory from now on."""
-        self.memory, self.generator, self._space = memory, generator, observation_space
+    def connect(self, memory: ReplayMemory, generator: torch.Generator, observation_space: Space, action_space: Space) -> None:
+        """Sample from this memory from now on.
+
+        Args:
+            memory: The transitions. Their actions are in the units of the environment.
+            generator: The source of random rows.
+            observation_space: The space of the observations in the memory.
+            action_space: The space of the actions in the memory.
+        """
+        self.memory, self._draws, self._space = memory, TorchDraws(generator), observation_space
+        self._bounds = action_bounds(action_space) if isinstance(action_space, BoxSpace) else None
 
     def size(self) -> int:
         """Return the number of transitions."""
@@ -54,12 +62,15 @@ class _SegmentReplay(ReplayBuffer):
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
         """Return random transitions as tensors. Their discounts include those of several steps, and are 0 after an end."""
-        rows = self.memory.draw(batch_size, self.generator) if self.rows is None else self.rows
+        rows = self.memory.draw(batch_size, self._draws) if self.rows is None else self.rows
         batch = self.memory.gather(rows)
         discounts = torch.from_numpy(batch.discounts).unsqueeze(1)
+        actions = batch.actions.reshape(len(rows), -1)
+        if self._bounds is not None:  # the library's networks compute numbers from -1 to 1
+            actions = ((actions - self._bounds.centre) / self._bounds.half).astype(np.float32)
         return ReplayBufferSamples(
             observations=encode_observations(self._space, batch.observations),
-            actions=torch.from_numpy(batch.actions).unsqueeze(1),
+            actions=torch.from_numpy(actions),
             next_observations=encode_observations(self._space, batch.successors),
             dones=(discounts == 0).float(),
             rewards=torch.from_numpy(batch.returns).unsqueeze(1),
@@ -79,8 +90,6 @@ class Sb3OffPolicy(Sb3Adapter):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         model = self._model
-        if not isinstance(self._action_space, DiscreteSpace):
-            raise ConfigError(f"{self._name} needs a Discrete action space, not {self._action_space}", key="action_space")
         if model.train_freq.unit is not TrainFrequencyUnit.STEP:
             raise ConfigError(f"{self._name}: train_freq counts episodes; expected a number of steps", key="train_freq")
         self._pace = ReplayPace(learning_starts=model.learning_starts, every=model.train_freq.frequency)
@@ -88,13 +97,16 @@ class Sb3OffPolicy(Sb3Adapter):
         self._gradient_steps = model.gradient_steps if model.gradient_steps >= 0 else self._pace.every
         self._generator = torch.Generator().manual_seed(arguments[-1])
         n_steps = getattr(self.parameters, "n_steps", 1)
-        self._memory = ReplayMemory(self._observation_space, self._action_space, model.buffer_size, n_steps, model.gamma)
-        model.replay_buffer.connect(self._memory, self._generator, self._observation_space)
-        if hasattr(model, "exploration_rate"):
-            model.exploration_rate = 1.0  # actions are uniform until the training starts
+        options = ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps)
+        self._memory = ReplayMemory(self._observation_space, self._action_space, options)
+        model.replay_buffer.connect(self._memory, self._generator, self._observation_space, self._action_space)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "replay_buffer_class": _SegmentReplay}
+
+    def _epsilon(self) -> float:
+        """Return the current probability of a uniform action. All actions are uniform until the training starts."""
+        return super()._epsilon() if self._model.num_timesteps else 1.0
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         """Write the segment into the replay buffer. Off-policy data can have any age, so `correct` has no effect."""
@@ -160,7 +172,7 @@ class Sb3OffPolicy(Sb3Adapter):
     def _failing_rows(self) -> NDArray[np.int64]:
         """Try the gradient steps of the next update, and return the rows that make the first failing step fail."""
         for _ in range(self._gradient_steps):
-            rows = self._memory.draw(self._model.batch_size, self._generator)
+            rows = self._memory.draw(self._model.batch_size, TorchDraws(self._generator))
             before = self.checkpoint()
             if not self._survives(rows, before):
                 return failing_rows(np.unique(rows), lambda part: self._survives(part, before))  # noqa: B023 - used at once

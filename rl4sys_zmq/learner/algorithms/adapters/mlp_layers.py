@@ -67,7 +67,7 @@ def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], st
     layers: list[tuple[Tensor, Tensor]] = []
     found: list[str] = []
     for layer in _flat(modules):
-        if type(layer) is nn.Linear and layer.bias is not None and len(found) == len(layers):
+        if type(layer) is nn.Linear and "bias" in layer.state_dict() and len(found) == len(layers):
             layers.append((layer.weight, layer.bias))
         elif layers and len(found) < len(layers) and (name := _activation(layer)):
             found.append(name)
@@ -100,7 +100,7 @@ def _activation(layer: nn.Module) -> str:
 
 
 _DEFAULTS = frozenset(
-    repr(kind(inplace=inplace) if kind in (nn.ReLU, nn.ELU, nn.SiLU, nn.LeakyReLU) else kind())  # type: ignore[call-arg]
+    repr(kind(inplace=inplace) if kind in (nn.ReLU, nn.ELU, nn.SiLU, nn.LeakyReLU) else kind())
     for kind in ACTIVATION_LAYERS.values()
     for inplace in (False, True)
 )

@@ -80,6 +80,7 @@ class Sb3Adapter:
         max_policy_lag: As in `Algorithm`.
     """
 
+    rollout_length: int
     publish_every_updates = 1
     max_policy_lag: int | None = None
 
@@ -121,7 +122,7 @@ class Sb3Adapter:
         }
         arguments = {"policy_kwargs": network, "device": "cpu", **self._arguments()}
         try:
-            return cls("MlpPolicy", _SpacesOnly(1, features, actions), self._rate(), seed=seed % (1 << 32), **arguments)  # type: ignore[arg-type]
+            return cls("MlpPolicy", _SpacesOnly(1, features, actions), self._rate(), seed=seed % (1 << 32), **arguments)
         except (TypeError, ValueError, AssertionError) as exc:  # the library's checks of arguments
             raise ConfigError(f"{self._name} cannot be created: {exc}", key="algorithm_parameters") from exc
 

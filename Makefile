@@ -41,7 +41,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy, build and the libraries of the adapters
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,sb3,test,dev,recipes]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,sb3,torchrl,test,dev,recipes]'
 	@touch $@
 
 # The Python reference imports the package, so its environment is the learner's.

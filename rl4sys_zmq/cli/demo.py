@@ -97,7 +97,9 @@ def demo(options: DemoOptions) -> int:
     print_line(
         f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ..."
     )
-    preferred = options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower()}-{options.seed}"
+    preferred = (
+        options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower().replace(':', '-')}-{options.seed}"
+    )
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = DemoProgress()
@@ -168,6 +170,7 @@ def learner_config(task: DemoTask, options: DemoOptions, run_dir: Path) -> Learn
         seed=options.seed,
         shutdown_timeout_s=SHUTDOWN_S,
         torch_threads=1,
+        engine="process" if ALGORITHMS.get(task.algorithm).isolated else "thread",
     )
 
 

@@ -30,6 +30,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "CartPole-v1",
         {"n_steps": 512, "rollout_length": 64, "learning_rate": 3e-3, "n_critic_updates": 20, "gae_lambda": 0.9, "gamma": 0.98},
     ),
+    "torchrl:IQL": (
+        "CartPole-v1",
+        {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "temperature": 3.0, "expectile": 0.8, "learning_starts": 500}
+        | {"train_frequency": 4, "batch_size": 64, "gamma": 0.98, "tau": 0.02},
+    ),
 }
 
 

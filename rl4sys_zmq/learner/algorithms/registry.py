@@ -15,6 +15,7 @@ from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 __all__ = ["ALGORITHMS", "make_algorithm", "planned_policy", "register_algorithm"]
 
 _SB3 = ("A2C", "DDPG", "DQN", "MASKABLEPPO", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO")
+_TORCHRL = ("BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC")
 
 ALGORITHMS = Registry(
     AlgorithmEntry,
@@ -22,6 +23,7 @@ ALGORITHMS = Registry(
         "PPO": "rl4sys_zmq.learner.algorithms.ppo_parameters:ENTRY",
         "DQN": "rl4sys_zmq.learner.algorithms.dqn_parameters:ENTRY",
         **{f"sb3:{name}": f"rl4sys_zmq.learner.algorithms.adapters.sb3_entries:{name}" for name in _SB3},
+        **{f"torchrl:{name}": f"rl4sys_zmq.learner.algorithms.adapters.torchrl_entries:{name}" for name in _TORCHRL},
     },
     noun="algorithm",
     group="rl4sys_zmq.algorithms",

@@ -23,7 +23,7 @@ from rl4sys_zmq.learner.algorithms.adapters.sb3_entries import Sb3Parameters
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["Sb3Adapter"]
@@ -217,11 +217,6 @@ class Sb3Adapter:
                 getattr(model, f"{name}_target").load_state_dict(getattr(model, name).state_dict())
 
     # ---- training
-
-    def _check_masks(self, segment: Segment) -> None:
-        """Refuse a segment with action masks, which the model would ignore."""
-        if segment.masks is not None:
-            raise ConfigError(f"{self._name} ignores action masks; use sb3:MaskablePPO, PPO or DQN", key="algorithm_name")
 
     def _advance(self, steps: int) -> None:
         """Set the number of steps that the model's schedules have seen."""

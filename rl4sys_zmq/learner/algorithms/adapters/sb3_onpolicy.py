@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from rl4sys_zmq.learner.algorithms.adapters.replayed import refuse_masks
 from rl4sys_zmq.learner.algorithms.adapters.sb3_model import Sb3Adapter
 from rl4sys_zmq.learner.algorithms.returns import vtrace
 from rl4sys_zmq.learner.algorithms.rollout import RolloutBatch, join_segments
@@ -37,7 +38,7 @@ class Sb3OnPolicy(Sb3Adapter):
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         """Keep the segment for the next update. If `correct` is True, the update uses V-trace targets for this segment."""
         if not self._masked:
-            self._check_masks(segment)
+            refuse_masks(segment, self._name)
         self._taken.append((segment, correct))
         self._buffered += segment.steps
 

@@ -144,13 +144,12 @@ def test_a_checkpoint_goes_to_the_gateway_and_comes_back(
 
 
 def test_a_state_with_pieces_goes_to_the_gateway_and_comes_back(wire: Wire, folder: Path) -> None:
-    state = {"replay": [make_piece({"rewards": np.arange(9.0)}), make_piece({"rewards": np.ones(3)})]}
+    state: dict[str, Any] = {"replay": [make_piece({"rewards": np.arange(9.0)}), make_piece({"rewards": np.ones(3)})]}
     store = wire.storage.checkpoints(wire.assign)
     assert not store.stored_pieces(), "a worker sends all pieces"
     store.write(MANIFEST, state)
     later = Wire(folder, GENERATION + 1)
-    for store in (later.storage.checkpoints(later.assign), CheckpointStore(folder)):
-        found = store.load()
+    for found in (later.storage.checkpoints(later.assign).load(), CheckpointStore(folder).load()):
         assert found is not None
         for mine, theirs in zip(found[1]["replay"], state["replay"], strict=True):
             assert mine.name == theirs.name and np.array_equal(mine.arrays["rewards"], theirs.arrays["rewards"])

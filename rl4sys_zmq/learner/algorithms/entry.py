@@ -183,7 +183,7 @@ class AlgorithmEntry:
     as a string, which is imported later.
 
     Attributes:
-        name: The name for configurations. Case does not matter.
+        name: The name for configurations. Case does not matter. A colon follows the name of a library, as in ``sb3:TRPO``.
         factory: The function or class that builds the algorithm, or its name as ``"package.module:attribute"``.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
@@ -199,6 +199,7 @@ class AlgorithmEntry:
             message if a module is missing. Empty if the factory needs none.
         spaces: One line about the spaces that the algorithm supports.
         reference: The source of the algorithm: authors, year and title. Empty if not declared.
+        isolated: True if the algorithm draws from global random generators, and so needs an engine with a process per client.
     """
 
     name: str
@@ -212,9 +213,11 @@ class AlgorithmEntry:
     extra: str = ""
     spaces: str = ""
     reference: str = ""
+    isolated: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.name, "algorithm_name")
+        for part in self.name.split(":"):
+            check_name(part, "algorithm_name")
 
     def load(self) -> AlgorithmFactory:
         """Return the function or class that builds the algorithm. If it is given as a string, import it.

@@ -12,7 +12,16 @@ from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["ENTRY", "MAX_IMAGE_WEIGHTS", "OBS_CLIP", "MLPParameters", "check_not_image", "mlp_document", "mlp_spec"]
+__all__ = [
+    "BOUNDED_HEADS",
+    "ENTRY",
+    "MAX_IMAGE_WEIGHTS",
+    "OBS_CLIP",
+    "MLPParameters",
+    "check_not_image",
+    "mlp_document",
+    "mlp_spec",
+]
 
 MAX_IMAGE_WEIGHTS = 1_000_000
 """The largest number of weights of a first layer that gets a flattened image."""
@@ -20,8 +29,9 @@ MAX_IMAGE_WEIGHTS = 1_000_000
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
 
-_BOUNDED_HEADS = ("squashed_gaussian", "deterministic")
-_BOX_HEADS = ("gaussian", *_BOUNDED_HEADS)
+BOUNDED_HEADS = ("squashed_gaussian", "deterministic")
+"""The heads that need a Box of actions with finite bounds."""
+_BOX_HEADS = ("gaussian", *BOUNDED_HEADS)
 _HEADS_WITH = {
     "squash": ("categorical", "gaussian", "q_values"),
     "log_std_min": ("squashed_gaussian",),
@@ -89,7 +99,7 @@ class MLPParameters:
         bounded = isinstance(action_space, BoxSpace) and action_space.bounded
         if self.squash == "tanh" and not bounded:
             raise ConfigError("squash 'tanh' needs a bounded Box of actions", key="squash")
-        if self.head in _BOUNDED_HEADS and not bounded:
+        if self.head in BOUNDED_HEADS and not bounded:
             raise ConfigError(f"a {self.head} head needs a bounded Box of actions, not {action_space}", key="head")
         outputs = action_space.size if isinstance(action_space, BoxSpace) else action_space.n
         outputs *= 2 if self.head == "squashed_gaussian" else 1

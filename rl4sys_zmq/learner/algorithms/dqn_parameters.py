@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, gradient_norm, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
 from rl4sys_zmq.replay.priorities import PriorityOptions
@@ -276,7 +276,7 @@ ENTRY = AlgorithmEntry(
     kind="offpolicy",
     parameters=DQNParameters,
     plan=plan_dqn,
-    staleness=Staleness(max_policy_lag=None, correction="none needed, because it learns from any policy's data in the replay"),
+    staleness=ANY_AGE,
     presets={
         "CartPole-v1": TaskPreset(
             parameters={

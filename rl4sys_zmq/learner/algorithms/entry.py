@@ -19,6 +19,7 @@ from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import PolicySpec, Space
 
 __all__ = [
+    "ANY_AGE",
     "AlgorithmEntry",
     "AlgorithmFactory",
     "PolicyPlan",
@@ -173,6 +174,10 @@ class Staleness:
         if self.max_policy_lag is None:
             return f"data of any age; {self.correction}"
         return f"data up to {self.max_policy_lag} versions old, older data are dropped; {self.correction}"
+
+
+ANY_AGE = Staleness(max_policy_lag=None, correction="none needed, because it learns from any policy's data in the replay")
+"""The `Staleness` of an off-policy algorithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, read_parameters
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
@@ -90,10 +90,11 @@ def plan_sac(observation_space: ObservationSpace, action_space: Space, parameter
 ENTRY = AlgorithmEntry(
     name="SAC",
     factory="rl4sys_zmq.learner.algorithms.sac:make_sac",
-    summary="Soft actor-critic (Haarnoja et al. 2018, Christodoulou 2019), for bounded Box and for Discrete actions.",
+    summary="Soft actor-critic, for bounded Box and for Discrete actions.",
     kind="offpolicy",
     parameters=SACParameters,
     plan=plan_sac,
+    staleness=ANY_AGE,
     presets={
         "Pendulum-v1": TaskPreset(
             parameters={"learning_rate": 1e-3, "learning_starts": 100, "hidden_sizes": [64, 64], "rollout_length": 16},
@@ -104,4 +105,7 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
+    spaces="observations as one Box or Discrete; bounded Box or Discrete actions",
+    reference="Haarnoja et al. 2018, Soft actor-critic algorithms and applications; Christodoulou 2019, Soft actor-critic for "
+    "discrete action settings",
 )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import flag, number, option, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, inherited, read_parameters
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
@@ -51,16 +51,9 @@ class TD3Parameters(OffPolicyParameters):
 class DDPGParameters(TD3Parameters):
     """All parameters of DDPG: those of TD3, with defaults for one critic, no delay and no noise on the targets' actions."""
 
-    twin_critics: bool = option(flag, False, doc="two critics, the smaller of which gives the targets; false: one critic")
-    policy_delay: int = option(
-        whole_number(1, 10_000),
-        1,
-        names=("policy_frequency",),
-        doc="gradient steps of the critic for each one of the policy and of the target networks",
-    )
-    target_noise: float = option(
-        _NOISE, 0.0, names=("policy_noise", "target_policy_noise"), doc="standard deviation of the noise on the targets' actions"
-    )
+    twin_critics: bool = inherited(TD3Parameters, "twin_critics", False)
+    policy_delay: int = inherited(TD3Parameters, "policy_delay", 1)
+    target_noise: float = inherited(TD3Parameters, "target_noise", 0.0)
 
 
 def plan_td3(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
@@ -109,23 +102,31 @@ _PENDULUM = TaskPreset(
     target_return=-250.0,
 )  # fmt: skip
 
+_SPACES = "observations as one Box or Discrete; bounded Box actions"
+
 TD3_ENTRY = AlgorithmEntry(
     name="TD3",
     factory="rl4sys_zmq.learner.algorithms.td3:TD3",
-    summary="Twin delayed deterministic policy gradient (Fujimoto et al. 2018), for bounded Box actions.",
+    summary="Twin delayed deterministic policy gradient, for bounded Box actions.",
     kind="offpolicy",
     parameters=TD3Parameters,
     plan=plan_td3,
+    staleness=ANY_AGE,
     presets={"Pendulum-v1": _PENDULUM},
     extra="learner",
+    spaces=_SPACES,
+    reference="Fujimoto et al. 2018, Addressing function approximation error in actor-critic methods",
 )
 DDPG_ENTRY = AlgorithmEntry(
     name="DDPG",
     factory="rl4sys_zmq.learner.algorithms.td3:DDPG",
-    summary="Deep deterministic policy gradient (Lillicrap et al. 2016): TD3 with one critic, no delay and no target noise.",
+    summary="Deep deterministic policy gradient: TD3 with one critic, no delay and no target noise.",
     kind="offpolicy",
     parameters=DDPGParameters,
     plan=plan_ddpg,
+    staleness=ANY_AGE,
     presets={"Pendulum-v1": _PENDULUM},
     extra="learner",
+    spaces=_SPACES,
+    reference="Lillicrap et al. 2016, Continuous control with deep reinforcement learning",
 )

@@ -1,4 +1,9 @@
-"""The factory of an algorithm that a library trains. It imports the library when it builds the algorithm."""
+"""The parts of registry entries that the algorithms of all libraries share. This module imports no library.
+
+- `LibraryFactory`: a factory that imports the library when it builds an algorithm.
+- `spaces_of`: the spaces of an algorithm, for people.
+- `TQC_REFERENCE`: the source of TQC, which two libraries have.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,14 @@ from typing import cast
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.plugins import load_object
+from rl4sys_zmq.policies.mlp import BOUNDED_HEADS
 from rl4sys_zmq.values import ObservationSpace, Space
 
-__all__ = ["LibraryFactory"]
+__all__ = ["TQC_REFERENCE", "LibraryFactory", "spaces_of"]
+
+TQC_REFERENCE = (
+    "Kuznetsov et al. 2020, Controlling overestimation bias with truncated mixture of continuous distributional quantile critics"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +55,9 @@ class LibraryFactory:
                 key="algorithm_name",
             ) from exc
         return cast(Algorithm, build(self.name, observation_space, action_space, parameters, seed))
+
+
+def spaces_of(heads: Mapping[str, str]) -> str:
+    """Return `AlgorithmEntry.spaces` of an algorithm that has these heads for each kind of action space."""
+    kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
+    return f"observations as one Box or Discrete; {' or '.join(kinds)} actions"

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.adapters.library import LibraryFactory
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, read_parameters
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, spaces_of
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, Staleness, read_parameters
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
@@ -368,7 +368,9 @@ def _plan(
     return mlp_spec(observations, action_space, heads[kind], p.hidden_sizes, p.activation)
 
 
-def _entry(name: str, summary: str, cls: type[Sb3Parameters], **heads: str) -> AlgorithmEntry:
+def _entry(
+    name: str, summary: str, reference: str, cls: type[Sb3Parameters], staleness: Staleness = ANY_AGE, **heads: str
+) -> AlgorithmEntry:
     return AlgorithmEntry(
         name=f"{_EXTRA}:{name}",
         factory=LibraryFactory(_BUILDER, name, _EXTRA),
@@ -376,31 +378,91 @@ def _entry(name: str, summary: str, cls: type[Sb3Parameters], **heads: str) -> A
         kind="onpolicy" if issubclass(cls, OnPolicyParameters) else "offpolicy",
         parameters=cls,
         plan=partial(_plan, f"{_EXTRA}:{name}", cls, heads),
+        staleness=staleness,
         extra=_EXTRA,
-        spaces=f"observations Box or Discrete; actions {' or '.join(heads)}",
+        spaces=spaces_of(heads),
+        reference=reference,
         isolated=True,
     )
 
 
 _STOCHASTIC = {"Discrete": "categorical", "Box": "gaussian"}
+_V_TRACE = "V-trace with on_lag: correct"
+_CLIPPED = Staleness(max_policy_lag=4, correction=f"probability ratios, which are clipped; {_V_TRACE}")
 
-A2C = _entry("A2C", "Advantage actor-critic (Mnih et al. 2016) of Stable-Baselines3.", A2CParameters, **_STOCHASTIC)
-PPO = _entry("PPO", "Proximal policy optimisation (Schulman et al. 2017) of Stable-Baselines3.", PPOParameters, **_STOCHASTIC)
-TRPO = _entry("TRPO", "Trust region policy optimisation (Schulman et al. 2015) of sb3-contrib.", TRPOParameters, **_STOCHASTIC)
+A2C = _entry(
+    "A2C",
+    "Advantage actor-critic of Stable-Baselines3.",
+    "Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
+    A2CParameters,
+    Staleness(max_policy_lag=4, correction=f"none; {_V_TRACE}"),
+    **_STOCHASTIC,
+)
+PPO = _entry(
+    "PPO",
+    "Proximal policy optimisation of Stable-Baselines3.",
+    "Schulman et al. 2017, Proximal policy optimization algorithms",
+    PPOParameters,
+    _CLIPPED,
+    **_STOCHASTIC,
+)
+TRPO = _entry(
+    "TRPO",
+    "Trust region policy optimisation of sb3-contrib.",
+    "Schulman et al. 2015, Trust region policy optimization",
+    TRPOParameters,
+    Staleness(max_policy_lag=4, correction=f"probability ratios, which are not clipped; {_V_TRACE}"),
+    **_STOCHASTIC,
+)
 MASKABLEPPO = _entry(
-    "MaskablePPO", "PPO with action masks (Huang and Ontañón 2022) of sb3-contrib.", PPOParameters, Discrete="categorical"
+    "MaskablePPO",
+    "PPO with action masks of sb3-contrib.",
+    "Huang and Ontañón 2022, A closer look at invalid action masking in policy gradient algorithms",
+    PPOParameters,
+    _CLIPPED,
+    Discrete="categorical",
 )
-DQN = _entry("DQN", "Deep Q-learning (Mnih et al. 2015) of Stable-Baselines3.", DQNParameters, Discrete="q_values")
+DQN = _entry(
+    "DQN",
+    "Deep Q-learning of Stable-Baselines3.",
+    "Mnih et al. 2015, Human-level control through deep reinforcement learning",
+    DQNParameters,
+    Discrete="q_values",
+)
 QRDQN = _entry(
-    "QRDQN", "Q-learning of return quantiles (Dabney et al. 2018) of sb3-contrib.", QRDQNParameters, Discrete="q_values"
+    "QRDQN",
+    "Q-learning of return quantiles of sb3-contrib.",
+    "Dabney et al. 2018, Distributional reinforcement learning with quantile regression",
+    QRDQNParameters,
+    Discrete="q_values",
 )
-SAC = _entry("SAC", "Soft actor-critic (Haarnoja et al. 2018) of Stable-Baselines3.", SACParameters, Box="squashed_gaussian")
+SAC = _entry(
+    "SAC",
+    "Soft actor-critic of Stable-Baselines3.",
+    "Haarnoja et al. 2018, Soft actor-critic algorithms and applications",
+    SACParameters,
+    Box="squashed_gaussian",
+)
 TQC = _entry(
-    "TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020) of sb3-contrib.", TQCParameters, Box="squashed_gaussian"
+    "TQC",
+    "SAC with truncated quantile critics of sb3-contrib.",
+    TQC_REFERENCE,
+    TQCParameters,
+    Box="squashed_gaussian",
 )
-TD3 = _entry("TD3", "Twin delayed DDPG (Fujimoto et al. 2018) of Stable-Baselines3.", TD3Parameters, Box="deterministic")
+TD3 = _entry(
+    "TD3",
+    "Twin delayed DDPG of Stable-Baselines3.",
+    "Fujimoto et al. 2018, Addressing function approximation error in actor-critic methods",
+    TD3Parameters,
+    Box="deterministic",
+)
 DDPG = _entry(
-    "DDPG", "Deterministic policy gradient (Lillicrap et al. 2016) of Stable-Baselines3.", DDPGParameters, Box="deterministic"
+    "DDPG",
+    "Deep deterministic policy gradient of Stable-Baselines3.",
+    "Lillicrap et al. 2016, Continuous control with deep reinforcement learning",
+    DDPGParameters,
+    Box="deterministic",
 )
 
 

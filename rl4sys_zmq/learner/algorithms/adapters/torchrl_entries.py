@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.adapters.library import LibraryFactory
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, gradient_norm, read_parameters
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, spaces_of
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
@@ -187,7 +187,7 @@ def _plan(
     return mlp_spec(observations, action_space, heads[kind], p.hidden_sizes, p.activation)
 
 
-def _entry(name: str, summary: str, cls: type[TorchrlParameters], **heads: str) -> AlgorithmEntry:
+def _entry(name: str, summary: str, reference: str, cls: type[TorchrlParameters], **heads: str) -> AlgorithmEntry:
     return AlgorithmEntry(
         name=f"{_EXTRA}:{name}",
         factory=LibraryFactory(_BUILDER, name, _EXTRA),
@@ -195,17 +195,52 @@ def _entry(name: str, summary: str, cls: type[TorchrlParameters], **heads: str) 
         kind="offpolicy",
         parameters=cls,
         plan=partial(_plan, f"{_EXTRA}:{name}", cls, heads),
+        staleness=ANY_AGE,
         extra=_EXTRA,
-        spaces=f"observations Box or Discrete; actions {' or '.join(heads)}",
+        spaces=spaces_of(heads),
+        reference=reference,
         isolated=True,
     )
 
 
 _SQUASHED = {"Box": "squashed_gaussian"}
 
-BC = _entry("BC", "Behaviour cloning of the data's actions,", BCParameters, Discrete="categorical", **_SQUASHED)
-IQL = _entry("IQL", "Implicit Q-learning (Kostrikov et al. 2022)", IQLParameters, Discrete="categorical", **_SQUASHED)
-CQL = _entry("CQL", "Conservative Q-learning (Kumar et al. 2020)", CQLParameters, Discrete="q_values", **_SQUASHED)
-TD3BC = _entry("TD3BC", "TD3 with behaviour cloning (Fujimoto and Gu 2021)", TD3BCParameters, Box="deterministic")
-REDQ = _entry("REDQ", "Randomised ensembled double Q-learning (Chen et al. 2021)", REDQParameters, **_SQUASHED)
-TQC = _entry("TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)", TQCParameters, **_SQUASHED)
+BC = _entry(
+    "BC",
+    "Behaviour cloning of the data's actions,",
+    "Pomerleau 1991, Efficient training of artificial neural networks for autonomous navigation",
+    BCParameters,
+    Discrete="categorical",
+    **_SQUASHED,
+)
+IQL = _entry(
+    "IQL",
+    "Implicit Q-learning",
+    "Kostrikov et al. 2022, Offline reinforcement learning with implicit Q-learning",
+    IQLParameters,
+    Discrete="categorical",
+    **_SQUASHED,
+)
+CQL = _entry(
+    "CQL",
+    "Conservative Q-learning",
+    "Kumar et al. 2020, Conservative Q-learning for offline reinforcement learning",
+    CQLParameters,
+    Discrete="q_values",
+    **_SQUASHED,
+)
+TD3BC = _entry(
+    "TD3BC",
+    "TD3 with behaviour cloning",
+    "Fujimoto and Gu 2021, A minimalist approach to offline reinforcement learning",
+    TD3BCParameters,
+    Box="deterministic",
+)
+REDQ = _entry(
+    "REDQ",
+    "Randomised ensembled double Q-learning",
+    "Chen et al. 2021, Randomized ensembled double Q-learning: learning fast without a model",
+    REDQParameters,
+    **_SQUASHED,
+)
+TQC = _entry("TQC", "SAC with truncated quantile critics", TQC_REFERENCE, TQCParameters, **_SQUASHED)

@@ -60,8 +60,8 @@ LIBRARIES = {"stable_baselines3", "sb3_contrib", "torchrl", "tensordict"}
 """Libraries of algorithms, which only worker processes import: modules of `ADAPTERS` that no other module names in an import."""
 ADAPTERS = ("learner", "algorithms", "adapters")
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
-RAY_MODULES = {"ray_driver", "ray_worker"}
-"""The modules that run in processes of Ray. The learner's process does not import Ray, which installs signal handlers."""
+RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
+"""The modules that run in processes of Ray. Learners and fleets do not import Ray, which installs signal handlers."""
 SANS_IO = {
     "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator", "relays"},
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
@@ -493,7 +493,8 @@ def test_an_actor_loads_no_torch_and_no_gymnasium() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_engine_ray_loads_no_ray() -> None:
-    code = "import sys, rl4sys_zmq.learner.engines.ray_engine\nsys.exit('ray' in sys.modules)"
+@pytest.mark.parametrize("module", ["learner.engines.ray_engine", "fleet.ray_engine"])
+def test_the_engines_ray_load_no_ray(module: str) -> None:
+    code = f"import sys, rl4sys_zmq.{module}\nsys.exit('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

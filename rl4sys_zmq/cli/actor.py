@@ -50,7 +50,18 @@ def main() -> None:
 @option("--num-actors", type=click.IntRange(1, 10_000), help="Keep this number of actor processes alive, as a fleet.")
 @option("--min-actors", type=click.IntRange(1, 10_000), help="Shrink the fleet to this number while actors wait a lot.")
 @option("--max-actors", type=click.IntRange(1, 10_000), help="Grow the fleet to this number while the learner lacks data.")
-@option("--engine", type=click.Choice(["process"]), default="process", help="The engine that runs the actors of a fleet.")
+@option(
+    "--engine",
+    type=click.Choice(["process", "ray"]),
+    default="process",
+    help="Run the actors of a fleet as processes of this machine, or on the nodes of a Ray cluster.",
+)
+@option(
+    "--ray-address",
+    metavar="auto|local|HOST:PORT",
+    help="The Ray cluster for --engine ray. auto: that of this machine. local: a Ray of the fleet's own.  "
+    "[default: RAY_ADDRESS, or else local]",
+)
 @option(
     "--grace", type=click.FloatRange(0, 3600), default=10.0, help="Seconds that actors of a fleet have to end their episodes."
 )
@@ -70,16 +81,20 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
     """
     from rl4sys_zmq.cli.act import RunOptions, act
 
-    fleet = {name: options.pop(name) for name in ("engine", "num_actors", "min_actors", "max_actors")}
+    fleet = {name: options.pop(name) for name in ("engine", "ray_address", "num_actors", "min_actors", "max_actors")}
     grace_s = options.pop("grace")
     given = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
     if all(fleet[name] is None for name in ("num_actors", "min_actors", "max_actors")):
         context = click.get_current_context()
-        for name in ("engine", "grace"):
+        for name in ("engine", "ray_address", "grace"):
             if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-                raise click.UsageError(f"--{name} applies to a fleet: give --num-actors, or --min-actors and --max-actors")
+                raise click.UsageError(
+                    f"--{name.replace('_', '-')} applies to a fleet: give --num-actors, or --min-actors and --max-actors"
+                )
         act(given)
         return
+    if fleet["ray_address"] is not None and fleet["engine"] != "ray":
+        raise click.UsageError("--ray-address applies to --engine ray")
     from rl4sys_zmq.cli.fleet import FleetOptions, run_fleet
 
     run_fleet(FleetOptions(run=given, grace_s=grace_s, **fleet))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import strftime
 from typing import Any
@@ -23,6 +23,8 @@ from rl4sys_zmq.cli.app import configure_logging, print_line, require
 from rl4sys_zmq.cli.children import actor_environment
 from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, end_with_stdin
 from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.learner import ray_address
+from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import expand_sections
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet import ActorEngine, Fleet, FleetConfig, FleetStatus, ProcessEngine, SizeLimits
@@ -33,7 +35,8 @@ __all__ = ["ENGINES", "FleetOptions", "actor_command", "run_fleet"]
 
 POLL_S = 0.1
 SHOW_S, JSON_S, VERBOSE_S, LINES_S = 0.25, 1.0, 5.0, 60.0
-DRAIN_SLACK_S = 2.0
+DRAIN_SLACK_S = {"process": 2.0, "ray": 10.0}
+"""The time beyond the grace that a fleet has to end after a signal, in seconds, for each engine. Ray itself needs some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class FleetOptions:
     min_actors: int | None
     max_actors: int | None
     grace_s: float
+    ray_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +76,20 @@ def run_fleet(options: FleetOptions) -> None:
         ConfigError: If the options are invalid, or the first actors cannot begin.
     """
     configure_logging(options.run.debug)
-    require("gym", "gymnasium")
+    if options.engine == "process":
+        require("gym", "gymnasium")
     config = fleet_config(options)
     shared = shared_paths(options.run, resizes=config.limits is not None)
     drain_asked = threading.Event()
     if options.run.exit_with_stdin:
         end_with_stdin(lambda line: drain_asked.set() if line == "drain" else None)
     signals = SignalHandlers.current
-    if signals is not None:
-        signals.defers = True
-        signals.patience_s = options.grace_s + TERMINATE_S + DRAIN_SLACK_S
     with ExitStack() as stack:
         display = stack.enter_context(_display(options.run))
-        engine = ENGINES[options.engine](options.run, shared, display)
+        engine = ENGINES[options.engine](options, shared, display)
+        if signals is not None:
+            signals.defers = True
+            signals.patience_s = options.grace_s + TERMINATE_S + DRAIN_SLACK_S[options.engine]
         fleet = stack.enter_context(Fleet(config, engine, display.event))
         try:
             while not fleet.done and not drain_asked.is_set():
@@ -128,7 +133,10 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
         if options.run.episodes is not None:
             raise ConfigError("--episodes needs a fixed number of actors; omit --min-actors and --max-actors", key="episodes")
         limits = SizeLimits(low, high)
-    return FleetConfig(actors=actors or 1, limits=limits, grace_s=options.grace_s, starting=max(2, os.cpu_count() or 1))
+    starting = max(2, os.cpu_count() or 1)
+    if options.engine == "ray":  # each actor starts on a CPU of its own
+        starting = max(actors or 1, high or 1)
+    return FleetConfig(actors=actors or 1, limits=limits, grace_s=options.grace_s, starting=starting)
 
 
 def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
@@ -184,16 +192,38 @@ def actor_command(run: RunOptions, shared: SharedPaths, index: int, start: int) 
     ]
 
 
-def _processes(run: RunOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
+def _on_output(run: RunOptions, display: _FleetDisplay) -> Callable[[int, str], None]:
     talks = run.verbose or run.debug
+    return lambda index, line: display.event(f"actor {index}: {line}") if talks else None
+
+
+def _processes(options: FleetOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
+    run = options.run
     return ProcessEngine(
-        lambda index, start: actor_command(run, shared, index, start),
-        actor_environment(),
-        lambda index, line: display.event(f"actor {index}: {line}") if talks else None,
+        lambda index, start: actor_command(run, shared, index, start), actor_environment(), _on_output(run, display)
     )
 
 
-ENGINES: Mapping[str, Callable[[RunOptions, SharedPaths, _FleetDisplay], ActorEngine]] = {"process": _processes}
+def _ray_actors(options: FleetOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
+    from rl4sys_zmq.fleet.ray_engine import RayActorEngine
+
+    given = None if options.ray_address is None else check_value("ray_address", options.ray_address, ray_address)
+    run = options.run
+
+    def path(given: Path | None) -> Path | None:
+        return None if given is None else given.absolute()
+
+    run = replace(run, config_path=path(run.config_path), keys=path(run.keys))
+    shared = replace(shared, spool=path(shared.spool))
+    return RayActorEngine(
+        lambda index, start: actor_command(run, shared, index, start)[1:], given, _on_output(run, display), display.event
+    )
+
+
+ENGINES: Mapping[str, Callable[[FleetOptions, SharedPaths, _FleetDisplay], ActorEngine]] = {
+    "process": _processes,
+    "ray": _ray_actors,
+}
 """A function for each name of an engine, which creates the engine without actors."""
 
 

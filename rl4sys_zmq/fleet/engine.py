@@ -56,7 +56,7 @@ class ActorEngine(Resource):
             start: The number of earlier starts at this place.
 
         Raises:
-            OSError: If the actor cannot be started now.
+            OSError, subprocess.SubprocessError: If the actor cannot be started now.
         """
 
     @abstractmethod

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -277,7 +278,7 @@ class Fleet(Resource):
         try:
             place.handle = self._engine.start(place.index, place.starts)
             place.starts += 1
-        except OSError as exc:
+        except (OSError, subprocess.SubprocessError) as exc:
             place.failures += 1
             delay_s = restart_delay_s(place.failures)
             place.start_at = now + delay_s

@@ -30,6 +30,7 @@ from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 
 MODULE = "rl4sys_zmq.learner.engines.ray_driver"
+CLUSTER = "rl4sys_zmq.learner.engines.ray_cluster"
 NODES = [
     {"host": "10.0.0.1", "resources": {"CPU": 8.0, "memory": 1e9, "node:10.0.0.1": 1.0, "object_store_memory": 1e8}},
     {"host": "10.0.0.2", "resources": {"CPU": 2.0, "GPU": 1.0, "edge": 4.0}},
@@ -165,7 +166,8 @@ class Driver:
         self.ray = FakeRay()
         for name in ("ray", "ray.exceptions", "ray.util", "ray.util.scheduling_strategies"):
             monkeypatch.setitem(sys.modules, name, self.ray)
-        monkeypatch.delitem(sys.modules, MODULE, raising=False)
+        for name in (MODULE, CLUSTER):
+            monkeypatch.delitem(sys.modules, name, raising=False)
         self.module = importlib.import_module(MODULE)
         monkeypatch.setattr(self.module, "LOOK_EVERY_S", 0.0)
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -205,7 +207,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     yield driver
     driver.ours.close()
     driver.theirs.close()
-    sys.modules.pop(MODULE, None)
+    for name in (MODULE, CLUSTER):
+        sys.modules.pop(name, None)
 
 
 def test_a_worker_is_placed_runs_and_ends(driver: Driver) -> None:

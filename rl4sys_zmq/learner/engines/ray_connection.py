@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.child_process import end_text, module_path, start_error_text
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
+from rl4sys_zmq.learner.engines.ray_process import CLOSE_S, CONNECT_S, described_cluster, spawn_driver
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.liveness import WORKER_RESTART
@@ -27,16 +28,8 @@ __all__ = ["RayConnectionThread", "RayProcess"]
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 60.0
-"""Longest time to connect to a cluster, or to start a local Ray, in seconds."""
-
-CLOSE_S = 5.0
-"""Longest time in which the driver ends the local Ray that it has started, in seconds. Then it is killed."""
-
 LOOK_S = 0.1
 _PROGRAM = "from rl4sys_zmq.learner.engines.ray_driver import main; main()"
-_NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""A Ray that the learner starts sends no statistics to Ray's authors, unless the environment says so."""
 
 
 class RayProcess:
@@ -196,7 +189,7 @@ class RayConnectionThread(Worker):
 
     @property
     def _described(self) -> str:
-        return "the local Ray" if self._address == LOCAL else f"the Ray cluster at {self._address}"
+        return described_cluster(self._address)
 
     def _run_driver(self) -> bool:
         """Start a driver process and follow it until its end. Return True if it was connected."""
@@ -205,7 +198,7 @@ class RayConnectionThread(Worker):
         with ours:
             with theirs:
                 ours.setblocking(False)
-                process = self._process = _start_driver(theirs, self._address)
+                process = self._process = spawn_driver(theirs, _PROGRAM, self._address)
             deadline = time.monotonic() + CONNECT_S
             try:
                 poll = select.poll()
@@ -320,8 +313,3 @@ class RayConnectionThread(Worker):
         for worker in workers:
             self._on_end(worker, self._problem, "")
         self._settled.set()
-
-
-def _start_driver(theirs: socket.socket, address: str) -> subprocess.Popen[bytes]:
-    silent = subprocess.DEVNULL  # Ray writes messages of its own there
-    return start_with_socket(theirs, "-c", _PROGRAM, address, stdout=silent, stderr=silent, environment=_NO_STATISTICS)

@@ -11,52 +11,37 @@ that it has started itself, if any.
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import select
-import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
+from rl4sys_zmq.learner.engines.ray_cluster import (
+    SuspectNodes,
+    alive_nodes,
+    check_own_node,
+    connect_to_ray,
+    error_line,
+    run_driver,
+)
+from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, PLACE, PLACED, WAITING
 from rl4sys_zmq.learner.engines.ray_resources import BUILT_IN, amounts_text, placement_problem
 from rl4sys_zmq.learner.engines.ray_worker import RayWorker
 from rl4sys_zmq.version import package_version
 
 __all__ = ["RayDriver", "main"]
 
-REACH_S = 5.0
-"""Longest time to wait for a TCP connection to the cluster's address, in seconds."""
-
 PENDING_S = 5.0
 """Time after which an actor that Ray has not placed so far is reported, in seconds."""
 
-SUSPECT_S = 30.0
-"""Time for which no worker is placed on a node of which one could not be reached, in seconds. Ray itself needs about 15 s to find
-that a node is lost, and places actors on it until then."""
-
 LOOK_S = 0.05
-STORE_BYTES = 80 * 1024 * 1024
-"""Size of the object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
-
 LOOK_EVERY_S = 1.0
 """Time between two looks at the nodes of the cluster, in seconds."""
-
-
-def _alive_nodes() -> list[dict[str, Any]]:
-    return [
-        {"node": node["NodeID"], "host": node["NodeManagerAddress"], "resources": node["Resources"]}
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +86,7 @@ class RayDriver:
         self._poll.register(pair, select.POLLIN)
         self._placements: dict[int, _Placement] = {}
         self._node = ""
-        self._suspects: dict[str, float] = {}
+        self._suspects = SuspectNodes()
         self._looked = 0.0
 
     def connect(self, address: str) -> None:
@@ -113,25 +98,9 @@ class RayDriver:
         Raises:
             Exception: If that is impossible. Ray raises exceptions of many types.
         """
-        if address == LOCAL:
-            ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)
-        else:
-            host, _, port = address.rpartition(":")
-            if host:
-                socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers
-            signal.signal(number, signal.SIG_IGN)
-        runtime = ray.get_runtime_context()
-        self._node = runtime.get_node_id()
-        self.send(
-            CONNECTED,
-            address=runtime.gcs_address,
-            host=ray.util.get_node_ip_address(),
-            node=self._node,
-            nodes=_alive_nodes(),
-            version=ray.__version__,
-        )
+        fields = connect_to_ray(address)
+        self._node = fields["node"]
+        self.send(CONNECTED, **fields)
 
     def run(self) -> None:
         """Follow the learner's packets, and watch the actors, until the learner closes the socketpair.
@@ -177,7 +146,7 @@ class RayDriver:
                 self._place(placement)
             elif kind == KILL and fields["number"] in self._placements:
                 placement = self._placements[fields["number"]]
-                self._suspects[placement.node] = time.monotonic()  # the learner has not heard of it for a while
+                self._suspects.add(placement.node)  # the learner has not heard of it for a while
                 self._end(placement)
             wait_s = 0.0
         return True
@@ -185,7 +154,7 @@ class RayDriver:
     # ---- one worker
 
     def _place(self, placement: _Placement) -> None:
-        nodes = _alive_nodes()
+        nodes = alive_nodes()
         problem = placement_problem(placement.wanted, nodes)
         if problem:
             if placement.waits:
@@ -210,14 +179,9 @@ class RayDriver:
 
     def _strategy(self, placement: _Placement, nodes: list[dict[str, Any]]) -> Any:
         """Return Ray's strategy for a new actor: spread over the nodes, but not on one that could be lost."""
-        now = time.monotonic()
-        suspects = {node for node, at in self._suspects.items() if now - at < SUSPECT_S}
-        others = [each for each in nodes if each["node"] not in suspects and not placement_problem(placement.wanted, [each])]
-        if not suspects.intersection(each["node"] for each in nodes) or not others:
-            return "SPREAD"
         used = [each.node for each in self._placements.values()]
-        placement.node = min((each["node"] for each in others), key=used.count)
-        return NodeAffinitySchedulingStrategy(placement.node, soft=True)
+        strategy, placement.node = self._suspects.strategy(placement.wanted, nodes, used)
+        return strategy
 
     def _wait(self, placement: _Placement, text: str) -> None:
         if text != placement.reported:
@@ -231,15 +195,17 @@ class RayDriver:
         try:
             result = ray.get(placement.call)
         except RayTaskError as exc:
-            self._end(placement, end=f"it raised {_line(exc.cause or exc)}")
+            self._end(placement, end=f"it raised {error_line(exc.cause or exc)}")
         except RayError as exc:  # its process or its node is lost, or could not be reached for a moment
             if isinstance(exc, ActorUnavailableError):
-                self._suspects[placement.node] = time.monotonic()
+                self._suspects.add(placement.node)
             if isinstance(exc, RayActorError) and not placement.running and "ModuleNotFoundError" in str(exc):
-                error = f"a node of the Ray cluster lacks rl4sys_zmq {package_version()} or a module that it needs: {_line(exc)}"
+                error = (
+                    f"a node of the Ray cluster lacks rl4sys_zmq {package_version()} or a module that it needs: {error_line(exc)}"
+                )
                 self._end(placement, error=f"{error}; install it there")
             else:
-                self._end(placement, end=_line(exc))
+                self._end(placement, end=error_line(exc))
         else:
             if placement.running:
                 self._end(placement, end=result)
@@ -259,9 +225,7 @@ class RayDriver:
         self.send(ENDED, number=placement.number, end=end, error=error)
 
     def _each_second(self, now: float) -> None:
-        nodes = _alive_nodes()
-        if self._node not in (node["node"] for node in nodes):
-            raise RuntimeError("the node of this machine has left the Ray cluster")
+        check_own_node(self._node)
         for placement in list(self._placements.values()):
             if placement.actor is None:
                 self._place(placement)
@@ -274,32 +238,9 @@ class RayDriver:
                 )
 
 
-def _line(exc: BaseException) -> str:
-    """Return the class and the text of an exception in one line of at most 400 characters, without Ray's colours."""
-    words = " ".join(str(exc).replace("\x1b[36m", "").replace("\x1b[39m", "").split())
-    return f"{type(exc).__name__}: {words}"[:400]
-
-
 def main() -> None:
     """Connect to Ray, and follow the learner until it ends.
 
     The arguments of the command line are the address of the cluster, and the descriptor of the socketpair.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pair = socket.socket(fileno=int(sys.argv[2]))
-    code = 1
-    driver = RayDriver(pair)
-    try:
-        driver.connect(sys.argv[1])
-    except Exception as exc:  # noqa: BLE001 - Ray raises many types; the learner reports the text
-        driver.send(REFUSED, error=_line(exc))
-    else:
-        try:
-            driver.run()
-            code = 0
-        except Exception as exc:  # noqa: BLE001 - as above; the learner starts another driver process
-            driver.send(REFUSED, error=_line(exc))
-        driver.close()
-    ray.shutdown()
-    os._exit(code)
+    run_driver(RayDriver)

@@ -9,17 +9,14 @@ was replaced. The learner starts another one with a new key, as for a process.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
 
 from rl4sys_zmq.config import ResourcesConfig
-from rl4sys_zmq.config.learner import ray_address
-from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.ray_connection import RayConnectionThread, RayProcess
 from rl4sys_zmq.learner.engines.ray_packets import LOCAL
+from rl4sys_zmq.learner.engines.ray_process import cluster_address
 from rl4sys_zmq.learner.engines.ray_resources import placement_problem, ray_amounts
 from rl4sys_zmq.learner.engines.remote import RemoteWorker
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
@@ -38,11 +35,8 @@ class RayEngine:
         Raises:
             ConfigError: If Ray is not installed, or the environment variable ``RAY_ADDRESS`` is invalid.
         """
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("engine: ray needs ray, which is not installed: pip install 'rl4sys-zmq[ray]'", key="engine")
         self._gateway, self._config = gateway, gateway.config
-        given = os.environ.get("RAY_ADDRESS")
-        address = self._config.ray_address or (check_value("RAY_ADDRESS", given, ray_address) if given else LOCAL)
+        address = cluster_address(self._config.ray_address)
         self._bind = LOOPBACK if address == LOCAL else ALL_INTERFACES
         self._known = set(gateway.resumed)
         self._numbers = itertools.count(1)

@@ -1,0 +1,89 @@
+"""The Ray actor that runs one actor of a fleet, as a child process on its node.
+
+The driver process (`ray_driver`) creates it and calls its methods. The child process has the engine for processes as its parent:
+it ends with its stdin, and so with the Ray actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from rl4sys_zmq.child_process import child_environment
+from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine
+from rl4sys_zmq.version import package_version
+
+__all__ = ["RayWorker"]
+
+FOLLOW_S = 0.5
+"""Longest time for which `RayWorker.follow` waits for news, in seconds. A stop reaches the actor this much later at most."""
+POLL_S = 0.05
+MAX_LINES, MAX_LINE = 20, 500
+"""The number of lines of output that one call returns, and the number of characters of each. Older lines are dropped."""
+
+
+class RayWorker:
+    """The object inside a Ray actor. Its methods are called one after the other."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._process: ActorProcess | None = None
+        self._engine: ProcessEngine | None = None
+
+    def start(self, arguments: Sequence[str], folder: str, version: str) -> dict[str, str]:
+        """Start the child process.
+
+        Args:
+            arguments: The arguments of the node's Python interpreter.
+            folder: The working directory, if the node has it.
+            version: The version of this library that the fleet has.
+
+        Returns:
+            ``node``, ``host``, and the ``error`` because of which no process was started. The error is empty if one was.
+
+        Raises:
+            OSError: If the process cannot be started now.
+        """
+        import ray
+
+        error = ""
+        if version != package_version():
+            error = f"this node has rl4sys_zmq {package_version()}, and the fleet has {version}; install the same version"
+        else:
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
+            ours = {name: value for name, value in child_environment().items() if not name.startswith("RL4SYS_ACTOR_")}
+            command = [sys.executable, *arguments]
+            self._engine = ProcessEngine(
+                lambda index, start: command,
+                {**ours, "PYTHONUNBUFFERED": "1"},
+                lambda index, line: self._lines.append(line[:MAX_LINE]),
+            )
+            self._process = self._engine.start(0, 0)
+        return {"node": ray.get_runtime_context().get_node_id(), "host": ray.util.get_node_ip_address(), "error": error}
+
+    def follow(self, grace_s: float | None) -> dict[str, Any]:
+        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds.
+
+        Args:
+            grace_s: Begin to end the actor first, with this time to drain in seconds. None: do not.
+
+        Returns:
+            ``report`` (a line of JSON, empty if there is none), ``lines``, and ``exit_code`` (None while the actor is alive).
+        """
+        process, engine = self._process, self._engine
+        assert process is not None and engine is not None, "start comes first"
+        if grace_s is not None:
+            process.stop(grace_s)
+        before, deadline = process.report, time.monotonic() + FOLLOW_S
+        while process.alive and process.report is before and not self._lines and time.monotonic() < deadline:
+            engine.poll(POLL_S)
+        lines = list(self._lines)
+        self._lines.clear()
+        report = process.report.to_json() if process.report is not None else ""
+        return {"report": report, "lines": lines, "exit_code": process.exit_code}

@@ -141,9 +141,12 @@ def test_a_state_that_names_a_piece_of_no_checkpoint_is_refused(tmp_path: Path) 
     assert len(store.newest()) == 1
 
 
-def test_dqn_writes_what_is_new_and_comes_back_to_the_last_bit(tmp_path: Path) -> None:
-    parameters = {"buffer_size": 1280, "learning_starts": 64, "hidden_sizes": [8], "prioritised": True, "batch_size": 16}
-    one, two = (make_algorithm("DQN", BoxSpace((3,)), DiscreteSpace(2), parameters, seed) for seed in (1, 2))
+@pytest.mark.parametrize(("name", "further"), [("DQN", {"prioritised": True}), ("SAC", {"train_frequency": 4})])
+def test_an_algorithm_writes_what_is_new_and_comes_back_to_the_last_bit(
+    name: str, further: dict[str, object], tmp_path: Path
+) -> None:
+    parameters = {"buffer_size": 1280, "learning_starts": 64, "hidden_sizes": [8], "batch_size": 16, **further}
+    one, two = (make_algorithm(name, BoxSpace((3,)), DiscreteSpace(2), parameters, seed) for seed in (1, 2))
     assert isinstance(one, IncrementalAlgorithm) and isinstance(two, IncrementalAlgorithm)
     store, rng = CheckpointStore(tmp_path / "c"), np.random.default_rng(0)
 
@@ -173,9 +176,9 @@ def test_dqn_writes_what_is_new_and_comes_back_to_the_last_bit(tmp_path: Path) -
         assert len(new) <= 24, "14 segments, those of two intervals, are 23 pieces of 20 transitions"
         _, state, _ = store.load() or pytest.fail("nothing there")
         two.load(state)
-        further = [segment() for _ in range(3)]
+        more = [segment() for _ in range(3)]
         for algorithm in (one, two):
-            for each in further:
+            for each in more:
                 algorithm.observe(each)
                 while algorithm.update() is not None:
                     pass

@@ -97,9 +97,10 @@ def test_a_replay_that_is_larger_than_the_disk_is_refused_with_both_numbers(
         make_replay(IMAGE).use_folder(tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["DQN", "SAC"])
 @pytest.mark.parametrize(("bound", "files"), [(0, True), (1 << 30, False)])
-def test_dqn_uses_files_above_its_bound(bound: int, files: bool, tmp_path: Path) -> None:
-    algorithm = make_algorithm("DQN", BoxSpace((3,)), DiscreteSpace(2), {"buffer_memory_bytes": bound, "buffer_size": 70_000}, 1)
+def test_an_algorithm_uses_files_above_its_bound(name: str, bound: int, files: bool, tmp_path: Path) -> None:
+    algorithm = make_algorithm(name, BoxSpace((3,)), DiscreteSpace(2), {"buffer_memory_bytes": bound, "buffer_size": 70_000}, 1)
     assert isinstance(algorithm, FolderAlgorithm)
     algorithm.use_folder(tmp_path)
     algorithm.observe(make_segment(BoxSpace((3,)), 1))

@@ -21,6 +21,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, RowShare, check_rows
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
+from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch
@@ -279,32 +280,16 @@ class DQN:
             The numbers of the removed segments, counted from 0 in the order of the calls of `observe`.
         """
         kept = self.checkpoint()
-        rows = self._failing_rows(self.parameters.learning_rate_at(self._steps))
+        p = self.parameters
+        draw = lambda: self._replay.draw(p.batch_size, self._draws)  # noqa: E731
+        rows = find_failing_rows(p.gradient_steps, draw, self.checkpoint, self._survives)
         self.restore(kept)
         return self._replay.discard(np.unique(rows)) if len(rows) else []
 
-    def _failing_rows(self, rate: float) -> NDArray[np.int64]:
-        """Try the gradient steps of the next update, and return the replay rows that make the first failing step fail.
-
-        Return an empty array if no step fails.
-        """
-        for _ in range(self.parameters.gradient_steps):
-            rows = self._replay.draw(self.parameters.batch_size, self._draws)
-            before = self.checkpoint()
-            if not self._survives(rows, rate, before):
-                return self._find_by_halving(np.unique(rows), rate, before)
-        return np.empty(0, np.int64)
-
-    def _find_by_halving(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> NDArray[np.int64]:
-        if len(rows) <= 1:
-            return rows
-        failing = [half for half in np.array_split(rows, 2) if not self._survives(half, rate, before)]
-        return np.concatenate([self._find_by_halving(half, rate, before) for half in failing]) if failing else rows
-
-    def _survives(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> bool:
+    def _survives(self, rows: NDArray[np.int64], before: tuple[Any, ...]) -> bool:
         """Return True if the loss and all weights are finite after a gradient step on some replay rows, from a given state."""
         self.restore(before)
-        loss = self._train_on(rows, rate).loss
+        loss = self._train_on(rows, self.parameters.learning_rate_at(self._steps)).loss
         return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())
 
     def _units_due(self) -> int:

@@ -8,7 +8,8 @@ change the number of gradient steps per environment step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
+from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
@@ -134,6 +136,15 @@ class ReplayAlgorithm(ABC, Generic[P]):
         }
 
     # ---- observing and training
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep the replay buffer in files in this folder if it will be larger than `buffer_memory_bytes`.
+
+        Raises:
+            ConfigError: If the disk has too little space.
+        """
+        if self._replay.nbytes > self.parameters.buffer_memory_bytes:
+            self._replay.use_folder(folder)
 
     def spec(self) -> PolicySpec:
         """Return the specification of the policy."""
@@ -273,7 +284,12 @@ class ReplayAlgorithm(ABC, Generic[P]):
 
     def state(self) -> dict[str, Any]:
         """Return copies of all networks, the optimizers' states, the random state, the replay buffer and the counters."""
-        return {**self.checkpoint(), "steps": self._steps, "episodes": self._episodes, "replay": self._replay.state()}
+        return self.state_beyond(())
+
+    def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
+        """Return the same as `state`, but without the arrays of those pieces of the replay buffer whose names are in `stored`."""
+        counters = {"steps": self._steps, "episodes": self._episodes}
+        return {**self.checkpoint(), **counters, "replay": self._replay.state(stored)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned.
@@ -305,27 +321,11 @@ class ReplayAlgorithm(ABC, Generic[P]):
             The numbers of the removed segments, counted from 0 in the order of the calls of `observe`.
         """
         kept = self.checkpoint()
-        rows = self._failing_rows()
+        p = self.parameters
+        draw = lambda: self._replay.draw(p.batch_size, self._draws)  # noqa: E731
+        rows = find_failing_rows(p.gradient_steps, draw, self.checkpoint, self._survives)
         self.restore(kept)
         return self._replay.discard(np.unique(rows)) if len(rows) else []
-
-    def _failing_rows(self) -> NDArray[np.int64]:
-        """Try the gradient steps of the next update, and return the replay rows that make the first failing step fail.
-
-        Return an empty array if no step fails.
-        """
-        for _ in range(self.parameters.gradient_steps):
-            rows = self._replay.draw(self.parameters.batch_size, self._draws)
-            before = self.checkpoint()
-            if not self._survives(rows, before):
-                return self._find_by_halving(np.unique(rows), before)
-        return np.empty(0, np.int64)
-
-    def _find_by_halving(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> NDArray[np.int64]:
-        if len(rows) <= 1:
-            return rows
-        failing = [half for half in np.array_split(rows, 2) if not self._survives(half, before)]
-        return np.concatenate([self._find_by_halving(half, before) for half in failing]) if failing else rows
 
     def _survives(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> bool:
         """Return True if the losses and all weights are finite after a gradient step on some replay rows, from a given state."""

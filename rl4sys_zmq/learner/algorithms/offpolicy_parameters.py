@@ -39,6 +39,11 @@ class OffPolicyParameters:
         names=("buf_size", "buffer_capacity", "replay_size"),
         doc="transitions held in the replay",
     )
+    buffer_memory_bytes: int = option(
+        whole_number(0),
+        1 << 30,
+        doc="size of a full replay up to which it is in memory; a larger one is in files in the run directory, if there is one",
+    )
     learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
     train_frequency: int = option(whole_number(1), 1, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
     gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps in a unit of training")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.policies.gaussian import action_bounds
 from rl4sys_zmq.replay import ReplayMemory
@@ -124,7 +125,11 @@ class ReplayTraining(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return copies of the whole state, with the replay."""
-        return {**self.checkpoint(), "steps": self.pace.steps, "replay": self.memory.state()}
+        return self.state_beyond(())
+
+    def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
+        """Return the same as `state`, but without the arrays of those pieces of the replay whose names are in `stored`."""
+        return {**self.checkpoint(), "steps": self.pace.steps, "replay": self.memory.state(stored)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned."""
@@ -152,18 +157,9 @@ class ReplayTraining(ABC):
             The numbers of the removed segments, counted from 0 in the order of the calls of `observe`.
         """
         kept = self.checkpoint()
-        rows = self._failing_rows()
+        rows = find_failing_rows(self.pace.gradient_steps, self.draw, self.checkpoint, self._survives)
         self.restore(kept)
         return self.memory.discard(np.unique(rows)) if len(rows) else []
-
-    def _failing_rows(self) -> NDArray[np.int64]:
-        """Try the gradient steps of the next update, and return the rows that make the first failing step fail."""
-        for _ in range(self.pace.gradient_steps):
-            rows = self.draw()
-            before = self.checkpoint()
-            if not self._survives(rows, before):
-                return _find_by_halving(np.unique(rows), lambda part, before=before: self._survives(part, before))  # type: ignore[misc]
-        return np.empty(0, np.int64)
 
     def _survives(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> bool:
         """Return True if all losses and weights are finite after a gradient step on some rows, from a given state."""
@@ -174,13 +170,6 @@ class ReplayTraining(ABC):
             return False
         numbers = (np.array([*metrics.values()]), *self.numbers_to_check())
         return all(bool(np.isfinite(array).all()) for array in numbers)
-
-
-def _find_by_halving(rows: NDArray[np.int64], survives: Callable[[NDArray[np.int64]], bool]) -> NDArray[np.int64]:
-    if len(rows) <= 1:
-        return rows
-    failing = [half for half in np.array_split(rows, 2) if not survives(half)]
-    return np.concatenate([_find_by_halving(half, survives) for half in failing]) if failing else rows
 
 
 def refuse_masks(segment: Segment, name: str) -> None:

@@ -128,7 +128,7 @@ def test_cloning_makes_the_datas_action_the_likeliest() -> None:
 def test_the_data_that_break_an_update_are_found_and_removed() -> None:
     algorithm = make("IQL", DISCRETE, batch_size=64)
     for index in range(4):
-        bad = {"rewards": np.full(16, 3e38, np.float32)} if index == 2 else {}
+        bad: dict[str, Any] = {"rewards": np.full(16, 3e38, np.float32)} if index == 2 else {}
         algorithm.observe(segment(DISCRETE, index, **bad))
     before = algorithm.checkpoint()
     losses = algorithm.update()

@@ -223,8 +223,20 @@ class JournalTables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """Return the size of all entries in bytes, and the row number of the last entry. Both are 0 if there are no entries."""
-        (used,) = self._db.execute("SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark").fetchone()
+        """Return the size of all entries in bytes, and the row number of the last entry. Both are 0 if there are no entries.
+
+        This reads both indexes of the entries as a whole, and not the entries.
+
+        Raises:
+            sqlite3.DatabaseError: If an index is damaged, or the two have different entries.
+        """
+        by_mark = (
+            "SELECT count(actor_id), coalesce(sum(row), 0), coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark"
+        )
+        by_client = "SELECT count(client_id), coalesce(sum(row), 0) FROM entries INDEXED BY entries_by_client"
+        *ours, used = self._db.execute(by_mark).fetchone()
+        if ours != list(self._db.execute(by_client).fetchone()):
+            raise sqlite3.DatabaseError("the two indexes of the entries differ")
         (last,) = self._db.execute("SELECT coalesce(max(row), 0) FROM entries").fetchone()
         return int(used), int(last)
 

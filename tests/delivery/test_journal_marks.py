@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
-from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache, RowChanges
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
@@ -228,6 +230,33 @@ def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path)
     path.write_bytes(raw)
     with pytest.raises(JournalError, match="is not a journal, or is damaged"):
         Bench(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["entries_by_mark", "entries_by_client"])
+@pytest.mark.parametrize("empty", [False, True], ids=["unreadable", "empty"])
+def test_a_damaged_index_costs_no_entry(tmp_path: Path, index: str, empty: bool) -> None:
+    """Both indexes are read at the start. Otherwise a request for entries would fail again and again."""
+    written(tmp_path)
+    path = tmp_path / "journal.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index,)).fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    raw = bytearray(path.read_bytes())
+    at = (page - 1) * size
+    raw[at : at + 5] = b"\x0a\0\0\0\0" if empty else bytes(5)  # the type of the page, and the number of its cells
+    path.write_bytes(raw)
+    with pytest.raises(JournalLost, match="is damaged"):
+        Bench(tmp_path)
+    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench.journal.read("c", 1, 0, 1 << 20)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := bench.journal.committed()):
+        assert bench.news.wait(max(0.0, deadline - time.monotonic())), bench.journal.state()
+        bench.news.clear()
+    (read,) = found
+    bench.close()
+    assert isinstance(read, JournalPage)
+    assert [(entry.first_seq, entry.end_seq) for entry in read.entries] == [(0, 10)]
 
 
 def test_nothing_is_told_before_the_marks_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,9 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,test]'
 	@touch $@
 
-venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy and build
+venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy, build and the libraries of the adapters
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,test,dev,recipes]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,sb3,torchrl,test,dev,recipes]'
 	@touch $@
 
 # The Python reference imports the package, so its environment is the learner's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["MAX_NAME", "NAME_RULE", "check_name", "file_name", "folder_name", "is_name", "name_of"]
+__all__ = ["MAX_NAME", "NAME_RULE", "algorithm_key", "check_name", "file_name", "folder_name", "is_name", "name_of"]
 
 MAX_NAME = 200
 """The longest name of a client, an actor, a key, a store or an environment, in characters."""
@@ -14,6 +14,8 @@ NAME_RULE = f"1 to {MAX_NAME} printable characters without / \\ :, not starting 
 MAX_FOLDER_NAME = 200
 _DIGEST_CHARS = 40
 _FORBIDDEN = frozenset("/\\:")
+_FROM_LIBRARIES = {"TRPO": "sb3:TRPO"}
+"""RL4Sys's names of algorithms that a library trains here, and their names here."""
 
 
 def is_name(value: object) -> bool:
@@ -36,6 +38,18 @@ def check_name(value: object, key: str) -> str:
     if not is_name(value):
         raise ConfigError(f"{key} {value!r:.60} is not a valid name; expected {NAME_RULE}", key=key)
     return str(value)
+
+
+def algorithm_key(name: str) -> str:
+    """Return the form in which names of algorithms are compared and stored.
+
+    The case of a name does not matter: ``ppo`` becomes ``PPO``, and ``SB3:trpo`` becomes ``sb3:TRPO``. The path of a user's own
+    class, as in ``sb3:package.module:Class``, is kept. RL4Sys's name ``TRPO`` becomes ``sb3:TRPO``.
+    """
+    library, colon, own = name.partition(":")
+    if not colon:
+        return _FROM_LIBRARIES.get(name.upper(), name.upper())
+    return f"{library.lower()}:{own if ':' in own else own.upper()}"
 
 
 def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:

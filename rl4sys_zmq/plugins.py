@@ -6,6 +6,9 @@ An entry of a registry comes from one of three sources:
 2. This package contains it.
 3. An installed distribution provides it as an entry point.
 
+A family is a fourth source: a function that creates an entry for each name such as ``sb3:package.module:Class``, which contains
+the location of an object of the user.
+
 If several sources have an entry of the same name, the first in this list is used. An entry is imported when its name is first
 used.
 """
@@ -87,6 +90,7 @@ class Registry(Generic[E]):
         group: str,
         key: str,
         fold: Callable[[str], str] = str,
+        families: Mapping[str, str] | None = None,
     ) -> None:
         """Create a registry.
 
@@ -97,6 +101,8 @@ class Registry(Generic[E]):
             group: The entry-point group in which installed distributions provide entries.
             key: The configuration key in which users write the name of an entry, for `ConfigError.key`.
             fold: A function that converts a name to the form in which names are compared, such as lower case.
+            families: By the first part of names such as ``sb3:package.module:Class``, the function that creates the entry of such
+                a name, as ``"package.module:attribute"``. It gets the whole name.
         """
         self.noun = noun
         self._type = entry_type
@@ -104,6 +110,7 @@ class Registry(Generic[E]):
         self._group = group
         self._key = key
         self._fold = fold
+        self._families = dict(families or {})
         self._entries: dict[str, E] = {}
         self._points: dict[str, EntryPoint] | None = None
         self._broken: dict[str, str] = {}
@@ -131,7 +138,7 @@ class Registry(Generic[E]):
     def has(self, name: str) -> bool:
         """Return True if there is an entry of this name. Nothing is imported."""
         key = self._fold(name)
-        return key in self._entries or key in self._shipped or key in self._found()
+        return key in self._entries or key in self._shipped or key in self._found() or self._family(key) is not None
 
     def require(self, name: str) -> None:
         """Raise ConfigError if there is no entry of a name. Nothing is imported.
@@ -174,10 +181,20 @@ class Registry(Generic[E]):
     def _load(self, key: str) -> E:
         if key in self._broken:
             raise ConfigError(self._broken[key], key=self._key)
-        target = self._shipped.get(key)
-        entry = cast(E, load_object(target)) if target is not None else self._load_point(key, self._found()[key])
+        target, family = self._shipped.get(key), self._family(key)
+        if target is not None:
+            entry = cast(E, load_object(target))
+        elif family is not None:
+            entry = cast(E, load_object(family)(key))
+        else:
+            entry = self._load_point(key, self._found()[key])
         # Two threads can load at the same time. Both get the entry that was stored first.
         return self._entries.setdefault(key, entry)
+
+    def _family(self, key: str) -> str | None:
+        """Return the location of the function that creates the entry of a name; None if the name belongs to no family."""
+        first, _, target = key.partition(":")
+        return self._families.get(first) if ":" in target else None
 
     def _load_point(self, key: str, point: EntryPoint) -> E:
         problem = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 __all__ = ["create_private", "make_private", "open_private", "others_can_write", "sync_folder", "write_folder", "write_private"]
@@ -82,16 +82,29 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+def write_folder(folder: Path, contents: Mapping[str, bytes], links: Iterable[Path] = ()) -> None:
     """Create a folder with the given files, and flush the files to disk.
 
     The entry of the folder in its parent is not flushed, so a loss of power can still remove the folder.
+
+    Args:
+        folder: The new folder.
+        contents: The contents of its files, by name.
+        links: Existing files that the folder shares, under their names. Where the file system has no hard links, they are copied.
 
     Raises:
         OSError: If the folder exists, or cannot be written.
     """
     folder.mkdir(mode=0o700)
-    for name, content in contents.items():
+    copies = {}
+    for path in links:
+        try:
+            os.link(path, folder / path.name)
+        except OSError as exc:
+            if exc.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP):
+                raise
+            copies[path.name] = path.read_bytes()
+    for name, content in {**contents, **copies}.items():
         file = open_private(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             rest = memoryview(content)

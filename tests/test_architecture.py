@@ -40,7 +40,7 @@ FLOORS = (
     ),
     ("values",),
     ("config", "wire", "weights"),
-    ("transports", "delivery", "policies"),
+    ("transports", "delivery", "policies", "replay"),
     ("security",),
     ("rpc",),
     ("actor", "learner", "relay"),
@@ -56,6 +56,9 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
+LIBRARIES = {"stable_baselines3", "sb3_contrib", "torchrl", "tensordict"}
+"""Libraries of algorithms, which only worker processes import: modules of `ADAPTERS` that no other module names in an import."""
+ADAPTERS = ("learner", "algorithms", "adapters")
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
 RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
 """The modules that run in processes of Ray. Learners and fleets do not import Ray, which installs signal handlers."""
@@ -146,6 +149,18 @@ def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
         yield f"imports {found.name}"
 
 
+def library_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
+    """What is wrong with one import, as the libraries of the adapters are concerned: their cost is a worker's alone."""
+    inside = path.parts[:-1] == ADAPTERS and not path.stem.endswith("_entries")
+    adapters = ".".join([root.name, *ADAPTERS, ""])
+    if found.top in LIBRARIES and not inside:
+        yield f"imports {found.top}, which only an adapter may"
+    elif found.name.startswith(adapters) and not inside:
+        module = found.name.removeprefix(adapters).partition(".")[0]
+        if not module.endswith("_entries") and module != "library":
+            yield f"imports {found.name}, which imports a library: name it as text, so that only a worker imports it"
+
+
 def io_faults(found: Import) -> Iterator[str]:
     """What is wrong with one import in a module that does no I/O."""
     if found.top in ("time", "socket", "zmq", "sqlite3") or any(f"{found.name}.".startswith(f"{name}.") for name in IO):
@@ -221,6 +236,7 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
             yield f"{where}:{found.line}: imports ray_driver, the program of a process of its own"
         if path.stem in SANS_IO.get(room, ()):
             yield from (f"{where}:{found.line}: {fault}" for fault in io_faults(found))
+        yield from (f"{where}:{found.line}: {fault}" for fault in library_faults(path.relative_to(root), found, root))
     for line, fault in (*use_faults(room, tree), *export_faults(tree)):
         yield f"{where}:{line}: {fault}"
 
@@ -382,6 +398,9 @@ PLANTED = [
     ("fleet/a.py", "import torch", "fleet imports torch"),
     ("fleet/a.py", "def f():\n    import gymnasium", "fleet imports gymnasium"),
     ("actor/a.py", "def f():\n    import gymnasium.spaces", "actor imports gymnasium"),
+    ("learner/a.py", "def f():\n    import stable_baselines3", "imports stable_baselines3, which only an adapter may"),
+    ("learner/a.py", "from rl4sys_zmq.learner.algorithms.adapters import sb3", "imports a library: name it as text"),
+    ("learner/algorithms/adapters/sb3_entries.py", "import torchrl", "imports torchrl, which only an adapter may"),
     ("learner/a.py", "from pickle import loads", "imports pickle"),
     ("wire/a.py", "from msgpack_numpy import decode", "imports msgpack_numpy.decode"),
     ("wire/a.py", "import msgpack_numpy as m\nm.patch()", "uses msgpack_numpy.patch"),
@@ -412,7 +431,7 @@ def plant(tmp_path: Path, name: str, source: str) -> Path:
         (root / room).mkdir(parents=True)
     (root / "config.py").write_text('"""Configuration."""\n')
     path = root / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'"""A module."""\n{source}\n')
     return root
 
@@ -438,6 +457,10 @@ def test_a_missing_docstring_is_found(tmp_path: Path) -> None:
         ("cli/a.py", "import torch, logging\nlogging.basicConfig()\nprint(1)"),
         ("testing/a.py", "def f():\n    import torch"),
         ("wire/a.py", "import msgpack_numpy\nmsgpack_numpy.encode(1)"),
+        (
+            "learner/algorithms/adapters/sb3.py",
+            "import sb3_contrib\nfrom rl4sys_zmq.learner.algorithms.adapters import sb3_model",
+        ),
         ("__init__.py", "__all__ = ['Lazy']\ndef __getattr__(name):\n    import rl4sys_zmq.actor"),
     ],
 )

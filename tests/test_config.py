@@ -496,7 +496,7 @@ def test_each_mistake_in_a_learners_file_is_one_line_with_its_key(keys: dict[str
 def test_rl4sys_global_file(write: Write) -> None:
     config = LearnerConfig.load(write(GLOBAL))
     assert config.bind == "tcp://localhost:5556"
-    assert config.algorithms == {"PPO": {"clip_ratio": 0.1, "seed": 0}, "TRPO": {}, "DQN": {"q_lr": 0.0015}}
+    assert config.algorithms == {"PPO": {"clip_ratio": 0.1, "seed": 0}, "sb3:TRPO": {}, "DQN": {"q_lr": 0.0015}}
     assert config.default_algorithm == "PPO"
     ignored = (
         "ensemble_algorithms",

@@ -12,7 +12,7 @@ from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import check_learning_options
+from rl4sys_zmq.learner.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
 from rl4sys_zmq.learner.engines.registry import check_engines
@@ -107,6 +107,10 @@ def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
 
 def _client(client_id: str, name: str, entry: ClientConfig, config: LearnerConfig) -> Iterator[str]:
     parameters = {**config.algorithms.get(name, {}), **entry.algorithm_parameters}
+    try:
+        check_engine(ALGORITHMS.get(name), entry.engine or config.engine)
+    except ConfigError as exc:
+        raise _under(f"clients.{client_id}", exc) from exc
     yield from _algorithm(name, parameters, entry.observation_space, entry.action_space, f"clients.{client_id}")
 
 
@@ -188,10 +192,18 @@ def list_algorithms() -> None:
 
 
 def _described(entry: AlgorithmEntry) -> Iterator[str]:
-    yield entry.name.upper()
+    yield entry.name if ":" in entry.name else entry.name.upper()
     about = f"{entry.summary} ({entry.kind})" if entry.kind else entry.summary
     if about:
         yield f"  {about}"
+    if entry.spaces:
+        yield f"  spaces: {entry.spaces}"
+    if entry.staleness is not None:
+        yield f"  staleness: {entry.staleness}"
+    if entry.reference:
+        yield f"  reference: {entry.reference}"
+    if entry.isolated:
+        yield "  needs engine: process"
     if entry.parameters is None:
         yield "  (the entry of this algorithm does not list its parameters)"
     else:

@@ -28,6 +28,7 @@ from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, TaskPreset, planned_policy
+from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
@@ -96,7 +97,9 @@ def demo(options: DemoOptions) -> int:
     print_line(
         f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ..."
     )
-    preferred = options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower()}-{options.seed}"
+    preferred = (
+        options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower().replace(':', '-')}-{options.seed}"
+    )
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = DemoProgress()
@@ -120,7 +123,7 @@ def find_task(options: DemoOptions) -> DemoTask:
     Raises:
         ConfigError: If the environment does not exist, or the algorithm does not support it.
     """
-    name = options.algorithm.upper()
+    name = algorithm_key(options.algorithm)
     preset = ALGORITHMS.get(name).presets.get(options.env_id)
     target = options.target
     if preset is None:
@@ -167,6 +170,7 @@ def learner_config(task: DemoTask, options: DemoOptions, run_dir: Path) -> Learn
         seed=options.seed,
         shutdown_timeout_s=SHUTDOWN_S,
         torch_threads=1,
+        engine="process" if ALGORITHMS.get(task.algorithm).isolated else "thread",
     )
 
 

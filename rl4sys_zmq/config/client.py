@@ -46,7 +46,7 @@ class ClientConfig:
     """
 
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
-    """The name of the learning algorithm, in capitals, such as ``PPO``. Default: the first actor names it."""
+    """The name of the learning algorithm, such as ``PPO`` or ``sb3:TRPO``. Default: the first actor names it."""
     algorithm_parameters: Mapping[str, object] = option(parameters, {})
     """The algorithm's parameters. A parameter can have its own name or a synonym."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))

@@ -158,7 +158,7 @@ class LearnerConfig:
     """Time between two checkpoints of a client, in seconds."""
     max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
     """Largest number of policy versions by which a segment's oldest step can be behind. Default: the algorithm's own limit
-    (PPO: 4, DQN: no limit)."""
+    (PPO: 4, IMPALA and off-policy algorithms: no limit)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """Treatment of segments above `max_policy_lag`. ``drop``: drop and count the segment. ``correct``: train on the segment with
     importance weights."""
@@ -167,8 +167,8 @@ class LearnerConfig:
     max_reward: float = option(number(0, 1e39, above=True), 1e12)
     """Largest valid absolute value of a reward."""
     pacing_lag: int | None = option(optional(integer(0, 1024)), None)
-    """Number of training batches that simulators can collect ahead of the training. Default: 0 for on-policy algorithms, which
-    learn worse from older data, and 1 for off-policy algorithms."""
+    """Number of training batches that simulators can collect ahead of the training. Default: the algorithm's choice (A3C: 8,
+    IMPALA: 1), or else 0 for on-policy algorithms, which learn worse from older data, and 1 for off-policy algorithms."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """Number of training updates between two published versions of the policy. Default: the algorithm's choice."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rl4sys_zmq.config.options import InvalidValue, check_value, mapping, text, unknown_key
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import algorithm_key
 
 __all__ = [
     "ACTOR_KEYS",
@@ -36,8 +37,8 @@ IGNORED_BY_ACTORS = {
 
 
 def algorithm_name(value: object) -> str:
-    """Return an algorithm's name in capitals, because its case does not matter. Raise `InvalidValue` for an invalid text."""
-    return text(value).upper()
+    """Return an algorithm's name in the form of `algorithm_key`. Raise `InvalidValue` for an invalid text."""
+    return algorithm_key(text(value))
 
 
 def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tuple(_SECTIONS)) -> dict[str, object]:

@@ -21,6 +21,7 @@ from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
+from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.parameters import (
     LEARNING_KEYS,
     ParameterChanges,
@@ -31,7 +32,7 @@ from rl4sys_zmq.learner.parameters import (
     plain,
     read_change,
 )
-from rl4sys_zmq.names import check_name
+from rl4sys_zmq.names import algorithm_key, check_name
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import AssignClient, Hello
@@ -39,6 +40,7 @@ from rl4sys_zmq.wire.messages import AssignClient, Hello
 __all__ = [
     "SPACES",
     "ClientSettings",
+    "check_engine",
     "check_hello",
     "check_learning_options",
     "require_match",
@@ -62,7 +64,7 @@ class ClientSettings:
 
     Attributes:
         client_id: Name of the client.
-        algorithm_name: Registered name of the algorithm, in capitals.
+        algorithm_name: Registered name of the algorithm, in the form of `algorithm_key`.
         algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
         parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
             among them.
@@ -259,7 +261,10 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
             "neither the learner's configuration nor this actor names an algorithm; set algorithm_name", key="algorithm_name"
         )
     kind = ALGORITHMS.get(name)
-    parameters = merged(kind, config.algorithms.get(name.upper(), {}), hello.algorithm_parameters, entry.algorithm_parameters)
+    check_engine(kind, entry.engine or config.engine)
+    parameters = merged(
+        kind, config.algorithms.get(algorithm_key(name), {}), hello.algorithm_parameters, entry.algorithm_parameters
+    )
     said = check_learning_options(parameters)
 
     def pick(key: str) -> Any:
@@ -269,7 +274,7 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
 
     return ClientSettings(
         client_id,
-        name.upper(),
+        algorithm_key(name),
         entry.type or "",
         parameters,
         _space("observation_space", entry.observation_space, hello.observation_space),
@@ -285,6 +290,25 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
     )
 
 
+def check_engine(kind: AlgorithmEntry, engine: str) -> None:
+    """Check that an algorithm that needs a process of its own gets one.
+
+    Args:
+        kind: The description of the algorithm.
+        engine: Name of the engine that would train the client.
+
+    Raises:
+        ConfigError: If the engine trains several clients in one process, and the algorithm draws from random generators that all
+            of them share.
+    """
+    if kind.isolated and not ENGINES.get(engine).isolated:
+        raise ConfigError(
+            f"engine: {kind.name} draws from global random generators, so it needs a process of its own and not the engine "
+            f"{engine}; set engine: process",
+            key="engine",
+        )
+
+
 def require_match(settings: ClientSettings, hello: Hello) -> None:
     """Check that the fields of a HELLO (a request for a session) equal the client's settings, except empty fields.
 
@@ -293,7 +317,7 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     """
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
-        pairs.append(("algorithm_name", hello.algorithm_name.upper(), settings.algorithm_name))
+        pairs.append(("algorithm_name", algorithm_key(hello.algorithm_name), settings.algorithm_name))
     for key, read in SPACES.items():
         if given := getattr(hello, key):
             pairs.append((key, space_to_json(read(given)), space_to_json(getattr(settings, key))))

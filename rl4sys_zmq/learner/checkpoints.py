@@ -3,7 +3,7 @@
 ::
 
     RUN/checkpoints/CLIENT/
-      00000007/  00000008/  00000009/     the newest few, each with state.safetensors, manifest.json,
+      00000007/  00000008/  00000009/     the newest few, each with state.safetensors, manifest.json, pieces,
                                           and the policy alone (`rl4sys_zmq.policies.folder`)
       00000006.damaged/                   failed verification at a start; kept for inspection
       00000005.abandoned/                 newer than the checkpoint that --resume returned to
@@ -13,10 +13,15 @@
 A new checkpoint is written under a temporary name, flushed to disk, and then renamed. After a crash at any moment, the folder
 either has the complete new checkpoint or is as before. A checkpoint is verified when it is read.
 
+A *piece* of the state never changes, such as old rows of a replay (`rl4sys_zmq.replay.StatePiece`). It has a file of its own,
+``piece-DIGEST.safetensors``, which a checkpoint shares with the one before the last by a hard link. So each folder is complete,
+and a checkpoint writes only what is new. Two successive checkpoints share no file, so damage to one file leaves one of them
+intact. A piece is therefore written twice.
+
 Checksums cover every bit of the files. ``manifest.json`` begins with its *seal*, a digest of everything after the seal. It
-also contains the size and the digest of ``state.safetensors``. The files of the policy have checksums of their own. Only an
-export reads them. Future formats keep these rules, so that a checkpoint in another format is never mistaken for a damaged one.
-The digests (xxh3-128) detect accidents, not attacks.
+also contains the size and the digest of ``state.safetensors`` and of each piece. The files of the policy have checksums of
+their own. Only an export reads them. Future formats keep these rules, so that a checkpoint in another format is never mistaken
+for a damaged one. The digests (xxh3-128) detect accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -35,12 +40,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
 
 from rl4sys_zmq.errors import CheckpointError, PolicyFolderError
-from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
+from rl4sys_zmq.learner.state_tree import pack_state, piece_of, pieces_without_arrays, unpack_state
 from rl4sys_zmq.policies.folder import StoredPolicy, encode_policy
 from rl4sys_zmq.private import open_private, sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
@@ -53,14 +59,16 @@ __all__ = [
     "CheckpointedStreamProgress",
     "STATE",
     "encode_checkpoint",
+    "is_state_file",
     "read_checkpoint",
     "read_manifest",
-    "state_file",
+    "state_files",
 ]
 
 
-MANIFEST, STATE = "manifest.json", "state.safetensors"
+MANIFEST, STATE, PIECE = "manifest.json", "state.safetensors", "piece-"
 FORMAT = 1
+_PIECE_FILE = re.compile(PIECE + r"[0-9a-f]{32}\.safetensors")
 
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 """The errors after which a file counts as lost. Other errors (no permission, too many open files) can be temporary."""
@@ -132,24 +140,29 @@ class CheckpointManifest:
 
 
 def encode_checkpoint(
-    manifest: CheckpointManifest, state: Mapping[str, Any], policy: StoredPolicy | None = None
+    manifest: CheckpointManifest,
+    state: Mapping[str, Any],
+    policy: StoredPolicy | None = None,
+    stored: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return the contents of the files of a checkpoint, by file name.
+    """Return the contents of the new files of a checkpoint, by file name.
 
     Args:
         manifest: The description of the checkpoint.
-        state: The result of `Algorithm.state`.
+        state: The result of `Algorithm.state` or `IncrementalAlgorithm.state_beyond`.
         policy: The policy, for the files from which it can be exported; None for a checkpoint without them.
+        stored: The entries of an earlier manifest for the files of those pieces that have no arrays in the state.
 
     Raises:
         CheckpointError: If something in the state cannot be stored, or safetensors is not installed.
     """
     tree, arrays = pack_state(state)
-    data = _safetensors().numpy.save(arrays)
+    files = {name: _safetensors().numpy.save(part) for name, part in _by_file(arrays).items()}
+    entries = {name: {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)} for name, data in files.items()}
     document = {
         "format": FORMAT,
         "library": package_version(),
-        "files": {STATE: {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}},
+        "files": {**stored, **entries},
         **asdict(manifest),
         "state": tree,
     }
@@ -157,7 +170,20 @@ def encode_checkpoint(
         exported = encode_policy(policy) if policy is not None else {}
     except PolicyFolderError as exc:
         raise CheckpointError(exc.path, str(exc)) from exc
-    return {STATE: data, MANIFEST: seal_document(document), **exported}
+    return {**files, MANIFEST: seal_document(document), **exported}
+
+
+def _by_file(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the arrays of a state by the name of the file that stores them."""
+    files: dict[str, dict[str, Any]] = {STATE: {}}
+    for name, array in arrays.items():
+        piece = piece_of(name)
+        files.setdefault(_piece_file(piece) if piece else STATE, {})[name] = array
+    return files
+
+
+def _piece_file(piece: str) -> str:
+    return f"{PIECE}{piece}.safetensors"
 
 
 def read_manifest(path: Path) -> CheckpointManifest:
@@ -182,25 +208,37 @@ def read_checkpoint(path: Path, read: Callable[[Path], bytes] | None = None) -> 
     read = read or _read
     document = _document(path, read)
     manifest = _manifest(path, document)
-    file = path / STATE
-    size, digest = _listed(path, document)
+    files = _listed(path, document)
     if "state" not in document:
         raise CheckpointError(path / MANIFEST, "the field 'state' is missing", damaged=True)
-    data = read(file)
+    arrays: dict[str, Any] = {}
+    for name, (size, digest) in files.items():
+        arrays |= _arrays(path / name, read(path / name), size, digest)
+    try:
+        state = unpack_state(document["state"], arrays)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
+        raise CheckpointError(path / STATE, f"it does not match its manifest: {exc}", damaged=True) from exc
+    return manifest, state
+
+
+def _arrays(file: Path, data: bytes, size: int, digest: str) -> dict[str, Any]:
+    """Return the arrays in the content of a file, whose size and digest must be these."""
     if len(data) != size:
         raise CheckpointError(file, f"it has {len(data)} bytes; expected {size}", damaged=True)
     if xxhash.xxh3_128_hexdigest(data) != digest:
         raise CheckpointError(file, "its contents have changed since it was written (digest)", damaged=True)
     try:
-        arrays = _safetensors().numpy.load(data)
-        state = unpack_state(document["state"], arrays)
+        arrays: dict[str, Any] = _safetensors().numpy.load(data)
     except (_safetensors().SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
         raise CheckpointError(file, f"it does not match its manifest: {exc}", damaged=True) from exc
-    return manifest, state
+    return arrays
 
 
-def state_file(path: Path) -> tuple[int, str]:
-    """Return the size in bytes and the digest (xxh3-128) that the manifest in the folder `path` gives for the state.
+def state_files(path: Path) -> dict[str, tuple[int, str]]:
+    """Return the size in bytes and the digest (xxh3-128) that the manifest in a folder gives for each file of the state.
+
+    Args:
+        path: The folder of the checkpoint.
 
     Raises:
         CheckpointError: If the manifest is missing, damaged, unreadable or of another format.
@@ -208,11 +246,21 @@ def state_file(path: Path) -> tuple[int, str]:
     return _listed(path, _document(path, _read))
 
 
-def _listed(path: Path, document: Mapping[str, Any]) -> tuple[int, str]:
+def is_state_file(name: str) -> bool:
+    """Return True if a file of this name in the folder of a checkpoint contains the state or a piece of it."""
+    return name == STATE or _PIECE_FILE.fullmatch(name) is not None
+
+
+def _listed(path: Path, document: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
     try:
-        return document["files"][STATE]["bytes"], document["files"][STATE]["xxh3_128"]
-    except (KeyError, TypeError) as exc:
+        files = {str(name): (entry["bytes"], entry["xxh3_128"]) for name, entry in document["files"].items()}
+        listed = {STATE: files.pop(STATE), **dict(sorted(files.items()))}
+    except (KeyError, TypeError, AttributeError) as exc:
         raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
+    for name in listed:
+        if not is_state_file(name):
+            raise CheckpointError(path / MANIFEST, f"the file {name!r:.80} is not one of a checkpoint", damaged=True)
+    return listed
 
 
 def _document(path: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
@@ -380,10 +428,16 @@ class CheckpointStore:
         with _disk(self.folder):
             number = self.prepare()
             written = replace(manifest, number=number, saved_unix_s=time.time())
-            contents = encode_checkpoint(written, state, policy)
+            source, entries = self._shared_pieces()
+            missing = [_piece_file(name) for name in pieces_without_arrays(state)]
+            for name in missing:
+                if name not in entries:
+                    raise CheckpointError(source / name, "the new checkpoint needs this file of an earlier one, which has gone")
+            stored = {name: entries[name] for name in missing}
+            contents = encode_checkpoint(written, state, policy, stored)
             temporary = self.temporary(number)
             try:
-                write_folder(temporary, contents)
+                write_folder(temporary, contents, links=[source / name for name in stored if name not in contents])
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -432,6 +486,28 @@ class CheckpointStore:
                 raise
             sync_folder(self.folder)
         self._prune()
+
+    def stored_pieces(self) -> frozenset[str]:
+        """Return the names of the pieces in the second newest checkpoint, which the next one can share.
+
+        If that checkpoint cannot be read, return none. Then the next checkpoint writes all pieces.
+        """
+        return frozenset(name.removeprefix(PIECE).partition(".")[0] for name in self._shared_pieces()[1])
+
+    def _shared_pieces(self) -> tuple[Path, dict[str, dict[str, Any]]]:
+        """Return the folder of the second newest checkpoint, and the entries of its manifest for pieces.
+
+        If a file of a piece is missing or has another size, there are no entries.
+        """
+        for path in self.newest()[1:2]:
+            try:
+                entries = _document(path, _read)["files"]
+                found = {str(name): entry for name, entry in entries.items() if _PIECE_FILE.fullmatch(name)}
+                if all((path / name).stat().st_size == entry["bytes"] for name, entry in found.items()):
+                    return path, found
+            except (CheckpointError, OSError, KeyError, TypeError, AttributeError) as exc:
+                log.warning("the pieces of %s cannot be used again, so the next checkpoint is written as a whole: %s", path, exc)
+        return self.folder, {}
 
     def newest(self) -> list[Path]:
         """Return the folders of the checkpoints, newest first. Damaged, abandoned and unfinished ones are left out.

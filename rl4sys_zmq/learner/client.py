@@ -28,8 +28,9 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
-from rl4sys_zmq.learner.algorithms.base import PACING_LAG
+from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
 from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
@@ -202,7 +203,8 @@ class ClientState:
         self._last_crash = ""
         self._token = b""
         self.parameters: dict[str, Any] = {}
-        self._metrics = TrainingMetrics(0, 0, {}, [], 0)
+        self._lags = [0] * (len(LAG_LIMITS) + 1)
+        self._metrics = TrainingMetrics(0, 0, {}, [], 0, [])
         self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
@@ -407,7 +409,7 @@ class ClientState:
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         self.devices = message.devices
-        self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes)
+        self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes, [])
         self._returns.clear()
         self._returns.extend((total, length) for total, length in message.recent)
         self._pace.clear()
@@ -612,7 +614,9 @@ class ClientState:
     def note(self, metrics: TrainingMetrics) -> None:
         """Record training metrics that the learner thread has sent. The status of the learner shows them (`report`)."""
         merged = {**self._metrics.scalars, **metrics.scalars}
-        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended)
+        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended, [])
+        if metrics.lags:
+            self._lags = [before + new for before, new in zip(self._lags, metrics.lags, strict=True)]
         self._pace.append((self._clock.monotonic(), metrics.step))
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
@@ -622,7 +626,7 @@ class ClientState:
         It is None before the algorithm is known, unless the settings contain it.
         """
         given = self.settings.pacing_lag
-        return given if given is not None else PACING_LAG.get(self.algorithm_type)
+        return given if given is not None else default_pacing_lag(self.settings.kind, self.algorithm_type)
 
     def report(self, now: float) -> dict[str, Any]:
         """Return this client's part of the learner's status, as JSON. Means are over the last `RECENT_EPISODES` episodes."""
@@ -644,6 +648,7 @@ class ClientState:
             "mean_length": sum(n for _, n in self._returns) / count if count else None,
             "pacing_lag": self._pacing_lag(),
             "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
+            "policy_lags": lag_report(self._lags),
             "scalars": metrics.scalars,
             "accepted": self.accepted,
             "pending": self.table.pending,

@@ -13,12 +13,13 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.lags import LAG_LIMITS
 from rl4sys_zmq.learner.record_series import FileSeriesRecord, RecordFormat, RecordSeries, list_parts
 from rl4sys_zmq.names import folder_name
 
@@ -62,31 +63,51 @@ class EventFileFormat(RecordFormat):
     def __init__(self) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import HistogramProto
             from tensorboard.summary.writer.record_writer import masked_crc32c
         except ModuleNotFoundError as exc:
             raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
         self._event: Any = Event
+        self._histogram_type: Any = HistogramProto
         self._restarted: Any = SessionLog(status=SessionLog.START)
         self._unreadable: Any = import_module("google.protobuf.message").DecodeError
         self._checksum: Any = masked_crc32c
         self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
 
-    def record(self, wall_time_s: float, step: int, scalars: Mapping[str, float], **fields: Any) -> bytes:
+    def record(
+        self, wall_time_s: float, step: int, scalars: Mapping[str, float], lags: Sequence[int] = (), **fields: Any
+    ) -> bytes:
         """Encode scalars as one event of TensorBoard, in the file format TFRecord.
 
         Args:
             wall_time_s: Unix time of the event, in seconds.
             step: Position of the event on TensorBoard's horizontal axis.
             scalars: Values by tag.
+            lags: The number of steps in each bucket of the histogram ``dist/policy_lags``; empty for none.
             **fields: Further fields of TensorBoard's `Event` message.
         """
         event = self._event(wall_time=wall_time_s, step=step, **fields)
         for tag, value in scalars.items():
             event.summary.value.add(tag=tag, simple_value=value)
+        if lags:
+            event.summary.value.add(tag="dist/policy_lags").histo.CopyFrom(self._histogram(lags))
         content: bytes = event.SerializeToString()
         length = _LENGTH.pack(len(content))
         checks = (_CHECKSUM.pack(self._checksum(data)) for data in (length, content))
         return length + next(checks) + content + next(checks)
+
+    def _histogram(self, lags: Sequence[int]) -> Any:
+        """Return TensorBoard's histogram of policy lags, in versions, given the number of steps in each bucket."""
+        values = (*LAG_LIMITS, 2 * LAG_LIMITS[-1])  # the largest lag stands for a bucket
+        return self._histogram_type(
+            min=0.0,
+            max=max(value for value, count in zip(values, lags, strict=True) if count),
+            num=sum(lags),
+            sum=sum(value * count for value, count in zip(values, lags, strict=True)),
+            sum_squares=sum(value * value * count for value, count in zip(values, lags, strict=True)),
+            bucket_limit=[value + 0.5 for value in values],
+            bucket=lags,
+        )
 
     def restart_record(self, wall_time_s: float, step: int) -> bytes:
         """Encode the record of a restart.

@@ -91,6 +91,7 @@ class RunDirectoryWriter(Resource):
             "update": metrics.update,
             "scalars": metrics.scalars,
             "episodes": metrics.episodes,
+            "lags": metrics.lags,
         }
         try:
             self._write(self._log, json.dumps(record).encode() + b"\n", at_unix_s)
@@ -163,8 +164,8 @@ class RunDirectoryWriter(Resource):
 
     def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
         series = self._curve(client_id)
-        if metrics.scalars:
-            self._write(series, self._form.record(at_unix_s, metrics.step, metrics.scalars), at_unix_s)
+        if metrics.scalars or metrics.lags:
+            self._write(series, self._form.record(at_unix_s, metrics.step, metrics.scalars, metrics.lags), at_unix_s)
         for step, total, length in metrics.episodes:
             figures = {"charts/episodic_return": total, "charts/episodic_length": length}
             self._write(series, self._form.record(at_unix_s, int(step), figures), at_unix_s)

@@ -13,8 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.learner.lags import LAG_LIMITS, count_lags
 from rl4sys_zmq.learner.progress import ObservedDataCounts
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
@@ -118,6 +122,7 @@ class LearnerThreadReporter:
         self._reported = _ReportedDemand(0, 0, 0, 0, 0)
         self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
         self._episodes: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
+        self._lags = np.zeros(len(LAG_LIMITS) + 1, np.int64)
         self._gathers = False
         self._reported_at = self._metrics_at = self._began = 0.0
 
@@ -207,6 +212,16 @@ class LearnerThreadReporter:
             self.recent.append((total, length))
             self._episodes.append([step, total, length])
 
+    def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """Count segments that the algorithm has observed, for the next report of metrics.
+
+        Args:
+            lags: The number of versions by which each segment was behind, ``[n]``.
+            steps: The number of steps of each segment, ``[n]``.
+        """
+        self.observed_steps += int(steps.sum())
+        self._lags += count_lags(lags, steps)
+
     @property
     def _news(self) -> bool:
         """True if metrics have changed since the last report of metrics."""
@@ -225,9 +240,11 @@ class LearnerThreadReporter:
             self._said_steps = self.observed_steps
             self.scalars["charts/SPS"] = (self.observed_steps - self._first_steps) / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self.scalars.items()}
-            self._send(TrainingMetrics(self.observed_steps, updates, scalars, list(self._episodes), self.observed_episodes))
+            lags = self._lags.tolist() if self._lags.any() else []
+            self._send(TrainingMetrics(self.observed_steps, updates, scalars, list(self._episodes), self.observed_episodes, lags))
             self.scalars = {}
             self._episodes.clear()
+            self._lags[:] = 0
 
 
 def plain_text(text: str) -> str:

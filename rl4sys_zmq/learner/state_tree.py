@@ -11,15 +11,16 @@ import importlib
 import math
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.replay.pieces import StatePiece
 
-__all__ = ["pack_state", "unpack_state"]
+__all__ = ["pack_state", "piece_of", "pieces_without_arrays", "unpack_state"]
 
 Array = NDArray[Any]
 
@@ -37,13 +38,35 @@ _WHOLE = 1 << 63
 _PLAIN = (type(None), bool, str)
 
 
+def piece_of(array: str) -> str:
+    """Return the name of the piece that an array belongs to, given the array's name from `pack_state`; empty if to none."""
+    kind, _, rest = array.partition(":")
+    return rest.partition(":")[0] if kind == "piece" else ""
+
+
+def pieces_without_arrays(state: Any) -> Iterator[str]:
+    """Yield the names of the pieces in a state whose arrays the reader must have already; see `StatePiece`."""
+    if isinstance(state, Mapping):
+        state = list(state.values())
+    if isinstance(state, list | tuple):
+        for part in state:
+            yield from pieces_without_arrays(part)
+    elif type(state) is StatePiece and state.arrays is None:
+        yield state.name
+
+
+def _piece_prefix(name: str) -> str:
+    return f"piece:{name}:"
+
+
 def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
     """Split an algorithm's state into a tree of JSON values and a dict of arrays, so that it can be stored without pickle.
 
     The tree refers to each array by its name in the dict. Contiguous arrays are not copied.
 
     A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
-    fields or objects), integers of any size, floats, bool, str, bytes and None.
+    fields or objects), integers of any size, floats, bool, str, bytes, None and `StatePiece`. The arrays of a piece that has none
+    are missing in the result.
 
     Raises:
         CheckpointError: If the state contains anything else. The error names the path of the value within the state.
@@ -75,7 +98,8 @@ class _StatePacker:
     """A converter of an algorithm's state into JSON values and separate arrays, for a checkpoint.
 
     Attributes:
-        arrays: The arrays found so far, by the path of each array in the state.
+        arrays: The arrays found so far, by the path of each array in the state. The name of an array in a piece begins with
+            ``piece:`` and the name of the piece.
     """
 
     def __init__(self) -> None:
@@ -101,6 +125,8 @@ class _StatePacker:
             return self._array("$array", value, path)
         if isinstance(value, np.generic):
             return self._array("$scalar", np.asarray(value), path)
+        if kind is StatePiece:
+            return self._piece(value)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):  # torch may be partly imported
             return self._tensor(value, path, torch)
@@ -141,6 +167,10 @@ class _StatePacker:
         stored = tensor.numpy() if dtype in _NATIVE else tensor.reshape(-1).view(torch.uint8).numpy()
         return {"$tensor": self._keep(stored, path), "dtype": dtype, "shape": shape}
 
+    def _piece(self, piece: StatePiece) -> dict[str, Any]:
+        self.arrays |= {f"{_piece_prefix(piece.name)}{name}": array for name, array in (piece.arrays or {}).items()}
+        return {"$piece": piece.name}
+
     def _keep(self, array: Array, path: str) -> str:
         name = path.encode("ascii", "backslashreplace").decode()
         if name in self.arrays:  # keys that contain dots
@@ -166,6 +196,12 @@ def _read_tensor(node: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).view(dtype).reshape(shape)
 
 
+def _read_piece(node: dict[str, Any], arrays: Mapping[str, Array]) -> StatePiece:
+    name = str(node["$piece"])
+    prefix = _piece_prefix(name)
+    return StatePiece(name, {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)})
+
+
 _READERS: dict[str, Callable[[dict[str, Any], Mapping[str, Array]], Any]] = {
     "$int": lambda node, _: int(node["$int"], 16),
     "$float": lambda node, _: struct.unpack(">d", bytes.fromhex(node["$float"]))[0],
@@ -175,4 +211,5 @@ _READERS: dict[str, Callable[[dict[str, Any], Mapping[str, Array]], Any]] = {
     "$array": _read_array,
     "$scalar": lambda node, arrays: _read_array(node, arrays)[()],
     "$tensor": _read_tensor,
+    "$piece": _read_piece,
 }

@@ -7,9 +7,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, TunableAlgorithm, WarmStartAlgorithm, planned_policy
-from rl4sys_zmq.learner.algorithms.base import PACING_LAG
-from rl4sys_zmq.learner.algorithms.entry import readings
+from rl4sys_zmq.learner.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    FolderAlgorithm,
+    IncrementalAlgorithm,
+    TunableAlgorithm,
+    WarmStartAlgorithm,
+    planned_policy,
+)
+from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedDataCounts
@@ -28,7 +35,7 @@ from rl4sys_zmq.learner.reporting import GatewaySender, LearnerThreadReporter, p
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_errors
-from rl4sys_zmq.learner.worker_storage import WorkerStorage
+from rl4sys_zmq.learner.worker_storage import CheckpointStorage, WorkerStorage
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.transports import Poller, Socket
@@ -101,12 +108,15 @@ class TrainLoop:
         self._assign = self._wait_for_assignment()
         self._ranks: RankGroup | None = None
         self._devices = ["cpu"]
-        self._algorithm = self._build()
+        self._algorithm = self._build(storage.folder(self._assign))
         self._spec = self._algorithm.spec()
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         given = self._assign.pacing_lag
-        self._pacing_lag = given if given >= 0 else PACING_LAG[self._algorithm.kind]
+        self._pacing_lag = given
+        if given < 0:
+            default = default_pacing_lag(ALGORITHMS.get(self._assign.algorithm_name), self._algorithm.kind)
+            self._pacing_lag = default if default is not None else 0
         self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
         self._bounds = SegmentValueLimits(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
@@ -231,7 +241,8 @@ class TrainLoop:
             return decode(frames)
         return StopThread() if self._stopping.is_set() else None
 
-    def _build(self) -> Algorithm:
+    def _build(self, folder: Path | None) -> Algorithm:
+        """Create the algorithm. `folder` is the place of its large data, if there is one."""
         a = self._assign
         spaces = observation_space_from(a.observation_space), space_from(a.action_space)
         make = ALGORITHMS.get(a.algorithm_name).load()
@@ -244,6 +255,8 @@ class TrainLoop:
             torch.get_num_threads()  # its first call in a thread copies the process's number, and would undo the next line
             torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
+        if folder is not None and isinstance(algorithm, FolderAlgorithm):
+            algorithm.use_folder(folder)
         if a.device != "cpu" or a.learners > 1:  # the module imports torch
             placement = importlib.import_module("rl4sys_zmq.learner.placement")
             placed = placement.place_algorithm(algorithm, a, self._stopping)
@@ -347,7 +360,7 @@ class TrainLoop:
             flat, others = self._spec.flatten(self._algorithm.snapshot())
             manifest = self._manifest(digest(flat, others))
             policy = self._stored_policy(manifest, flat, others)
-            manifest = self._store.write(manifest, self._algorithm.state(), policy=policy, wanted=wanted)
+            manifest = self._store.write(manifest, self._state(self._store), policy=policy, wanted=wanted)
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
             self._send(CheckpointResult(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
@@ -358,6 +371,12 @@ class TrainLoop:
         self._reporter.report_verdicts()
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         self._send(CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, ""))
+
+    def _state(self, store: CheckpointStorage) -> Mapping[str, Any]:
+        """Return the state of the algorithm for the next checkpoint in `store`."""
+        if isinstance(self._algorithm, IncrementalAlgorithm):
+            return self._algorithm.state_beyond(store.stored_pieces())
+        return self._algorithm.state()
 
     def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
         """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""
@@ -501,7 +520,7 @@ class TrainLoop:
         if ended:
             at = (self._reporter.observed_steps + steps.cumsum()).tolist()
             self._reporter.ended((at[place], total, length) for place, total, length in ended)
-        self._reporter.observed_steps += int(steps.sum())
+        self._reporter.observed(lags[observed], steps)
 
     def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
         """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.

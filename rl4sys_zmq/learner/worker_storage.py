@@ -6,7 +6,7 @@ storage (`rl4sys_zmq.learner.engines.gateway_storage`) sends the files to the ga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,9 @@ class CheckpointStorage(Protocol):
 
     def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
         """Return the newest intact checkpoint, as `CheckpointStore.load` does."""
+
+    def stored_pieces(self) -> Collection[str]:
+        """Return the names of the pieces of the state that the next checkpoint need not contain; see `StatePiece`."""
 
     def write(
         self,
@@ -49,6 +52,9 @@ class WorkerStorage(Protocol):
             CheckpointError: If a worker with a higher generation has claimed the checkpoints, or they cannot be used.
         """
 
+    def folder(self, assign: AssignClient) -> Path | None:
+        """Return the folder for data of the algorithm that are larger than memory should be; None: keep them in memory."""
+
     def suspects(self, assign: AssignClient) -> SuspectStorage:
         """Return the place of the record of segments in training (`CrashSuspectRecord`)."""
 
@@ -61,6 +67,10 @@ class LocalStorage:
         store = CheckpointStore(Path(assign.checkpoints))
         store.claim(assign.generation)
         return store
+
+    def folder(self, assign: AssignClient) -> Path | None:
+        """Return the client's folder; None without a run directory."""
+        return Path(assign.checkpoints) if assign.checkpoints else None
 
     def suspects(self, assign: AssignClient) -> SuspectFiles:
         """Return the files ``training.mark`` and ``suspects.json`` in the client's folder."""

@@ -20,9 +20,10 @@ from rl4sys_zmq.policies.network import PolicyNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 
-__all__ = ["ActionBounds", "GaussianPolicy", "action_bounds"]
+__all__ = ["ActionBounds", "Bounder", "GaussianPolicy", "action_bounds", "bounder"]
 
-_Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
+Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""A function from raw actions ``[..., n]`` to new arrays of actions for the environment."""
 
 _LIMITS = np.finfo(np.float32)
 
@@ -41,7 +42,7 @@ class GaussianPolicy:
     version: int
     _network: PolicyNetwork
     _shape: tuple[int, ...] | None
-    _bound: _Bounder
+    _bound: Bounder
     _std: NDArray[np.float32]
     _inverse_std: NDArray[np.float32]
     _constant: float
@@ -60,7 +61,7 @@ class GaussianPolicy:
             version=snapshot.version,
             _network=network,
             _shape=None if len(space.shape) == 1 else space.shape,
-            _bound=_bounder(space, document.squash),
+            _bound=bounder(space, document.squash),
             _std=np.exp(exponent).astype(np.float32),
             _inverse_std=np.exp(-exponent).astype(np.float32),
             _constant=-float(log_std.sum()) - 0.5 * space.size * log(2.0 * pi),
@@ -145,7 +146,7 @@ def action_bounds(space: BoxSpace) -> ActionBounds:
 
 
 @lru_cache(maxsize=64)
-def _bounder(space: BoxSpace, squash: str) -> _Bounder:
+def bounder(space: BoxSpace, squash: str) -> Bounder:
     """Return a function that maps the policy's raw samples ``[..., n]`` to actions for the environment.
 
     The result is a new array of the space's dtype. The actions are within the bounds of the space. `squash` is ``clip`` or

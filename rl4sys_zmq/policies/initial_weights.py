@@ -21,7 +21,7 @@ from rl4sys_zmq.wire import blob_digest
 
 __all__ = ["check_weights_source", "read_weights"]
 
-OPTIONAL = frozenset({"log_std", "epsilon", "obs_mean", "obs_scale"})
+OPTIONAL = frozenset({"log_std", "epsilon", "noise_std", "obs_mean", "obs_scale"})
 """Tensors of a policy of the kind ``mlp`` that a file can leave out. The algorithm's own values then stay."""
 
 _PICKLED = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from rl4sys_zmq.config.options import check_fields, flag, one_of, option, parse_options, sizes
+from rl4sys_zmq.config.options import check_fields, flag, number, one_of, option, parse_options, sizes
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["ENTRY", "MAX_IMAGE_WEIGHTS", "OBS_CLIP", "MLPParameters", "check_not_image", "mlp_document", "mlp_spec"]
+__all__ = [
+    "BOUNDED_HEADS",
+    "ENTRY",
+    "MAX_IMAGE_WEIGHTS",
+    "OBS_CLIP",
+    "MLPParameters",
+    "check_not_image",
+    "mlp_document",
+    "mlp_spec",
+]
 
 MAX_IMAGE_WEIGHTS = 1_000_000
 """The largest number of weights of a first layer that gets a flattened image."""
 
 OBS_CLIP = 10.0
 """The largest absolute value of a normalised observation. Larger values are clipped."""
+
+BOUNDED_HEADS = ("squashed_gaussian", "deterministic")
+"""The heads that need a Box of actions with finite bounds."""
+_BOX_HEADS = ("gaussian", *BOUNDED_HEADS)
+_HEADS_WITH = {
+    "squash": ("categorical", "gaussian", "q_values"),
+    "log_std_min": ("squashed_gaussian",),
+    "log_std_max": ("squashed_gaussian",),
+}
+"""The heads that have an option, for the options that not all heads have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +53,39 @@ class MLPParameters:
     - ``gaussian``: The outputs are the means of ``n`` dimensions. The tensor ``log_std`` ``[n]`` has the logarithms of the
       standard deviations. The raw sample is trained on. The environment gets the sample clipped to the bounds of the action
       space (``squash="clip"``), or the ``tanh`` of the sample scaled to the bounds (``squash="tanh"``).
+    - ``squashed_gaussian``: The outputs are the means of ``n`` dimensions, and then ``n`` logarithms of their standard
+      deviations, clipped to the range from `log_std_min` to `log_std_max`. The action is the ``tanh`` of the sample, scaled to
+      the bounds of the action space. This action is trained on, and the environment gets it.
+    - ``deterministic``: The ``tanh`` of the outputs, scaled to the bounds, is the action. The tensor ``noise_std`` ``[1]`` is the
+      standard deviation of the exploration noise, as a fraction of half the range of each dimension. The tensor ``epsilon``
+      ``[1]`` is the probability of a uniform random action.
     - ``q_values``: The outputs are action values. The tensor ``epsilon`` ``[1]`` is the probability of a random action.
 
     Raises:
         ConfigError: If the value of an option is invalid.
     """
 
-    head: str = option(one_of("categorical", "gaussian", "q_values"), required=True)
+    head: str = option(one_of("categorical", "gaussian", "squashed_gaussian", "deterministic", "q_values"), required=True)
     hidden_sizes: tuple[int, ...] = option(sizes, (64, 64))
     activation: str = option(one_of(*ACTIVATIONS), "tanh")
     normalise_observations: bool = option(flag, False)
     squash: str = option(one_of("clip", "tanh"), "clip")
+    log_std_min: float = option(number(-20.0, 2.0), -20.0)
+    log_std_max: float = option(number(-20.0, 2.0), 2.0)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for field in fields(self):
+            heads = _HEADS_WITH.get(field.name)
+            if heads is not None and self.head not in heads and getattr(self, field.name) != field.default:
+                raise ConfigError(f"{field.name} has no meaning for a {self.head} head", key=field.name)
+        if self.log_std_min > self.log_std_max:
+            raise ConfigError(f"log_std_min {self.log_std_min:g} is above log_std_max {self.log_std_max:g}", key="log_std_min")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the parameters as a document of a `PolicySpec`, without those that have no meaning for the head."""
+        used = {f.name: getattr(self, f.name) for f in fields(self) if self.head in _HEADS_WITH.get(f.name, (self.head,))}
+        return {**used, "hidden_sizes": list(self.hidden_sizes)}
 
     def tensors(self, observation_space: ObservationSpace, action_space: Space) -> tuple[TensorSpec, ...]:
         """Return the names and shapes of the tensors that such a policy has for these spaces.
@@ -55,11 +94,15 @@ class MLPParameters:
             ConfigError: If the policy cannot act in these spaces, for example a ``gaussian`` head with discrete actions.
         """
         box = isinstance(action_space, BoxSpace)
-        if (self.head == "gaussian") != box:
+        if (self.head in _BOX_HEADS) != box:
             raise ConfigError(f"a {self.head} head cannot act in {action_space}", key="head")
-        if self.squash == "tanh" and not (isinstance(action_space, BoxSpace) and action_space.bounded):
+        bounded = isinstance(action_space, BoxSpace) and action_space.bounded
+        if self.squash == "tanh" and not bounded:
             raise ConfigError("squash 'tanh' needs a bounded Box of actions", key="squash")
+        if self.head in BOUNDED_HEADS and not bounded:
+            raise ConfigError(f"a {self.head} head needs a bounded Box of actions, not {action_space}", key="head")
         outputs = action_space.size if isinstance(action_space, BoxSpace) else action_space.n
+        outputs *= 2 if self.head == "squashed_gaussian" else 1
         return tuple(self._tensors(feature_size(flat_space(observation_space, "an mlp policy")), outputs))
 
     def _tensors(self, width: int, outputs: int) -> Iterator[TensorSpec]:
@@ -72,7 +115,9 @@ class MLPParameters:
             width = size
         if self.head == "gaussian":
             yield TensorSpec("log_std", (outputs,))
-        if self.head == "q_values":
+        if self.head == "deterministic":
+            yield TensorSpec("noise_std", (1,))
+        if self.head in ("q_values", "deterministic"):
             yield TensorSpec("epsilon", (1,))
 
 
@@ -84,6 +129,7 @@ def mlp_spec(
     activation: str = "tanh",
     normalise_observations: bool = False,
     squash: str = "clip",
+    log_std_range: tuple[float, float] = (-20.0, 2.0),
 ) -> PolicySpec:
     """Return the `PolicySpec` of a multilayer perceptron. `MLPParameters` describes the arguments.
 
@@ -96,9 +142,10 @@ def mlp_spec(
         activation=activation,
         normalise_observations=normalise_observations,
         squash=squash,
+        log_std_min=log_std_range[0],
+        log_std_max=log_std_range[1],
     )
-    plain = {**asdict(document), "hidden_sizes": list(document.hidden_sizes)}
-    return PolicySpec(observation_space, action_space, "mlp", plain, document.tensors(observation_space, action_space))
+    return PolicySpec(observation_space, action_space, "mlp", document.plain(), document.tensors(observation_space, action_space))
 
 
 def check_not_image(space: ObservationSpace, hidden_sizes: tuple[int, ...], user: str) -> None:
@@ -144,6 +191,6 @@ def mlp_document(spec: PolicySpec) -> MLPParameters:
 ENTRY = PolicyEntry(
     name="mlp",
     factory="rl4sys_zmq.policies.mlp_factory:build_mlp",
-    summary="A multilayer perceptron with a categorical, gaussian or q_values head.",
+    summary="A multilayer perceptron with a categorical, gaussian, squashed_gaussian, deterministic or q_values head.",
     check=mlp_document,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rl4sys_zmq.policies.base import Policy
+from rl4sys_zmq.policies.bounded import DeterministicPolicy, SquashedGaussianPolicy
 from rl4sys_zmq.policies.categorical import CategoricalPolicy, EpsilonGreedyPolicy
 from rl4sys_zmq.policies.gaussian import GaussianPolicy
 from rl4sys_zmq.policies.mlp import mlp_document
@@ -26,6 +27,10 @@ def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     network = PolicyNetwork.of(spec, document, tensors)
     if document.head == "gaussian":
         return GaussianPolicy.of(spec, document, snapshot, network)
+    if document.head == "squashed_gaussian":
+        return SquashedGaussianPolicy.of(spec, document, snapshot, network)
+    if document.head == "deterministic":
+        return DeterministicPolicy.of(spec, snapshot, network)
     if document.head == "q_values":
         return EpsilonGreedyPolicy.of(spec, snapshot, network)
     return CategoricalPolicy.of(spec, snapshot, network)

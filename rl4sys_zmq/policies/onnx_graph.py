@@ -6,6 +6,9 @@ The graph maps a batch of observations ``[N, *obs]``, in the dtype of their spac
   action with the largest output, with the space's `start` added.
 - ``gaussian``: ``mean``, float32 ``[N, n]``; ``log_std``, float32 ``[n]``; and ``action``, ``[N, *shape]`` in the dtype of the
   space: the mean within the bounds of the space.
+- ``squashed_gaussian``: ``mean`` and ``log_std``, float32 ``[N, n]``, of the sample before the tanh; and ``action``: the mean,
+  squashed and scaled to the bounds.
+- ``deterministic``: ``action`` alone.
 
 So ``action`` is the action of the policy without exploration. There is no input for masks: apply a mask to the logits.
 """
@@ -158,11 +161,10 @@ def _outputs(
         best = graph.add("ArgMax", values, axis=1, keepdims=0)
         graph.add("Add", best, graph.constant(np.int64(space.start)), output="action")
         return [(name, np.float32, ["N", space.n]), ("action", np.int64, ["N"])]
-    graph.add("Identity", values, output="mean")
-    graph.add("Identity", graph.constant(tensors["log_std"]), output="log_std")
+    mean, described = _distribution(graph, space, document, values, tensors)
     bounds = action_bounds(space)
-    action = graph.cast(values, bounds.work)
-    if document.squash == "tanh":
+    action = graph.cast(mean, bounds.work)
+    if document.squash == "tanh" or document.head != "gaussian":
         action = graph.add("Mul", graph.add("Tanh", action), graph.constant(bounds.half))
         action = graph.add("Add", action, graph.constant(bounds.centre))
     if np.dtype(space.dtype).kind in "iub":
@@ -170,8 +172,26 @@ def _outputs(
     action = graph.add("Max", action, graph.constant(bounds.low))
     action = graph.cast(graph.add("Min", action, graph.constant(bounds.high)), space.dtype)
     graph.add("Reshape", action, graph.constant([-1, *space.shape]), output="action")
-    return [
-        ("mean", np.float32, ["N", space.size]),
-        ("log_std", np.float32, [space.size]),
-        ("action", space.dtype, ["N", *space.shape]),
-    ]
+    return [*described, ("action", space.dtype, ["N", *space.shape])]
+
+
+def _distribution(
+    graph: _Graph, space: BoxSpace, document: MLPParameters, values: str, tensors: Mapping[str, NDArray[Any]]
+) -> tuple[str, list[tuple[str, Any, list[Any]]]]:
+    """Add the nodes of the normal distribution of continuous actions, if there is one.
+
+    Returns:
+        The name of the means ``[N, n]``; and the name, the dtype and the shape of each output.
+    """
+    if document.head == "deterministic":
+        return values, []
+    if document.head == "gaussian":
+        mean = graph.add("Identity", values, output="mean")
+        graph.add("Identity", graph.constant(tensors["log_std"]), output="log_std")
+        return mean, [("mean", np.float32, ["N", space.size]), ("log_std", np.float32, [space.size])]
+    size, start, end = (graph.constant([number]) for number in (space.size, 0, 2 * space.size))
+    axis = graph.constant([1])
+    mean = graph.add("Slice", values, start, size, axis, output="mean")
+    limits = [graph.constant(np.float32(limit)) for limit in (document.log_std_min, document.log_std_max)]
+    graph.add("Clip", graph.add("Slice", values, size, end, axis), *limits, output="log_std")
+    return mean, [("mean", np.float32, ["N", space.size]), ("log_std", np.float32, ["N", space.size])]

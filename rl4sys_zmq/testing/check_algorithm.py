@@ -185,6 +185,9 @@ def _check_entry(
 ) -> None:
     assert entry.kind in ("", algorithm.kind), f"the entry has the kind {entry.kind}, the algorithm {algorithm.kind}"
     entry.read(given)
+    if entry.staleness is not None:
+        said, limit = entry.staleness.max_policy_lag, algorithm.max_policy_lag
+        assert said == limit, f"the entry has max_policy_lag {said}, the algorithm {limit}"
     if entry.changeable:
         assert isinstance(algorithm, TunableAlgorithm), f"the entry says that {sorted(entry.changeable)} can change: no `change`"
         names = {entry.name_of(name) for name in entry.changeable}

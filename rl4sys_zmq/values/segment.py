@@ -26,7 +26,7 @@ class Segment:
         observations: ``[T, *obs]`` if `terminated`. Otherwise ``[T + 1, *obs]``: the last row is the observation after the last
             step, for bootstrapping. The dtype is that of the observation space. For a Dict or Tuple space, this is a dict or
             tuple of such arrays.
-        actions: ``[T, *act]``, as sampled (before clipping or squashing), int64 for discrete actions.
+        actions: ``[T, *act]``, the policy's raw actions (see `rl4sys_zmq.policies.Policy`), int64 for discrete actions.
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
         versions: ``[T]`` uint64, the number of the policy version that chose each action. Versions count within `generation`.

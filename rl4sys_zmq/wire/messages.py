@@ -790,6 +790,8 @@ class TrainingMetrics(FromLearnerThread):
         scalars: Dict from TensorBoard tags to numbers.
         episodes: A list ``[step, return, length]`` for each of the latest episodes that ended since the last message.
         ended: Number of all episodes that have ended in these steps, before the last message and before a restart too.
+        lags: Steps observed since the last message, by the number of versions by which they were behind: one count for each
+            bucket of the histogram. Empty if there are none.
     """
 
     KIND: ClassVar[int] = 53
@@ -798,6 +800,7 @@ class TrainingMetrics(FromLearnerThread):
     scalars: Document
     episodes: list[Any]
     ended: int
+    lags: list[Any]
 
 
 @dataclass(frozen=True, slots=True)

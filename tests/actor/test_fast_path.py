@@ -39,7 +39,7 @@ def policy_of(spec: PolicySpec, scale: float = 0.3, seed: int = 0) -> Any:
 
 
 @given(
-    head=st.sampled_from(["categorical", "gaussian", "q_values"]),
+    head=st.sampled_from(["categorical", "gaussian", "squashed_gaussian", "deterministic", "q_values"]),
     hidden=st.lists(st.integers(1, 20), max_size=3),
     activation=st.sampled_from(["tanh", "relu", "gelu"]),
     shape=st.sampled_from([(4,), (2, 3)]),
@@ -61,7 +61,8 @@ def test_a_bound_policy_acts_as_the_policy(
     masked: bool,
     seed: int,
 ) -> None:
-    action_space = BoxSpace((2,), low=-1.0, high=1.0) if head == "gaussian" else DiscreteSpace(3, start=5)
+    discrete = head in ("categorical", "q_values")
+    action_space = DiscreteSpace(3, start=5) if discrete else BoxSpace((2,), low=-1.0, high=1.0)
     spec = mlp_spec(
         BoxSpace(shape, dtype), action_space, head, tuple(hidden), activation=activation, normalise_observations=normalise
     )
@@ -72,7 +73,7 @@ def test_a_bound_policy_acts_as_the_policy(
     kept = []
     for _ in range(5):
         observation = (3 * rng.normal(size=shape)).astype(dtype)
-        mask = np.array([True, False, True]) if masked and head != "gaussian" else None
+        mask = np.array([True, False, True]) if masked and discrete else None
         got, want = quick(observation, mask), policy.act(observation, mask, slow, explore)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

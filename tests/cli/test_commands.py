@@ -48,7 +48,7 @@ SECTIONS = {
 IMAGE = {"type": "Box", "shape": [96, 96, 3], "dtype": "uint8", "low": 0, "high": 255}
 GLOBAL = {
     "default_algorithm": "PPO",
-    "algorithms": {"PPO": {"gamma": 0.9}, "TD3": {"a": 1}},
+    "algorithms": {"PPO": {"gamma": 0.9}, "NAF": {"a": 1}},
     "server": {"training_server": {"prefix": "tcp://", "host": "localhost", "port": ":50051"}},
 }
 
@@ -211,7 +211,7 @@ def test_an_unknown_environment_is_named() -> None:
     [
         (LUNA, ["an actor's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
         (SECTIONS, ["an actor's configuration", "client_id: not in the file", "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
-        (GLOBAL, ["a learner's configuration", "algorithms.PPO", "TD3: this learner does not have this algorithm"]),
+        (GLOBAL, ["a learner's configuration", "algorithms.PPO", "NAF: this learner does not have this algorithm"]),
         ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
         ({"client_id": "luna"}, ["from the learner's configuration"]),
     ],
@@ -323,7 +323,11 @@ def test_the_size_of_a_discrete_observation_fits_a_file_of_rl4sys(tmp_path: Path
 @pytest.mark.usefixtures("learners_extra")
 def test_algorithms_are_listed_with_synonyms() -> None:
     listed = invoke(learner, "algorithms").stdout
-    assert {"PPO", "DQN"} <= set(listed.splitlines())
+    assert {"PPO", "DQN", "A2C", "A3C", "IMPALA", "REINFORCE", "RPO"} <= set(listed.splitlines())
+    assert "  staleness: data up to 4 versions old, older data are dropped; probability ratios, which are clipped" in listed
+    assert "  staleness: data of any age; V-trace with truncated importance weights" in listed
+    assert "  spaces: observations as one Box or Discrete; Box actions" in listed
+    assert listed.count("  reference: ") >= 7
     assert "pi_lr" in listed
     assert "clip_coef = 0.2" in listed
 

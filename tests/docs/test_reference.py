@@ -19,6 +19,7 @@ from rl4sys_zmq.config import ClientConfig, LearnerConfig, RelayConfig, RelayRul
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.learner import Learner, register_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.testing import FakeAlgorithm
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -137,6 +138,14 @@ def test_the_page_of_refusals_has_every_code() -> None:
     for cls in (RefusalReason, CallRefusalReason):
         assert f"{{generated}} codes rl4sys_zmq.errors:{cls.__name__}\n" in page
         assert len(tables.codes(cls).splitlines()) == len(cls) + 2
+
+
+def test_every_algorithm_of_a_library_is_on_its_page_with_its_parameters() -> None:
+    page = (DOCS / "reference/library_algorithms.md").read_text()
+    for entry in (ALGORITHMS.get(name) for name in ALGORITHMS.names() if ":" in name):
+        assert f"`{entry.name}`" in page and entry.parameters is not None
+        assert f"{{generated}} parameters {entry.parameters.__module__}:{entry.parameters.__name__}\n" in page
+        assert len(tables.parameters(entry.parameters).splitlines()) > 10
 
 
 def test_every_command_has_a_section() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rl4sys_zmq.errors import Closed, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.learner.algorithms import AlgorithmEntry, Staleness
 from rl4sys_zmq.testing import FakeAlgorithm
 
 STEPS = 64
@@ -42,6 +43,7 @@ def test_waiting_actors_are_no_older_than_the_pacing_means(lab: Any, pacing_lag:
     client = learner.status()["clients"]["lab"]
     assert client["version"] >= 7
     assert client["policy_lag"] <= pacing_lag
+    assert sum(client["policy_lags"].values()) == client["steps"]
     for agent in agents:
         assert agent.stats()["dropped_at_source"] == 0
 
@@ -56,6 +58,17 @@ def test_the_default_pacing_depends_on_the_kind_of_algorithm(inproc_lab: Any, ki
     client = learner.status()["clients"]["lab"]
     assert client["pacing_lag"] == lag
     assert client["policy_lag"] <= lag
+
+
+def test_an_algorithm_can_have_its_own_default_pacing(inproc_lab: Any) -> None:
+    fake = FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=8)
+    staleness = Staleness(max_policy_lag=None, correction="none", pacing_lag=3)
+    register_algorithm(AlgorithmEntry(name="FREE", factory=fake, kind="onpolicy", staleness=staleness))
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="FREE", overflow="wait")
+    simulate(agent, 200)
+    agent.flush(20.0)
+    assert learner.status()["clients"]["lab"]["pacing_lag"] == 3
 
 
 def test_a_host_that_only_acts_never_waits(inproc_lab: Any) -> None:

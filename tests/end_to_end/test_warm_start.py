@@ -27,6 +27,7 @@ pytest.importorskip("torch")
 OBSERVED = BoxSpace((3,))
 PARAMETERS: dict[str, dict[str, Any]] = {
     "PPO": {"steps_per_update": 8, "hidden_sizes": [6], "normalise_observations": True},
+    "IMPALA": {"steps_per_update": 8, "hidden_sizes": [6]},
     "DQN": {"hidden_sizes": [6], "learning_starts": 8, "buffer_size": 64},
 }
 
@@ -37,8 +38,13 @@ def algorithm(name: str, space: Space, seed: int) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "space"),
-    [("PPO", DiscreteSpace(2)), ("PPO", BoxSpace((2,), low=-1.0, high=1.0)), ("DQN", DiscreteSpace(2))],
-    ids=["PPO discrete", "PPO continuous", "DQN"],
+    [
+        ("PPO", DiscreteSpace(2)),
+        ("PPO", BoxSpace((2,), low=-1.0, high=1.0)),
+        ("IMPALA", DiscreteSpace(2)),
+        ("DQN", DiscreteSpace(2)),
+    ],
+    ids=["PPO discrete", "PPO continuous", "IMPALA", "DQN"],
 )
 def test_an_algorithm_takes_the_weights_of_another(name: str, space: Space) -> None:
     one, other = (algorithm(name, space, seed) for seed in (1, 2))

@@ -39,7 +39,7 @@ def records() -> Iterator[tuple[float, int, TrainingMetrics]]:
         version = n * SCALE
         step = version * STEPS_PER_VERSION
         scalars = {tag: float(np.sin(n / 300 + place)) for place, tag in enumerate(TAGS)} | {"dist/version": float(version)}
-        yield n * SPAN_S / count, version, TrainingMetrics(step, version, scalars, [[float(step), 500.0 * n / count, 500]], 1)
+        yield n * SPAN_S / count, version, TrainingMetrics(step, version, scalars, [[float(step), 500.0 * n / count, 500]], 1, [])
 
 
 def bytes_of(paths: Iterator[Path]) -> int:

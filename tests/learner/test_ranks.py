@@ -39,6 +39,7 @@ from rl4sys_zmq.learner.rank_link import RankLink  # noqa: E402
 OBSERVATIONS, FOUR, BOX = BoxSpace((3,)), DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
 CLOSE = 1e-6
 PPO: dict[str, Any] = {"steps_per_update": 64, "minibatch_size": 22, "update_epochs": 5, "hidden_sizes": [16, 16]}
+STEPS: dict[str, Any] = {"steps_per_update": 64, "hidden_sizes": [16, 16], "learning_rate": 1e-2}
 DQN: dict[str, Any] = {"hidden_sizes": [16], "batch_size": 17, "learning_starts": 32, "train_frequency": 8, "tau": 0.5}
 
 
@@ -146,7 +147,11 @@ CASES: dict[str, tuple[str, Space, int, dict[str, Any], int, int]] = {
         5,
         0,
     ),
+    "rpo": ("PPO", BOX, 3, {**PPO, "rpo_alpha": 0.5}, 4, 0),
+    "reinforce": ("REINFORCE", FOUR, 2, {**STEPS, "with_vf_baseline": True}, 5, 0),
+    "impala": ("IMPALA", FOUR, 3, STEPS, 5, 5),
     "dqn": ("DQN", FOUR, 2, DQN, 100, 100),
+    "dqn by priority": ("DQN", FOUR, 3, {**DQN, "prioritised": True}, 100, 100),
 }
 
 

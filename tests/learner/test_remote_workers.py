@@ -27,6 +27,7 @@ from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspect_files import SuspectFiles, read_mark
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
+from rl4sys_zmq.replay.pieces import make_piece
 from rl4sys_zmq.transports import Poller
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import (
@@ -142,6 +143,19 @@ def test_a_checkpoint_goes_to_the_gateway_and_comes_back(
     later.close()
 
 
+def test_a_state_with_pieces_goes_to_the_gateway_and_comes_back(wire: Wire, folder: Path) -> None:
+    state: dict[str, Any] = {"replay": [make_piece({"rewards": np.arange(9.0)}), make_piece({"rewards": np.ones(3)})]}
+    store = wire.storage.checkpoints(wire.assign)
+    assert not store.stored_pieces(), "a worker sends all pieces"
+    store.write(MANIFEST, state)
+    later = Wire(folder, GENERATION + 1)
+    for found in (later.storage.checkpoints(later.assign).load(), CheckpointStore(folder).load()):
+        assert found is not None
+        for mine, theirs in zip(found[1]["replay"], state["replay"], strict=True):
+            assert mine.name == theirs.name and np.array_equal(mine.arrays["rewards"], theirs.arrays["rewards"])
+    later.close()
+
+
 def test_a_damaged_checkpoint_is_put_aside_and_named(wire: Wire, folder: Path) -> None:
     store = wire.storage.checkpoints(wire.assign)
     store.write(MANIFEST, STATE)
@@ -200,6 +214,16 @@ def test_a_state_that_is_not_that_of_the_manifest_is_refused(wire: Wire, folder:
     wire.post(CheckpointPart(1, "manifest.json", 0, True, (files["manifest.json"],)))
     assert not answer_of(wire).error
     assert "not the one" in answer_of(wire).error
+    assert names(folder) == []
+
+
+def test_a_checkpoint_without_one_of_its_pieces_is_refused(wire: Wire, folder: Path) -> None:
+    begun(wire)
+    files = encode_checkpoint(dataclasses.replace(MANIFEST, number=1), {"replay": make_piece({"rewards": np.arange(9.0)})})
+    for name in ("state.safetensors", "manifest.json"):
+        wire.post(CheckpointPart(1, name, 0, name == "manifest.json", (files[name],)))
+        answer = answer_of(wire)
+    assert "not the one" in answer.error
     assert names(folder) == []
 
 

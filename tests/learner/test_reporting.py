@@ -115,7 +115,7 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
     reporter.ended([(70, 1.5, 20)])
     clock.now += 0.2
     reporter.report_figures(4)
-    assert said == [TrainingMetrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 8)]
+    assert said == [TrainingMetrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 8, [])]
     reporter.report_figures(4, at_once=True)
     assert len(said) == 1  # nothing is new
     reporter.observed_steps += 1

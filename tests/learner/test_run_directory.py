@@ -103,7 +103,7 @@ def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> Non
     (run / "tensorboard").write_text("in the way")
     recorder = Recorder(run, CONFIG)
     recorder.open()
-    metrics = TrainingMetrics(1, 1, {"a": 1.0}, [[1.0, 2.0, 3]], 1)
+    metrics = TrainingMetrics(1, 1, {"a": 1.0}, [[1.0, 2.0, 3]], 1, [])
     recorder.metrics("luna", metrics)
     recorder.dead_letter("luna", QuarantinedSegment("../x", 1, 2, "bad", (b"abc",)))
     recorder.event("gap", client_id="luna")
@@ -123,14 +123,21 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
     with RunDirectoryWriter(tmp_path, CONFIG) as files:
         files.open(99.0)
         for step in (10, 20, 30):
-            files.metrics("luna", TrainingMetrics(step, 1, {"losses/policy_loss": step / 10}, [[step, 5.0, 10]], 1), 100.0 + step)
+            figures = TrainingMetrics(step, 1, {"losses/policy_loss": step / 10}, [[step, 5.0, 10]], 1, [8, 0, 2] + [0] * 6)
+            files.metrics("luna", figures, 100.0 + step)
         files.event("client_ready", {"client_id": "luna", "checkpoint": 2, "steps": 20, "episodes": 2}, 200.0)
-        files.metrics("luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2), 201.0)
-    events = EventAccumulator(str(tmp_path / "tensorboard" / "luna"))
+        files.metrics("luna", TrainingMetrics(25, 1, {"losses/policy_loss": 9.0}, [], 2, []), 201.0)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "luna"), size_guidance={"scalars": 0, "histograms": 0})
     events.Reload()
     assert set(events.Tags()["scalars"]) == {"losses/policy_loss", "charts/episodic_return", "charts/episodic_length"}
     assert [(point.step, point.value) for point in events.Scalars("losses/policy_loss")] == [(10, 1.0), (20, 2.0), (25, 9.0)]
     assert [point.step for point in events.Scalars("charts/episodic_return")] == [10, 20]
+    assert [point.step for point in events.Histograms("dist/policy_lags")] == [10, 20]
+    histogram = events.Histograms("dist/policy_lags")[0].histogram_value
+    assert (
+        histogram.num == 10
+        and dict(zip(histogram.bucket_limit, histogram.bucket, strict=True)).items() >= {0.5: 8, 2.5: 2}.items()
+    )
 
 
 def test_an_event_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

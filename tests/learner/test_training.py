@@ -13,6 +13,7 @@ from rl4sys_zmq.learner.held_segments import RecentSegments
 from rl4sys_zmq.learner.suspect_files import SuspectFiles
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
+from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
@@ -76,6 +77,10 @@ def dqn(**parameters: Any) -> DQN:
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, StatePiece):
+        return bool(one.name == other.name)
     return bool(np.array_equal(np.asarray(one), np.asarray(other)))
 
 
@@ -146,8 +151,9 @@ def test_segments_of_one_message_are_found_by_the_order_of_observation() -> None
     assert [(f.place, f.seq) for f in found if f] == [(7, 207), (3, 103), (0, 100), (5, 105)]
 
 
-def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
-    algorithm = dqn()
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_culprits_in_a_replay_are_found_and_the_weights_go_back(prioritised: bool) -> None:
+    algorithm = dqn(prioritised=prioritised)
     trainer = UpdateRunner(algorithm, CrashSuspectRecord(None))
     for seq in range(40):
         observe(trainer, seq, segment(seq))
@@ -164,7 +170,7 @@ def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
                 found += [one.seq for one in outcome.culprits]
     assert found == [40] and undone == 1
     assert trainer.updates == 80 and all(np.isfinite(array).all() for array in algorithm.numbers_to_check())
-    assert np.abs(algorithm.state()["replay"]["observations"]).max() < 10
+    assert np.abs(np.asarray(algorithm._replay.gather(np.arange(40)).observations)).max() < 10
 
 
 def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:

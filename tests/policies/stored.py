@@ -19,7 +19,7 @@ def stored(spec: PolicySpec, seed: int = 0, scale: float = 0.3) -> StoredPolicy:
     rng = np.random.default_rng(seed)
     tensors: dict[str, Any] = {}
     for tensor in spec.tensors:
-        if tensor.name in ("obs_scale", "epsilon"):
+        if tensor.name in ("obs_scale", "epsilon", "noise_std"):
             tensors[tensor.name] = rng.random(tensor.shape).astype(np.float32) + np.float32(0.1)
         elif tensor.dtype == "bool":
             tensors[tensor.name] = rng.random(tensor.shape) < 0.5

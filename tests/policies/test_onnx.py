@@ -72,6 +72,22 @@ def test_continuous_actions_agree(space: BoxSpace, squash: str) -> None:
     assert_near(out["action"].astype(np.float64), acts.astype(np.float64))
 
 
+@pytest.mark.parametrize("head", ["squashed_gaussian", "deterministic"])
+@pytest.mark.parametrize(
+    "space", [BoxSpace((3,), low=(-0.1, -2.0, 0.0), high=(0.1, 1.0, 0.5)), BoxSpace((2, 2), low=0, high=4, dtype="<i4")], ids=str
+)
+def test_actions_of_bounded_heads_agree(space: BoxSpace, head: str) -> None:
+    spec = mlp_spec(OBSERVED, space, head, hidden_sizes=(8,))
+    out, policy = run(spec, batch())
+    assert list(out) == (["action"] if head == "deterministic" else ["mean", "log_std", "action"])
+    acts = policy.act_batch(batch(), None, RandomSource(0), False)[1]
+    assert (out["action"].shape, out["action"].dtype) == (acts.shape, acts.dtype)
+    assert_near(out["action"].astype(np.float64), acts.astype(np.float64))
+    if head == "squashed_gaussian":
+        values = policy._network.batch(batch())
+        assert_near(np.hstack([out["mean"], out["log_std"]]), values)
+
+
 def test_unbounded_actions_agree() -> None:
     spec = mlp_spec(OBSERVED, BoxSpace((2,)), "gaussian", hidden_sizes=())
     out, policy = run(spec, batch())

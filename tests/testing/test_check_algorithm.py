@@ -31,6 +31,11 @@ from rl4sys_zmq.values import (
 ARM = BoxSpace((3,), low=-1.0, high=2.0)
 SMALL: dict[str, dict[str, object]] = {
     "PPO": {"steps_per_epoch": 48, "rollout_length": 16, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [8]},
+    "A2C": {"steps_per_update": 32, "hidden_sizes": [8]},
+    "A3C": {"steps_per_update": 32, "hidden_sizes": [8]},
+    "IMPALA": {"steps_per_update": 48, "rollout_length": 16, "hidden_sizes": [8]},
+    "REINFORCE": {"episodes_per_update": 2, "rollout_length": 16, "hidden_sizes": [8]},
+    "RPO": {"steps_per_update": 48, "rollout_length": 16, "num_minibatches": 3, "update_epochs": 2, "hidden_sizes": [8]},
     "DQN": {"learning_starts": 8, "batch_size": 8, "train_frequency": 8, "rollout_length": 8, "hidden_sizes": [8]},
 }
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
@@ -54,8 +59,7 @@ def ppo_log_probs(algorithm: Any, segment: Segment) -> Any:
     """The log-probabilities that PPO's own network gives."""
     import torch
 
-    from rl4sys_zmq.learner.algorithms.networks import encode_observations
-    from rl4sys_zmq.learner.algorithms.ppo import standardise  # type: ignore[attr-defined]
+    from rl4sys_zmq.learner.algorithms.networks import encode_observations, standardise
 
     space = algorithm.spec().observation_space
     features = encode_observations(space, segment.observations[: segment.steps])
@@ -77,6 +81,16 @@ def test_ppo_keeps_the_contract(observations: Space, actions: Space) -> None:
         parameters=SMALL["PPO"],
         log_probs=ppo_log_probs,
     )
+
+
+@needs_torch
+@pytest.mark.parametrize("actions", [DiscreteSpace(3), ARM], ids=["discrete", "box"])
+@pytest.mark.parametrize("name", ["A2C", "A3C", "IMPALA", "REINFORCE", "RPO"])
+def test_the_other_on_policy_algorithms_keep_the_contract(name: str, actions: Space) -> None:
+    if name == "RPO" and isinstance(actions, DiscreteSpace):
+        return  # it refuses them
+    entry, parameters = ALGORITHMS.get(name), SMALL[name]
+    check_algorithm(entry, action_space=actions, parameters=parameters, log_probs=ppo_log_probs)
 
 
 @needs_torch

@@ -151,7 +151,7 @@ def build() -> dict[str, m.Message]:
         m.SegmentVerdicts("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
         m.DataDemand(128, 12, 3),
         m.ThreadFailed("ValueError: no", "Traceback"),
-        m.TrainingMetrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]], 3),
+        m.TrainingMetrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]], 3, [128, 0, 0, 0, 0, 0, 0, 0, 0]),
         m.SaveCheckpoint(5, True),
         m.StreamEnded("a1", 8),
         m.ChangeParameters({"learning_rate": 0.001}),

@@ -1,20 +1,24 @@
-"""The learning algorithms: PPO (on-policy), DQN (off-policy), and those that users register.
+"""The learning algorithms, on-policy and off-policy, and those that users register.
 
 - `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`, `TunableAlgorithm`,
-  `WarmStartAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional methods.
-- `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`TaskPreset`).
+  `WarmStartAlgorithm`, `IncrementalAlgorithm`, `FolderAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional
+  methods.
+- `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`TaskPreset`)
+  and the age of the data that the algorithm can learn from (`Staleness`).
 - `register_algorithm`: adds an algorithm to the registry. `ALGORITHMS`: the registry.
 """
 
 from rl4sys_zmq.learner.algorithms.base import (
     Algorithm,
+    FolderAlgorithm,
+    IncrementalAlgorithm,
     ParallelAlgorithm,
     PlaceableAlgorithm,
     TunableAlgorithm,
     UndoableAlgorithm,
     WarmStartAlgorithm,
 )
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory, TaskPreset
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory, Staleness, TaskPreset
 from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, make_algorithm, planned_policy, register_algorithm
 
 __all__ = [
@@ -22,8 +26,11 @@ __all__ = [
     "Algorithm",
     "AlgorithmEntry",
     "AlgorithmFactory",
+    "FolderAlgorithm",
+    "IncrementalAlgorithm",
     "ParallelAlgorithm",
     "PlaceableAlgorithm",
+    "Staleness",
     "TaskPreset",
     "TunableAlgorithm",
     "UndoableAlgorithm",

@@ -7,7 +7,8 @@ created the algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "PACING_LAG",
     "Algorithm",
+    "FolderAlgorithm",
+    "IncrementalAlgorithm",
     "ParallelAlgorithm",
     "PlaceableAlgorithm",
     "TunableAlgorithm",
@@ -28,7 +31,10 @@ __all__ = [
 ]
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
-"""The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training."""
+"""The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training.
+
+An algorithm's entry can have another default, in `AlgorithmEntry.staleness`.
+"""
 
 
 @runtime_checkable
@@ -96,7 +102,7 @@ class Algorithm(Protocol):
         """Return copies of everything that is needed to continue exactly: tensors, optimizer, random state, replay, schedules.
 
         The result is stored in a checkpoint. It can consist of dicts (keys: str or int), lists, tuples, torch tensors, numpy
-        arrays, numbers, str, bytes, bool and None.
+        arrays, numbers, str, bytes, bool, None and `rl4sys_zmq.replay.StatePiece`.
 
         The learner thread can call this at any time. An on-policy algorithm returns its state after the last update, without
         the segments that wait for the next update. After a restart from the checkpoint, these segments are delivered again.
@@ -107,6 +113,33 @@ class Algorithm(Protocol):
 
         After this call, the same segments must lead to bit-identical weights. An on-policy algorithm discards the segments that
         wait for its next update.
+        """
+
+
+@runtime_checkable
+class FolderAlgorithm(Protocol):
+    """The optional method of an algorithm whose data can be larger than memory should be, such as a replay."""
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep large data in files in this folder, if there will be much data.
+
+        The learner thread calls this at most once, before the first segment and before `Algorithm.load`, and only if the learner
+        has a run directory. The data need not survive the process, because `Algorithm.state` contains them.
+
+        Raises:
+            ConfigError: If the disk has too little space.
+        """
+
+
+@runtime_checkable
+class IncrementalAlgorithm(Protocol):
+    """The optional method of an algorithm whose state is large and mostly the same in each checkpoint, such as a replay."""
+
+    def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
+        """Return the same as `Algorithm.state`, but without the arrays of those pieces that the last checkpoint has.
+
+        Args:
+            stored: The names of these pieces; see `rl4sys_zmq.replay.StatePiece`. Pieces of other states can be among them.
         """
 
 

@@ -7,9 +7,10 @@ change the number of gradient steps per environment step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +18,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_rows
+from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, RowShare, check_rows
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
+from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
-from rl4sys_zmq.learner.algorithms.replay import ReplayMemory, TransitionBatch
+from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
@@ -42,6 +45,7 @@ class _TransitionTensors:
         discounts: The factors of the values of `successors`, float32 ``[B]``.
         successors: The features of the observations whose estimated values are added to the returns, float32 ``[B, F]``.
         forbidden: True for each action that is forbidden in `successors`, bool ``[B, n]``; None if all are allowed.
+        weights: The importance weights of prioritized sampling, float32 ``[B]``; None with uniform sampling.
     """
 
     observations: torch.Tensor
@@ -50,14 +54,25 @@ class _TransitionTensors:
     discounts: torch.Tensor
     successors: torch.Tensor
     forbidden: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
 
     def columns(self) -> dict[str, torch.Tensor]:
         """Return the columns by name, without those that are None."""
         return {name: column for name in self.__slots__ if (column := getattr(self, name)) is not None}
 
 
+class _StepResult(NamedTuple):
+    """The results of a gradient step: the loss, the mean value of the batch's actions, and the TD errors ``[B]`` if needed."""
+
+    loss: torch.Tensor
+    mean_value: torch.Tensor
+    errors: torch.Tensor | None
+
+
 class DQN:
     """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns.
+
+    With the parameter `prioritised`, transitions with large TD errors are drawn more often (Schaul et al. 2016).
 
     The default parameters prevent two causes of collapse, both measured on CartPole-v1:
 
@@ -80,9 +95,11 @@ class DQN:
         self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN")
         assert isinstance(action_space, DiscreteSpace)
         self.rollout_length = p.rollout_length
-        self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
+        self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.unit_steps)) if p.traj_per_epoch is None else 1
         self._generator = torch.Generator().manual_seed(seed)
-        self._replay = ReplayMemory(observations, action_space, p.buffer_size, p.n_step, p.gamma)
+        self._draws = TorchDraws(self._generator)
+        options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step, priority=p.priority)
+        self._replay = ReplayMemory(observations, action_space, options)
         self._online, self._target = (
             MLPStack(feature_size(observations), p.hidden_sizes, [action_space.n], p.activation) for _ in range(2)
         )
@@ -108,6 +125,15 @@ class DQN:
             network.place(compute.device)
         self._optimizer = FlatAdam(self._online.flat, eps=self.parameters.adam_epsilon)
 
+    def use_folder(self, folder: Path) -> None:
+        """Keep the replay buffer in files in this folder if it will be larger than `buffer_memory_bytes`.
+
+        Raises:
+            ConfigError: If the disk has too little space.
+        """
+        if self._replay.nbytes > self.parameters.buffer_memory_bytes:
+            self._replay.use_folder(folder)
+
     def spec(self) -> PolicySpec:
         """Return the specification of the policy: an MLP with one value per action, and epsilon (for random actions)."""
         return self._spec
@@ -123,24 +149,29 @@ class DQN:
         """Do one unit of training (`gradient_steps` gradient steps) and return its metrics, or return None if it is too early.
 
         One unit follows each `train_frequency` observed environment steps, or each `traj_per_epoch` ended episodes if that is
-        set. The argument `partial` has no effect.
+        set. With `samples_per_insert`, a unit follows as soon as this ratio allows it (`SamplesPerInsert`). The argument
+        `partial` has no effect.
         """
         if self._units >= self._units_due() or not len(self._replay):
             return None
         p = self.parameters
         rate = p.learning_rate_at(self._steps)
-        losses, values = zip(*(self._gradient_step(rate) for _ in range(p.gradient_steps)), strict=True)
+        losses, values, _ = zip(*(self._gradient_step(rate) for _ in range(p.gradient_steps)), strict=True)
         self._units += 1
+        annealed = {"replay/priority_beta": p.priority_beta_at(self._steps)} if p.prioritised else {}
         return {
             "losses/td_loss": float(torch.stack(losses).mean()),
             "losses/q_values": float(torch.stack(values).mean()),
             "charts/epsilon": p.epsilon_at(self._steps),
             "charts/learning_rate": rate,
             "replay/size": float(len(self._replay)),
+            **annealed,
         }
 
     def demand(self) -> int:
         """Return the number of environment steps that are missing until the next policy version can be published.
+
+        With `samples_per_insert`, the number is smaller if training lags behind the ratio.
 
         If `discard` has emptied the replay buffer, return the length of one segment, so that new data arrive.
         """
@@ -152,6 +183,9 @@ class DQN:
             # The lengths of future episodes are unknown. One segment per missing episode never stalls and rarely overshoots.
             missing = max(0, next_version * p.traj_per_epoch - self._episodes) * p.rollout_length
             return max(missing, p.learning_starts - self._steps, 0)
+        if (rate := p.insert_rate) is not None:
+            due = rate.inserts_for(next_version * p.unit_samples) - self._steps
+            return max(0, min(due, rate.room(self._steps, self._units * p.unit_samples)))
         return max(0, p.learning_starts + next_version * p.train_frequency - self._steps)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -161,12 +195,16 @@ class DQN:
 
     def state(self) -> dict[str, Any]:
         """Return copies of both networks, the optimizer's state, the random state, the replay buffer and the counters."""
+        return self.state_beyond(())
+
+    def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
+        """Return the same as `state`, but without the arrays of those pieces of the replay buffer whose names are in `stored`."""
         return {
             "online": self._online.flat.clone(),
             "target": self._target.flat.clone(),
             "optimizer": self._optimizer.state(),
             "generator": self._generator.get_state(),
-            "replay": self._replay.state(),
+            "replay": self._replay.state(stored),
             "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
         }
 
@@ -205,20 +243,25 @@ class DQN:
     def checkpoint(self) -> tuple[Any, ...]:
         """Return copies of everything that an update changes, so that `restore` can undo the update.
 
-        These are the weights of both networks, the optimizer's state, the random state and the counts of updates, not the
-        replay buffer.
+        These are the weights of both networks, the optimizer's state, the random state, the counts of updates, and the
+        priorities of the transitions, not the transitions.
         """
+        return *self._training_state(), self._replay.checkpoint()
+
+    def _training_state(self) -> tuple[Any, ...]:
+        """Return what `checkpoint` does, without the priorities. Only rank 0 has these."""
         networks = self._online.flat.clone(), self._target.flat.clone()
         return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Return to a state that `checkpoint` has copied. The replay buffer and the counts of observed data do not change."""
+        """Return to a state that `checkpoint` has copied. The transitions and the counts of observed data do not change."""
         self._compute.ranks.differ()
-        online, target, optimizer, generator, self._units, self._gradient_steps = kept
+        online, target, optimizer, generator, self._units, self._gradient_steps, priorities = kept
         self._online.flat.copy_(online)
         self._target.flat.copy_(target)
         self._optimizer.load(optimizer)
         self._generator.set_state(generator)
+        self._replay.restore(priorities)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
         """Return the weights of both networks, and Adam's moments: views, or copies from a GPU.
@@ -237,75 +280,72 @@ class DQN:
             The numbers of the removed segments, counted from 0 in the order of the calls of `observe`.
         """
         kept = self.checkpoint()
-        rows = self._failing_rows(self.parameters.learning_rate_at(self._steps))
+        p = self.parameters
+        draw = lambda: self._replay.draw(p.batch_size, self._draws)  # noqa: E731
+        rows = find_failing_rows(p.gradient_steps, draw, self.checkpoint, self._survives)
         self.restore(kept)
         return self._replay.discard(np.unique(rows)) if len(rows) else []
 
-    def _failing_rows(self, rate: float) -> NDArray[np.int64]:
-        """Try the gradient steps of the next update, and return the replay rows that make the first failing step fail.
-
-        Return an empty array if no step fails.
-        """
-        for _ in range(self.parameters.gradient_steps):
-            rows = self._replay.draw(self.parameters.batch_size, self._generator)
-            before = self.checkpoint()
-            if not self._survives(rows, rate, before):
-                return self._find_by_halving(np.unique(rows), rate, before)
-        return np.empty(0, np.int64)
-
-    def _find_by_halving(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> NDArray[np.int64]:
-        if len(rows) <= 1:
-            return rows
-        failing = [half for half in np.array_split(rows, 2) if not self._survives(half, rate, before)]
-        return np.concatenate([self._find_by_halving(half, rate, before) for half in failing]) if failing else rows
-
-    def _survives(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> bool:
+    def _survives(self, rows: NDArray[np.int64], before: tuple[Any, ...]) -> bool:
         """Return True if the loss and all weights are finite after a gradient step on some replay rows, from a given state."""
         self.restore(before)
-        loss, _ = self._train_on(rows, rate)
+        loss = self._train_on(rows, self.parameters.learning_rate_at(self._steps)).loss
         return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())
 
     def _units_due(self) -> int:
         p = self.parameters
+        if (rate := p.insert_rate) is not None:
+            return rate.samples(self._steps) // p.unit_samples
         if p.traj_per_epoch is None:
             return max(0, self._steps - p.learning_starts) // p.train_frequency
         return self._episodes // p.traj_per_epoch
 
-    def _gradient_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one gradient step on a random batch. Return the loss, and the mean estimated value of the batch's actions."""
+    def _gradient_step(self, rate: float) -> _StepResult:
+        """Take one gradient step on a random batch."""
+        return self._train_on(self._replay.draw(self.parameters.batch_size, self._draws), rate)
+
+    def _train_on(self, rows: NDArray[np.int64], rate: float) -> _StepResult:
+        """Take one gradient step on these replay rows, and update their priorities."""
+        batch = self._tensors(self._replay.gather(rows), self._importance(rows))
+        with self._compute.ranks.leading({"columns": batch.columns(), "rate": rate}, lambda: (*self._training_state(), None)):
+            result = self._step(batch, rate)
+        if result.errors is not None:
+            self._replay.update_priorities(rows, result.errors.cpu().numpy())
+        return result
+
+    def _importance(self, rows: NDArray[np.int64]) -> NDArray[np.float32] | None:
         p = self.parameters
-        return self._train_on(self._replay.draw(p.batch_size, self._generator), rate)
+        return self._replay.weights(rows, p.priority_beta_at(self._steps)) if p.prioritised else None
 
-    def _train_on(self, rows: NDArray[np.int64], rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one gradient step on these replay rows. Return the loss, and the mean estimated value of their actions."""
-        batch = self._tensors(self._replay.gather(rows))
-        with self._compute.ranks.leading({"columns": batch.columns(), "rate": rate}, self.checkpoint):
-            return self._step(batch, rate)
-
-    def _tensors(self, batch: TransitionBatch) -> _TransitionTensors:
+    def _tensors(self, batch: TransitionBatch, weights: NDArray[np.float32] | None = None) -> _TransitionTensors:
         observations, successors = (
             encode_observations(self._observation_space, column) for column in (batch.observations, batch.successors)
         )
         actions, returns, discounts = (torch.from_numpy(column) for column in (batch.actions, batch.returns, batch.discounts))
         forbidden = None if batch.masks is None else ~torch.from_numpy(batch.masks)
-        return _TransitionTensors(observations, actions, returns, discounts, successors, forbidden)
+        importance = None if weights is None else torch.from_numpy(weights)
+        return _TransitionTensors(observations, actions, returns, discounts, successors, forbidden, importance)
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of a gradient step. The ranks are the processes that train together."""
         self._step(_TransitionTensors(**work["columns"]), work["rate"])
 
-    def _step(self, batch: _TransitionTensors, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take a gradient step on a batch. Return the loss, and the mean estimated value of the batch's actions.
+    def _step(self, batch: _TransitionTensors, rate: float) -> _StepResult:
+        """Take a gradient step on a batch.
 
         Each rank (one of the processes that train together) computes with its share of the rows.
         """
         p, ranks, put = self.parameters, self._compute.ranks, self._compute.put
-        share = ranks.share(len(batch.actions))
+        rows = len(batch.actions)
+        share = ranks.share(rows)
         if ranks.size > 1:
             batch = _TransitionTensors(**{name: column[share.rows] for name, column in batch.columns().items()})
         targets = self._targets(batch)
         values = self._online(put(batch.observations))[0].gather(1, put(batch.actions).unsqueeze(1)).squeeze(1)
-        loss = functional.huber_loss(values, targets, delta=p.huber_delta)
+        if batch.weights is None:
+            loss = functional.huber_loss(values, targets, delta=p.huber_delta)
+        else:
+            loss = (put(batch.weights) * functional.huber_loss(values, targets, reduction="none", delta=p.huber_delta)).mean()
         gradient = self._online.gradient(loss if ranks.size == 1 else loss * share.weight)
         ranks.add_up(gradient)
         self._optimizer.step(gradient, [rate], max_norm=p.max_grad_norm)
@@ -313,11 +353,21 @@ class DQN:
         if self._gradient_steps % p.target_every == 0:
             self._target.flat.lerp_(self._online.flat, p.target_share)
         loss, mean_value = loss.detach(), values.detach().mean()
+        errors = None if batch.weights is None else values.detach() - targets
         if ranks.size > 1:
             means = torch.stack((loss, mean_value)) * share.weight
             ranks.add_up(means)
             loss, mean_value = means.unbind()
-        return loss, mean_value
+            errors = None if errors is None else self._all_errors(errors, share, rows)
+        return _StepResult(loss, mean_value, errors)
+
+    def _all_errors(self, errors: torch.Tensor, share: RowShare, rows: int) -> torch.Tensor:
+        """Return the TD errors of all rows of a batch, given those of this rank's share."""
+        every = torch.zeros(rows, device=errors.device)
+        if share.weight:
+            every[share.rows] = errors
+        self._compute.ranks.add_up(every)
+        return every
 
     @torch.no_grad()
     def _targets(self, batch: _TransitionTensors) -> torch.Tensor:

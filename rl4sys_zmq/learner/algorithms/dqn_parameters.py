@@ -8,8 +8,10 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
+from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.observations import flat_space
 
@@ -29,7 +31,7 @@ class DQNParameters:
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"learning_rate", "learning_rate_final", "total_steps", "batch_size", "gradient_steps", "huber_delta", "max_grad_norm"}
         | {"target_network_frequency", "target_update", "target_net_update_frequency", "tau", "polyak", "double_q"}
-        | {"epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay"}
+        | {"epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay", "priority_beta", "priority_beta_final"}
     )
     """The parameters that can change in a running client. The others determine the network, the replay buffer (which has n-step
     returns, discounted by `gamma`) or the number of updates that are due."""
@@ -50,10 +52,41 @@ class DQNParameters:
         names=("buf_size", "buffer_capacity", "replay_size"),
         doc="transitions held in the replay",
     )
+    buffer_memory_bytes: int = option(
+        whole_number(0),
+        1 << 30,
+        doc="size of a full replay up to which it is in memory; a larger one is in files in the run directory, if there is one",
+    )
+    prioritised: bool = option(
+        flag, False, names=("prioritized", "prioritized_replay"), doc="draw transitions with large TD errors more often"
+    )
+    priority_alpha: float = option(
+        number(0.0, 2.0), 0.6, names=("prioritized_replay_alpha",), doc="exponent of the priorities; 0 draws uniformly"
+    )
+    priority_beta: float = option(
+        number(0.0, 10.0), 0.4, names=("prioritized_replay_beta0",), doc="importance weights at the start: 1 corrects in full"
+    )
+    priority_beta_final: float = option(
+        number(0.0, 10.0), 1.0, doc="importance weights at total_steps, reached linearly from priority_beta"
+    )
+    priority_epsilon: float = option(
+        number(1e-100, MAX_NUMBER), 1e-6, names=("prioritized_replay_eps",), doc="added to each priority, so that each is above 0"
+    )
     learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
     train_frequency: int = option(whole_number(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
     gradient_steps: int = option(
         whole_number(1, 10_000), 1, names=("train_q_iters", "train_iters"), doc="gradient steps in a unit of training"
+    )
+    samples_per_insert: float | None = option(
+        optional(number(1e-6, MAX_NUMBER)),
+        None,
+        doc="transitions drawn per step, instead of train_frequency; actors wait while training lags; null: count steps",
+    )
+    samples_per_insert_tolerance: float | None = option(
+        optional(number(0.0, MAX_NUMBER)),
+        None,
+        names=("error_buffer",),
+        doc="transitions by which samples_per_insert can be missed; null: as few as possible",
     )
     traj_per_epoch: int | None = option(
         optional(whole_number(1)),
@@ -112,6 +145,19 @@ class DQNParameters:
                 f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; set only one of them",
                 key="algorithm_parameters.polyak",
             )
+        if self.samples_per_insert is not None and self.traj_per_epoch is not None:
+            raise ConfigError(
+                f"algorithm_parameters.samples_per_insert: {self.samples_per_insert:g} contradicts traj_per_epoch "
+                f"{self.traj_per_epoch}; set only one of them",
+                key="algorithm_parameters.samples_per_insert",
+            )
+        rate = self.insert_rate
+        if rate is not None and rate.tolerance < self._least_tolerance:
+            raise ConfigError(
+                f"algorithm_parameters.samples_per_insert_tolerance: {rate.tolerance:g} is too small; expected at least "
+                f"{self._least_tolerance:g}, the larger of one unit of training and the samples of one segment",
+                key="algorithm_parameters.samples_per_insert_tolerance",
+            )
         if self.epsilon_end > self.epsilon:
             raise ConfigError(
                 f"algorithm_parameters.epsilon_min: {self.epsilon_end} is above epsilon {self.epsilon}",
@@ -140,9 +186,42 @@ class DQNParameters:
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
         return (
-            max(1, round((self.target_network_frequency or self.target_update or 1000) / self.train_frequency))
-            * self.gradient_steps
+            max(1, round((self.target_network_frequency or self.target_update or 1000) / self.unit_steps)) * self.gradient_steps
         )
+
+    @property
+    def unit_samples(self) -> int:
+        """The number of transitions that a unit of training draws."""
+        return self.batch_size * self.gradient_steps
+
+    @property
+    def unit_steps(self) -> float:
+        """The mean number of steps per unit of training, unless ended episodes are counted."""
+        return self.train_frequency if self.samples_per_insert is None else self.unit_samples / self.samples_per_insert
+
+    @property
+    def insert_rate(self) -> SamplesPerInsert | None:
+        """The limit on samples and steps; None if `samples_per_insert` is not set."""
+        if self.samples_per_insert is None:
+            return None
+        given = self.samples_per_insert_tolerance
+        tolerance = self._least_tolerance if given is None else given
+        return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
+
+    @property
+    def _least_tolerance(self) -> float:
+        """The smallest tolerance with which neither the actors nor the training can wait for the other forever."""
+        return max(self.unit_samples, (self.samples_per_insert or 0.0) * self.rollout_length)
+
+    @property
+    def priority(self) -> PriorityOptions | None:
+        """The options of prioritized sampling; None if transitions are drawn uniformly."""
+        return PriorityOptions(alpha=self.priority_alpha, epsilon=self.priority_epsilon) if self.prioritised else None
+
+    def priority_beta_at(self, steps: int) -> float:
+        """Return the exponent of the importance weights after `steps` observed steps."""
+        done = min(1.0, steps / self.total_steps)
+        return self.priority_beta + (self.priority_beta_final - self.priority_beta) * done
 
     def epsilon_at(self, steps: int) -> float:
         """Return epsilon, the probability of a random action, after `steps` observed steps."""
@@ -197,6 +276,7 @@ ENTRY = AlgorithmEntry(
     kind="offpolicy",
     parameters=DQNParameters,
     plan=plan_dqn,
+    staleness=ANY_AGE,
     presets={
         "CartPole-v1": TaskPreset(
             parameters={
@@ -228,4 +308,6 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete actions",
+    reference="van Hasselt et al. 2016, Deep reinforcement learning with double Q-learning",
 )

@@ -11,20 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from rl4sys_zmq.config.options import number, optional, parse_options
+from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.base import Algorithm
+from rl4sys_zmq.learner.algorithms.base import PACING_LAG, Algorithm
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import PolicySpec, Space
 
 __all__ = [
+    "ANY_AGE",
     "AlgorithmEntry",
     "AlgorithmFactory",
     "PolicyPlan",
+    "Staleness",
     "TaskPreset",
     "READ_ELSEWHERE",
+    "default_pacing_lag",
     "gradient_norm",
+    "inherited",
     "parameter_table",
     "read_parameters",
     "readings",
@@ -73,6 +77,20 @@ def gradient_norm(value: object) -> float | None:
     return limit if limit is not None and limit > 0 else None
 
 
+def inherited(cls: type[Any], name: str, default: object, *, names: tuple[str, ...] | None = None, doc: str = "") -> Any:
+    """Declare a parameter that another dataclass has too, with another default.
+
+    Args:
+        cls: The other dataclass. It can be a base class of the one that is declared.
+        name: The name of the parameter.
+        default: The default value.
+        names: The synonyms; None for those of the other dataclass.
+        doc: The meaning; empty for that of the other dataclass.
+    """
+    (known,) = (f.metadata for f in fields(cls) if f.name == name)
+    return option(known["check"], default, names=known["names"] if names is None else names, doc=doc or known["doc"])
+
+
 def readings(parameters: object) -> list[str]:
     """Return lines for the log that explain what parameters with names from other projects, such as RL4Sys, mean here.
 
@@ -89,6 +107,18 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
         for f in fields(cls)
         if "check" in f.metadata
     ]
+
+
+def default_pacing_lag(entry: AlgorithmEntry, kind: str) -> int | None:
+    """Return the default of the option ``pacing_lag``, in batches; None if neither the entry nor the kind determines it.
+
+    Args:
+        entry: The entry of the algorithm.
+        kind: The kind of the algorithm, ``onpolicy`` or ``offpolicy``; empty if it is not known so far.
+    """
+    if entry.staleness is not None and entry.staleness.pacing_lag is not None:
+        return entry.staleness.pacing_lag
+    return PACING_LAG.get(kind)
 
 
 AlgorithmFactory = Callable[[Any, Space, Mapping[str, object], int], Algorithm]
@@ -126,6 +156,31 @@ class TaskPreset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """The age of the data that an algorithm can learn from, and the way in which it corrects for the age.
+
+    Attributes:
+        max_policy_lag: The default of the option ``max_policy_lag``: the largest number of versions by which data can be behind;
+            None for no limit. It equals `Algorithm.max_policy_lag`.
+        correction: The correction for data within this limit, as a phrase for people.
+        pacing_lag: The default of the option ``pacing_lag``, in batches; None for the default of the algorithm's kind.
+    """
+
+    max_policy_lag: int | None
+    correction: str
+    pacing_lag: int | None = None
+
+    def __str__(self) -> str:
+        if self.max_policy_lag is None:
+            return f"data of any age; {self.correction}"
+        return f"data up to {self.max_policy_lag} versions old, older data are dropped; {self.correction}"
+
+
+ANY_AGE = Staleness(max_policy_lag=None, correction="none needed, because it learns from any policy's data in the replay")
+"""The `Staleness` of an off-policy algorithm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmEntry:
     """The description of one learning algorithm: its name, the function that builds it, its parameters and tested settings.
 
@@ -133,7 +188,7 @@ class AlgorithmEntry:
     as a string, which is imported later.
 
     Attributes:
-        name: The name for configurations. Case does not matter.
+        name: The name for configurations. Case does not matter. A colon follows the name of a library, as in ``sb3:TRPO``.
         factory: The function or class that builds the algorithm, or its name as ``"package.module:attribute"``.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
@@ -143,9 +198,13 @@ class AlgorithmEntry:
         plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
             this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
             takes memory.
+        staleness: The age of the data that the algorithm can learn from; None if not declared.
         presets: Tested settings that solve a task, by the Gymnasium id of the task.
         extra: The optional dependency group of this package that the factory needs, such as ``learner``. It is named in the error
             message if a module is missing. Empty if the factory needs none.
+        spaces: One line about the spaces that the algorithm supports.
+        reference: The source of the algorithm: authors, year and title. Empty if not declared.
+        isolated: True if the algorithm draws from global random generators, and so needs an engine with a process per client.
     """
 
     name: str
@@ -154,11 +213,16 @@ class AlgorithmEntry:
     kind: str = ""
     parameters: type[Any] | None = None
     plan: PolicyPlan | None = None
+    staleness: Staleness | None = None
     presets: Mapping[str, TaskPreset] = field(default_factory=dict, repr=False)
     extra: str = ""
+    spaces: str = ""
+    reference: str = ""
+    isolated: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.name, "algorithm_name")
+        for part in self.name.split(":"):
+            check_name(part, "algorithm_name")
 
     def load(self) -> AlgorithmFactory:
         """Return the function or class that builds the algorithm. If it is given as a string, import it.

@@ -32,6 +32,7 @@ __all__ = [
     "MLPStack",
     "activation_function",
     "encode_observations",
+    "limit_norm",
     "standardise",
 ]
 
@@ -217,6 +218,16 @@ class MLPStack:
                         torch.nn.init.orthogonal_(matrix[: self._outputs[k]], output_gains[k], generator=generator)
                 self._views[2 * layer + 1].zero_()
 
+    def initialise_uniform(self, generator: torch.Generator) -> None:
+        """Set weights and biases that are uniform within ``1 / √inputs`` of zero. The extra parameters do not change.
+
+        These are the initial values of ``torch.nn.Linear``.
+        """
+        with torch.no_grad():
+            for layer, (_, inputs) in enumerate(self._shapes):
+                for view in self._views[2 * layer : 2 * layer + 2]:
+                    view.uniform_(-1.0 / math.sqrt(inputs), 1.0 / math.sqrt(inputs), generator=generator)
+
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
         """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the same order as `flat`.
 
@@ -326,7 +337,7 @@ class FlatAdam:
             max_norm: Largest Euclidean norm of the whole gradient; None for no limit.
         """
         if max_norm is not None:
-            grad.mul_((max_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_(max=1.0))
+            limit_norm(grad, max_norm)
         self.steps = [taken + (rate is not None) for taken, rate in zip(self.steps, rates, strict=True)]
         due = list(zip(self._parts, rates, self.steps, strict=True))
         if all(other[1:] == due[0][1:] for other in due[1:]):
@@ -341,6 +352,11 @@ class FlatAdam:
             square.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
             denominator = square.sqrt().div_(math.sqrt(correction2)).add_(self._eps)
             self._flat[part].addcdiv_(mean, denominator, value=-rate / correction1)
+
+    def place(self, flat: Tensor) -> None:
+        """Continue with parameters that have moved to another device, `flat`. The moments move there too."""
+        self._flat = flat
+        self._mean, self._square = self._mean.to(flat.device), self._square.to(flat.device)
 
     def rescale(self, factor: Tensor) -> None:
         """Change Adam's moments as if all earlier gradients had been larger by a factor, float32 ``[size]``.
@@ -370,6 +386,11 @@ class FlatAdam:
         self._mean.copy_(torch.as_tensor(state["mean"]))
         self._square.copy_(torch.as_tensor(state["square"]))
         self.steps = steps
+
+
+def limit_norm(grad: Tensor, max_norm: float) -> None:
+    """Scale a gradient in place so that its Euclidean norm is at most `max_norm`."""
+    grad.mul_((max_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_(max=1.0))
 
 
 def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, Ranks, check_rows
-from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.networks import Categorical, DiagonalGaussian, Distribution, FlatAdam, MLPStack, standardise
-from rl4sys_zmq.learner.algorithms.normalise import RewardScaler, RunningMoments
-from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
+from rl4sys_zmq.learner.algorithms.a2c_parameters import A2CParameters, A3CParameters
+from rl4sys_zmq.learner.algorithms.actor_critic import ActorCritic
+from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters
+from rl4sys_zmq.learner.algorithms.compute import Ranks
+from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, PPOSetting
+from rl4sys_zmq.learner.algorithms.reinforce_parameters import REINFORCEParameters
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
 from rl4sys_zmq.learner.algorithms.rollout import (
     RolloutBatch,
@@ -25,13 +23,11 @@ from rl4sys_zmq.learner.algorithms.rollout import (
     clipped_objective,
     equal_sizes,
     half_square_error,
-    join_segments,
     ratio_bounds,
 )
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.learner.algorithms.rpo_parameters import RPOParameters
 
-__all__ = ["PPO", "PPOParameters", "PassMetrics"]
+__all__ = ["A2C", "A3C", "PPO", "REINFORCE", "RPO", "PassMetrics"]
 
 
 @dataclass(slots=True)
@@ -94,9 +90,10 @@ class PassMetrics:
             clip: The current limit ε on the distance of the probability ratio from 1.
         """
         log_ratios = torch.cat(self.log_ratios)
+        value_loss = {"losses/value_loss": float(torch.stack(self.value_losses).mean())} if self.value_losses else {}
         return {
             "losses/policy_loss": float(torch.stack(self.policy_losses).mean()),
-            "losses/value_loss": float(torch.stack(self.value_losses).mean()),
+            **value_loss,
             "losses/entropy": float(torch.stack(self.entropies).mean()),
             "losses/approx_kl": self.kl(),
             "losses/old_approx_kl": float(-log_ratios.mean()),
@@ -104,275 +101,44 @@ class PassMetrics:
         }
 
 
-POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
-FIRST_LENGTH_GUESS = 200.0
-"""Assumed length of a trajectory until the first one has ended, in steps."""
-
 RL4SYS_KL_FACTOR = 1.5
 """The policy's gradient steps end when the approximate KL divergence exceeds this factor times `target_kl`.
 
 This applies only to updates with `train_pi_iters` or `train_v_iters`, which work as in RL4Sys.
 """
 
-WARM_START_ROWS = 10_000
-"""The number of observations that the statistics of a policy count as, if the training starts with that policy."""
 
-LENGTH_STEP = 0.05
-"""The weight of each ended trajectory in the running mean of trajectory lengths."""
-
-
-class PPO:
+class PPO(ActorCritic):
     """Proximal policy optimisation (PPO). Each update trains on a batch of whole segments. The learner estimates the values.
 
-    Differences from the paper and from CleanRL's `ppo.py`:
+    Differences from the paper and from CleanRL's `ppo.py`, beside those of `ActorCritic`:
 
     - The probability ratio is computed with the log-probabilities that the actors sent. So the ratio is correct also for data
-      from an older policy version.
+      from an older policy version. For data of the newest version, it is 1 before the first step.
     - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct
       for the newer policy. All other segments get generalized advantage estimation (GAE). Consecutive segments of an episode
       are joined, so that an advantage trace continues from one segment to the next.
-    - A batch consists of whole segments (parts of episodes), so it can be larger than configured. The next batch is then
-      smaller by the surplus.
     - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at
       most one step.
-    - The statistics that standardise observations change at the end of an update only, and are sent to actors with the weights.
-      So the learner and actors with the newest version use the same statistics, and the ratio before the first step is 1. The
-      first batch is an exception: its statistics hold already for the first update, because the first policy hardly depends on
-      its input.
-    - When the statistics change, the first layers are adjusted, so that the networks compute what they computed before. Without
-      this, each change disturbs what was learned: one run of three on Pendulum stayed at a return of -600.
-    - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
-      too.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
       whole batch, then all those of the value network. There is no entropy bonus, and the option ``vf_coef`` has no effect.
-    - `state` does not contain the segments that wait for the next update. After a restart, they are delivered again.
+    - Without a critic, all values are 0, and the value network is not trained.
+    - With ``rpo_alpha``, each pass moves the means of continuous actions by new random numbers (Rahman & Xue 2022, algorithm 1).
     """
 
-    kind: ClassVar[str] = "onpolicy"
-    publish_every_updates: int = 1
-    max_policy_lag: int | None = 4
+    name: ClassVar[str] = "PPO"
+    parameters_type: ClassVar[type[PPOSetting]] = PPOParameters
 
-    def __init__(
-        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
-    ) -> None:
-        observations = self._observation_space = flat_space(observation_space, "PPO")
-        self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
-        self.rollout_length = p.segment_length()
-        self._spec = plan_ppo(observation_space, action_space, parameters)
-        self._compute = CPU
-        self._continuous = isinstance(action_space, BoxSpace)
-        self._normalise = p.normalise_observations and isinstance(observations, BoxSpace)
-        self._generator = torch.Generator().manual_seed(seed)
-        features, outputs = feature_size(observations), self._spec.outputs
-        extras = outputs if self._continuous else 0
-        self._network = MLPStack(features, p.hidden_sizes, (outputs, 1), p.activation, extras=extras)
-        self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
-        if self._network.extras is not None:
-            self._network.extras.data.fill_(p.log_std_init)
-        self._optimizer = FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps)
-        self._entropy_weight = 0.0 if p.in_turn else p.entropy(action_space)
-        self._moments = RunningMoments(features)
-        self._mean, self._scale = torch.zeros(features), torch.ones(features)
-        self._reward_scale = RewardScaler(p.gamma) if p.normalise_rewards else None
-        self._steps = 0
-        self._trajectory_length = FIRST_LENGTH_GUESS
-        self._taken: list[tuple[Segment, bool]] = []
-        self._buffered = 0
-        self._trajectories = 0
-        self._batch = p.batch()
-        self._complete = False
-        self._surplus = 0
-
-    def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
-
-        Raises:
-            ConfigError: If there are more ranks than a minibatch has steps.
-        """
-        check_rows(self.parameters.minibatch_steps(), compute.ranks)
-        self._compute = compute
-        self._network.place(compute.device)
-        self._optimizer = FlatAdam(self._network.flat, self._network.parts, eps=self.parameters.adam_eps)
-        self._mean, self._scale = compute.put(self._mean), compute.put(self._scale)
-
-    def spec(self) -> PolicySpec:
-        """Return the specification of an MLP policy: categorical for discrete actions, Gaussian for continuous ones.
-
-        It includes the statistics that standardise observations, if the parameters ask for standardisation.
-        """
-        return self._spec
-
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Keep the segment for the next update. If `correct` is True, the update uses V-trace targets for this segment."""
-        if not segment.steps:
-            return
-        self._taken.append((segment, correct))
-        self._buffered += segment.steps
-        ends = segment.ended or segment.capped
-        self._trajectories += ends
-        self._complete = self._complete or (self._missing() == 0 and (ends or not self._batch.ends_trajectory))
-
-    def demand(self) -> int:
-        """Return the number of steps that are missing until the batch is complete.
-
-        If the batch depends on the ends of trajectories, this is an estimate from the mean length of trajectories.
-        """
-        if self._complete:
-            return 0
-        return self._missing() or math.ceil(self._trajectory_length)
-
-    def _missing(self) -> int:
-        """Return the number of steps that are missing from the batch, without the steps until the current trajectory ends."""
-        if self._batch.steps is not None:
-            return max(0, self._batch.steps - self._surplus - self._buffered)
-        return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
-
-    def update(self, *, partial: bool = False) -> dict[str, float] | None:
-        """Do one update on all segments observed since the last update, and return its metrics.
-
-        Return None if these segments are not a complete batch. With `partial`, return None only if there are no segments.
-        """
-        if not self._buffered or (self.demand() > 0 and not partial):
-            return None
-        rollout = join_segments(self._taken, self._observation_space, self._spec.action_space)
-        trajectories = self._trajectories
-        self._clear()
-        first = self._normalise and not self._moments.count
-        if first:  # the first policy hardly depends on its input, so it may get other statistics before its first gradient step
-            self._measure(rollout)
-        metrics = self._train(rollout)
-        self._steps += len(rollout.rewards)
-        steps = self._batch.steps
-        if steps is not None and not self._batch.ends_trajectory:  # no batch shrinks to less than half
-            self._surplus = min(max(0, self._surplus + len(rollout.rewards) - steps), steps // 2)
-        if trajectories:
-            mean_length = len(rollout.rewards) / trajectories
-            self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
-        if self._normalise and not first:
-            self._measure(rollout)
-        return metrics
-
-    def _measure(self, rollout: RolloutBatch) -> None:
-        """Add the observations of a batch to the statistics by which observations are standardised.
-
-        The networks keep computing what they computed before, because their first layers and Adam's moments are adjusted.
-        """
-        trained = self._moments.count > 0
-        self._moments.update(rollout.features.numpy()[rollout.rows])
-        mean = self._compute.put(torch.from_numpy(self._moments.mean.astype(np.float32)))
-        scale = self._compute.put(torch.from_numpy(self._moments.scale().astype(np.float32)))
-        if trained:
-            self._optimizer.rescale(self._network.change_inputs(self._mean, self._scale, mean, scale))
-            self._compute.ranks.differ()
-        self._mean, self._scale = mean, scale
-
-    def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the policy's weights by name.
-
-        They include ``log_std`` for continuous actions, and the current statistics that standardise observations.
-        """
-        flat = np.empty(self._spec.size, dtype=np.float32)
-        policy = self._network.flat[self._network.parts[0]].cpu().numpy()
-        flat[self._spec.size - len(policy) :] = policy
-        tensors = self._spec.views(flat)
-        if self._normalise:
-            tensors["obs_mean"][:] = self._mean.cpu().numpy()
-            tensors["obs_scale"][:] = self._scale.cpu().numpy()
-        return tensors
-
-    def state(self) -> dict[str, Any]:
-        """Return copies of the whole state, except the segments that wait for the next update."""
-        return {
-            "parameters": self._network.flat.clone(),
-            "optimizer": self._optimizer.state(),
-            "generator": self._generator.get_state(),
-            "steps": self._steps,
-            "surplus": self._surplus,
-            "trajectory_length": self._trajectory_length,
-            "observations": self._moments.state(),
-            "obs_mean": self._mean.clone(),
-            "obs_scale": self._scale.clone(),
-            "rewards": {} if self._reward_scale is None else self._reward_scale.state(),
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned. Discard the segments observed since the last update.
-
-        Raises:
-            ConfigError: If the state comes from a network of another size, or was saved with another ``normalise_rewards``.
-        """
-        flat = torch.as_tensor(state["parameters"])
-        if flat.shape != self._network.flat.shape:
-            raise ConfigError(f"the state has {flat.numel()} parameters; the networks have {self._network.flat.numel()}")
-        if (self._reward_scale is None) is bool(state["rewards"]):
-            raise ConfigError("the state has another normalise_rewards", key="algorithm_parameters.normalise_rewards")
-        self._compute.ranks.differ()
-        self._network.flat.copy_(flat)
-        self._optimizer.load(state["optimizer"])
-        self._generator.set_state(torch.as_tensor(state["generator"]).clone())
-        self._steps = int(state["steps"])
-        self._surplus = int(state["surplus"])
-        self._trajectory_length = float(state["trajectory_length"])
-        self._moments.load(state["observations"])
-        device = self._compute.device
-        self._mean = torch.as_tensor(state["obs_mean"]).to(device, copy=True)
-        self._scale = torch.as_tensor(state["obs_scale"]).to(device, copy=True)
-        if self._reward_scale is not None:
-            self._reward_scale.load(state["rewards"])
-        self._clear()
-
-    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the policy's weights and observation statistics, to start training from an existing policy.
-
-        The statistics count as those of `WARM_START_ROWS` observations, so that new data replaces them slowly.
-        """
-        flat, _ = self._spec.flatten(tensors)
-        policy = self._network.flat[self._network.parts[0]]
-        policy.copy_(torch.from_numpy(flat[self._spec.size - len(policy) :]))
-        self._compute.ranks.differ()
-        if self._normalise:
-            mean, scale = (np.array(tensors[name], np.float32) for name in ("obs_mean", "obs_scale"))
-            self._mean, self._scale = (self._compute.put(torch.from_numpy(array)) for array in (mean, scale))
-            variance = 1.0 / np.maximum(scale.astype(np.float64), 1e-12) ** 2
-            self._moments.load({"count": WARM_START_ROWS, "mean": mean.astype(np.float64), "variance": variance})
-
-    def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in `PPOParameters.changeable` can have new values."""
-        self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
+    def _configure(self, parameters: ActorCriticParameters) -> None:
+        super()._configure(parameters)
+        assert isinstance(parameters, PPOSetting)
+        self._settings = p = parameters.ppo()
         self._entropy_weight = 0.0 if p.in_turn else p.entropy(self._spec.action_space)
-        if self._reward_scale is not None:
-            self._reward_scale.gamma = p.gamma
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes, for `restore`. This is the same as `state`."""
-        return self.state()
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied, and discard the segments that wait for the next update."""
-        self.load(kept)
-
-    def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the weights, Adam's moments, and the statistics of observations and returns: views, or copies from a GPU.
-
-        The learner thread checks that they are finite.
-        """
-        found: list[NDArray[Any]] = [self._network.flat.cpu().numpy(), *self._optimizer.moments()]
-        for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
-            found += [moments.mean, moments.variance]
-        return found
-
-    def discard(self) -> list[int]:
-        """Return an empty list: an on-policy algorithm has no replay buffer from which to remove bad segments."""
-        return []
-
-    def _clear(self) -> None:
-        """Discard the segments that wait for the next update."""
-        self._taken, self._buffered, self._trajectories, self._complete = [], 0, 0, False
 
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:
         """Do one update: all passes over a batch, with a gradient step per minibatch. Return the metrics of the update."""
-        p = self.parameters
-        left = max(p.anneal_floor, 1.0 - self._steps / p.total_steps) if p.total_steps is not None else 1.0
+        p = self._settings
+        left = p.share_left(self._steps)
         shrink = left if p.anneal_lr else 1.0
         policy_rate = p.learning_rate * shrink
         value_rate = policy_rate if p.value_learning_rate is None else p.value_learning_rate * shrink
@@ -402,7 +168,7 @@ class PPO:
             learning_rates: The learning rates of the policy and of the value network.
             value_clip: Largest distance of a value from the old one, if the value loss is clipped.
         """
-        p = self.parameters
+        p = self._settings
         stopped = False
         last = PassMetrics()
         for policy, value in p.passes():
@@ -410,7 +176,7 @@ class PPO:
                 continue
             trains = (policy and not stopped, value)
             rates = [rate if due else None for rate, due in zip(learning_rates, trains, strict=True)]
-            seen = self._pass(columns, sizes, trains, rates, value_clip)
+            seen = self._pass(self._moved(columns), sizes, trains, rates, value_clip)
             seen.value_losses = seen.value_losses or last.value_losses
             if not trains[0]:
                 last.value_losses = seen.value_losses
@@ -420,6 +186,14 @@ class PPO:
             if stopped and p.value_epochs is None and not p.in_turn:
                 break
         return last
+
+    def _moved(self, columns: TrainingTensors) -> TrainingTensors:
+        """Return a batch for one pass of RPO: to move an action by a number has the effect of moving the mean by its negative."""
+        alpha = self._settings.rpo_alpha
+        if not alpha:
+            return columns
+        noise = torch.rand(columns.actions.shape, generator=self._generator)  # on the CPU, so that all ranks draw the same
+        return replace(columns, actions=columns.actions + self._compute.put((2.0 * noise - 1.0) * alpha))
 
     def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingTensors, dict[str, float]]:
         """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.
@@ -431,26 +205,24 @@ class PPO:
         Returns:
             The columns to train on, with advantages and value targets; and metrics.
         """
-        p = self.parameters
+        p = self._settings
         put = self._compute.put
-        features, actions, log_probs = put(rollout.features), put(rollout.actions), put(rollout.log_probs)
+        features = self._standardised(put(rollout.features))
+        actions, log_probs = put(rollout.actions), put(rollout.log_probs)
         forbidden = None if rollout.forbidden is None else put(rollout.forbidden)
-        if self._normalise:
-            features = standardise(features, self._mean, self._scale)
         rows = put(torch.from_numpy(rollout.rows))
         acted = features.index_select(0, rows)
         with torch.no_grad():
             outputs, estimates = self._network(features)
             current = self._distribution(outputs.index_select(0, rows), forbidden).log_probs(actions)
             ratios = (current - log_probs).exp().cpu()
-        all_values = np.append(estimates.squeeze(1).cpu().numpy().astype(np.float64), 0.0)
-        values, next_values = all_values[rollout.rows], all_values[rollout.rows + 1] * rollout.alive
-        rewards = rollout.rewards * p.reward_scale
-        if self._reward_scale is not None:
-            of = rollout.segments
-            rewards = self._reward_scale(rewards, [s.steps for s in of], [s.episode_id for s in of], [s.ended for s in of])
+        values, next_values = self._step_values(rollout, estimates if p.critic else torch.zeros_like(estimates))
+        rewards = self._scaled_rewards(rollout)
         rhos = np.where(rollout.correct, ratios.numpy().astype(np.float64), 1.0)
-        advantages, targets = vtrace(rewards, values, next_values, rollout.continues, rhos, gamma=p.gamma, lam=p.gae_lambda)
+        inputs = (rewards, values, next_values, rollout.continues, rhos)
+        advantages, targets = vtrace(*inputs, gamma=p.gamma, lam=p.gae_lambda)
+        if p.value_lambda is not None:
+            _, targets = vtrace(*inputs, gamma=p.gamma, lam=p.value_lambda)
         metrics = {
             "losses/explained_variance": explained_variance(values, targets),
             "losses/ratio_first": float((ratios - 1.0).abs().mean()),
@@ -489,7 +261,7 @@ class PPO:
             rates: The learning rates of the two networks; None for a network that is not trained.
             value_clip: Largest distance of a value from the old one, if the value loss is clipped.
         """
-        p = self.parameters
+        p = self._settings
         limit = RL4SYS_KL_FACTOR * p.target_kl if p.in_turn and p.target_kl is not None else None
         value_weight = 2.0 if p.in_turn else p.vf_coef  # RL4Sys's value loss is the whole mean squared error
         only = None if all(trains) else trains.index(True)  # running one network costs half
@@ -529,7 +301,34 @@ class PPO:
         record.add_up(ranks, sizes)
         return record
 
-    def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:
-        if self._network.extras is not None:
-            return DiagonalGaussian(outputs, self._network.extras)
-        return Categorical(outputs, forbidden)
+
+class A2C(PPO):
+    """Advantage actor-critic (A2C): PPO with one pass over the whole batch and without clipping (Huang et al. 2022)."""
+
+    name: ClassVar[str] = "A2C"
+    parameters_type: ClassVar[type[PPOSetting]] = A2CParameters
+
+
+class A3C(PPO):
+    """Asynchronous advantage actor-critic (A3C): A2C whose actors do not wait for updates. Data of any age are used.
+
+    The gradient of each step is weighted by its probability ratio, which corrects for the age. In the paper it is not weighted.
+    """
+
+    name: ClassVar[str] = "A3C"
+    parameters_type: ClassVar[type[PPOSetting]] = A3CParameters
+    max_policy_lag: int | None = None
+
+
+class REINFORCE(PPO):
+    """REINFORCE (Williams 1992): PPO with one gradient step of the policy on whole episodes, with or without a value network."""
+
+    name: ClassVar[str] = "REINFORCE"
+    parameters_type: ClassVar[type[PPOSetting]] = REINFORCEParameters
+
+
+class RPO(PPO):
+    """Robust policy optimisation (RPO, Rahman & Xue 2022): PPO whose means of continuous actions are moved in training."""
+
+    name: ClassVar[str] = "RPO"
+    parameters_type: ClassVar[type[PPOSetting]] = RPOParameters

@@ -5,47 +5,43 @@ A parameter can also be given by its name in RL4Sys, CleanRL or Stable-Baselines
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.learner.algorithms.actor_critic_parameters import (
+    ActorCriticParameters,
+    BatchCompletionRule,
+    entropy_weight,
+    policy_planner,
+)
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
+from rl4sys_zmq.values import BoxSpace, Space
 
-__all__ = ["ENTRY", "PPOParameters", "plan_ppo"]
+__all__ = ["ENTRY", "PPOParameters", "PPOSetting"]
 
-DEFAULT_STEPS, DEFAULT_MINIBATCH = 2048, 128
+DEFAULT_MINIBATCH = 128
 RL4SYS_ITERS = 80
 """RL4Sys's default of `train_pi_iters` and of `train_v_iters`."""
-LONGEST_SEGMENT = 128
-"""The largest default of `rollout_length`, in steps.
-
-Longer segments have no advantage, because the learner joins the segments of an episode. They have a disadvantage: they arrive
-later, and their first steps are older.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCompletionRule:
-    """The condition under which the data for one update (a batch) are complete.
-
-    Attributes:
-        steps: The lowest number of steps; None if trajectories are counted.
-        trajectories: The lowest number of ended trajectories; None if steps are counted.
-        ends_trajectory: True if the step that completes the batch must also end a trajectory.
-    """
-
-    steps: int | None = None
-    trajectories: int | None = None
-    ends_trajectory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class PPOParameters:
+class PPOSetting(ActorCriticParameters):
+    """The parameters of an algorithm that is PPO with certain values of its parameters."""
+
+    def ppo(self) -> PPOParameters:
+        """Return the parameters of PPO that these parameters stand for."""
+        raise NotImplementedError
+
+    def shared(self) -> dict[str, Any]:
+        """Return the parameters that all on-policy algorithms have, by name, with the size of the batch that is in force."""
+        found = {f.name: getattr(self, f.name) for f in fields(ActorCriticParameters)}
+        return {**found, "steps_per_update": self.batch().steps}
+
+
+@dataclass(frozen=True, slots=True)
+class PPOParameters(PPOSetting):
     """All parameters of `PPO`, with checks and defaults.
 
     A parameter has the name that CleanRL uses, if CleanRL has this parameter. Names of other projects are accepted as synonyms;
@@ -63,20 +59,20 @@ class PPOParameters:
     ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})
     """Keys that are accepted without effect, as in RL4Sys's PPO, so that configurations for RL4Sys run unchanged."""
 
-    changeable: ClassVar[frozenset[str]] = frozenset(
-        {"learning_rate", "value_learning_rate", "anneal_lr", "anneal_clip", "anneal_floor", "total_steps"}
-        | {"gamma", "gae_lambda", "reward_scale", "norm_adv", "clip_coef", "clip_vloss", "value_clip", "target_kl"}
-        | {"ent_coef", "vf_coef", "max_grad_norm", "update_epochs", "value_epochs", "train_pi_iters", "train_v_iters"}
+    changeable: ClassVar[frozenset[str]] = (
+        ActorCriticParameters.changeable
+        | {"value_learning_rate", "value_lambda", "anneal_clip", "clip_coef", "clip_vloss", "value_clip", "target_kl"}
+        | {"ent_coef", "vf_coef", "update_epochs", "value_epochs", "train_pi_iters", "train_v_iters"}
         | {"minibatch_size", "batch_size", "num_minibatches"}
     )
     """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
 
-    learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("pi_lr", "lr"), doc="Adam's step size")
     value_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
     )
-    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
-    gae_lambda: float = option(number(0.0, 1.0), 0.95, names=("lam", "lambda"), doc="decay of advantage traces")
+    value_lambda: float | None = option(
+        optional(number(0.0, 1.0)), None, doc="decay of the traces in the value network's targets; null: gae_lambda"
+    )
     clip_coef: float = option(
         number(0.0, MAX_NUMBER), 0.2, names=("clip_ratio", "clip_range"), doc="largest distance of the probability ratio from 1"
     )
@@ -93,7 +89,12 @@ class PPOParameters:
         doc="weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones",
     )
     vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, half the mean squared error")
-    max_grad_norm: float | None = option(gradient_norm, 0.5, doc="largest norm of the gradient; null, 0 or less: no limit")
+    critic: bool = option(flag, True, doc="train a value network; false: all values are 0, and nothing is expected after a cut")
+    rpo_alpha: float = option(
+        number(0.0, MAX_NUMBER),
+        0.0,
+        doc="as in RPO, the mean of continuous actions is moved in training by a uniform number up to this; 0: not moved",
+    )
     target_kl: float | None = option(
         optional(number(0.0, MAX_NUMBER)),
         None,
@@ -132,20 +133,11 @@ class PPOParameters:
     num_minibatches: int | None = option(
         optional(whole_number(1, 1 << 24)), None, doc="minibatches per pass; a number replaces minibatch_size"
     )
-    norm_adv: bool = option(
-        flag,
-        True,
-        names=("normalize_advantage", "normalise_advantage"),
-        doc="normalise the advantages of a batch to mean 0 and standard deviation 1",
-    )
-    steps_per_update: int | None = option(
-        optional(whole_number(1, 1 << 24)),
+    steps_per_update: int | None = inherited(
+        ActorCriticParameters,
+        "steps_per_update",
         None,
-        names=("steps_per_epoch",),
         doc="steps per update; null: 2048, unless episodes_per_update or traj_per_epoch is given",
-    )
-    episodes_per_update: int | None = option(
-        optional(whole_number(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_update"
     )
     traj_per_epoch: int | None = option(
         optional(whole_number(1, 1 << 24)),
@@ -153,52 +145,15 @@ class PPOParameters:
         doc="as in RL4Sys, a number of steps: an update begins at the end of the trajectory with which there are more; ignored "
         "if steps_per_update or episodes_per_update is given",
     )
-    rollout_length: int | None = option(
-        optional(whole_number(1, 1 << 20)),
-        None,
-        names=("num_steps", "n_steps"),
-        doc="most steps per segment; null: a 32nd of steps_per_update within [16, 128], or 128 where trajectories must end",
-    )
-    anneal_lr: bool = option(
-        flag, False, doc="decrease the step sizes linearly over total_steps, to anneal_floor of their values"
-    )
-    anneal_clip: bool = option(flag, False, doc="decrease clip_coef in the same way")
-    anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="share that remains after total_steps, so that learning continues")
-    total_steps: int | None = option(
-        optional(whole_number(1)), None, names=("total_timesteps",), doc="length of the schedule in steps"
-    )
-    hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), doc="hidden layers of the policy and of the value network")
-    activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="after each hidden layer")
-    normalise_observations: bool = option(
-        flag,
-        True,
-        names=("normalize_observations", "norm_obs"),
-        doc="standardise observations by running moments (never one-hot ones)",
-    )
-    normalise_rewards: bool = option(
-        flag,
-        True,
-        names=("normalize_rewards", "norm_reward"),
-        doc="divide rewards by the running standard deviation of the discounted return, and clip them to ±10",
-    )
-    reward_scale: float = option(number(-MAX_NUMBER, MAX_NUMBER), 1.0, doc="factor of all rewards, applied first")
-    squash: str | None = option(
-        optional(one_of("clip", "tanh")),
-        None,
-        doc="maps a continuous action into its bounds; null: tanh if it has bounds, else clip",
-    )
-    log_std_init: float = option(number(-20.0, 2.0), 0.0, doc="initial logarithm of the standard deviation of continuous actions")
-    adam_eps: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
+    anneal_clip: bool = option(flag, False, doc="decrease clip_coef in the same way as anneal_lr the step sizes")
 
     def __post_init__(self) -> None:
-        if self.steps_per_update is not None and self.episodes_per_update is not None:
-            raise ConfigError(
-                "algorithm_parameters.episodes_per_update: set episodes_per_update or steps_per_update, not both",
-                key="algorithm_parameters.episodes_per_update",
-            )
-        if (self.anneal_lr or self.anneal_clip) and self.total_steps is None:
-            key = f"algorithm_parameters.{'anneal_lr' if self.anneal_lr else 'anneal_clip'}"
-            raise ConfigError(f"{key}: a schedule needs a length; set total_steps", key=key)
+        ActorCriticParameters.__post_init__(self)
+        self.check_schedule("anneal_clip", self.anneal_clip)
+
+    def ppo(self) -> PPOParameters:
+        """Return these parameters."""
+        return self
 
     @property
     def in_turn(self) -> bool:
@@ -207,24 +162,16 @@ class PPOParameters:
 
     def batch(self) -> BatchCompletionRule:
         """Return the condition under which the data for one update (a batch) are complete."""
-        if self.episodes_per_update is not None:
-            return BatchCompletionRule(trajectories=self.episodes_per_update)
-        if self.steps_per_update is None and self.traj_per_epoch is not None:
+        if self.steps_per_update is None and self.episodes_per_update is None and self.traj_per_epoch is not None:
             return BatchCompletionRule(steps=self.traj_per_epoch + 1, ends_trajectory=True)
-        return BatchCompletionRule(steps=self.steps_per_update or DEFAULT_STEPS)
-
-    def segment_length(self) -> int:
-        """Return the largest number of steps that an actor should put into one segment."""
-        batch = self.batch()
-        whole = batch.steps is None or batch.ends_trajectory
-        return self.rollout_length or (LONGEST_SEGMENT if whole else min(max((batch.steps or 0) // 32, 16), LONGEST_SEGMENT))
+        return ActorCriticParameters.batch(self)
 
     def passes(self) -> list[tuple[bool, bool]]:
         """Return a list with one pair for each pass over the batch: (it trains the policy, it trains the value network)."""
         if self.in_turn:
             policy, value = self.iterations()
-            return [(True, False)] * policy + [(False, True)] * value
-        values = self.update_epochs if self.value_epochs is None else self.value_epochs
+            return [(True, False)] * policy + [(False, True)] * value * self.critic
+        values = (self.update_epochs if self.value_epochs is None else self.value_epochs) * self.critic
         return [(number < self.update_epochs, number < values) for number in range(max(self.update_epochs, values))]
 
     def iterations(self) -> tuple[int, int]:
@@ -275,32 +222,24 @@ class PPOParameters:
 
     def entropy(self, action_space: Space) -> float:
         """Return the weight of the entropy bonus: `ent_coef`, or its default for this kind of action space."""
-        return self.ent_coef if self.ent_coef is not None else 0.0 if isinstance(action_space, BoxSpace) else 0.01
+        return entropy_weight(self.ent_coef, action_space)
 
-    def squash_for(self, action_space: Space) -> str:
-        """Return ``clip`` or ``tanh``: the function that maps raw actions into the bounds of this action space."""
-        return self.squash or ("tanh" if isinstance(action_space, BoxSpace) and action_space.bounded else "clip")
+    def check_actions(self, name: str, action_space: Space) -> None:
+        """Check that `rpo_alpha` is given for continuous actions only.
 
+        Args:
+            name: The name of the algorithm.
+            action_space: The action space.
 
-def plan_ppo(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the specification of the policy that a PPO with these parameters would train. No network is built.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or PPO does not support the spaces.
-    """
-    observations = flat_space(observation_space, "PPO")
-    p = read_parameters(PPOParameters, parameters, algorithm="PPO")
-    check_not_image(observations, p.hidden_sizes, "PPO")
-    continuous = isinstance(action_space, BoxSpace)
-    return mlp_spec(
-        observations,
-        action_space,
-        head="gaussian" if continuous else "categorical",
-        hidden_sizes=p.hidden_sizes,
-        activation=p.activation,
-        normalise_observations=p.normalise_observations and isinstance(observations, BoxSpace),
-        squash=p.squash_for(action_space) if continuous else "clip",
-    )
+        Raises:
+            ConfigError: If `rpo_alpha` is above 0 and the actions are not continuous.
+        """
+        if self.rpo_alpha and not isinstance(action_space, BoxSpace):
+            raise ConfigError(
+                f"{name}: rpo_alpha {self.rpo_alpha:g} moves the mean of continuous actions, but the action space is "
+                f"{action_space}; use PPO without rpo_alpha",
+                key="algorithm_parameters.rpo_alpha",
+            )
 
 
 PRESETS = {
@@ -371,7 +310,10 @@ ENTRY = AlgorithmEntry(
     summary="Proximal policy optimisation, for discrete and continuous actions.",
     kind="onpolicy",
     parameters=PPOParameters,
-    plan=plan_ppo,
+    plan=policy_planner("PPO", PPOParameters),
+    staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
     presets=PRESETS,
     extra="learner",
+    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    reference="Schulman et al. 2017, Proximal policy optimization algorithms",
 )

@@ -8,21 +8,36 @@ from typing import overload
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory
+from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
 __all__ = ["ALGORITHMS", "make_algorithm", "planned_policy", "register_algorithm"]
 
+_SB3 = ("A2C", "DDPG", "DQN", "MASKABLEPPO", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO")
+_TORCHRL = ("BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC")
+
 ALGORITHMS = Registry(
     AlgorithmEntry,
     {
         "PPO": "rl4sys_zmq.learner.algorithms.ppo_parameters:ENTRY",
+        "A2C": "rl4sys_zmq.learner.algorithms.a2c_parameters:A2C_ENTRY",
+        "A3C": "rl4sys_zmq.learner.algorithms.a2c_parameters:A3C_ENTRY",
         "DQN": "rl4sys_zmq.learner.algorithms.dqn_parameters:ENTRY",
+        "IMPALA": "rl4sys_zmq.learner.algorithms.impala_parameters:ENTRY",
+        "REINFORCE": "rl4sys_zmq.learner.algorithms.reinforce_parameters:ENTRY",
+        "RPO": "rl4sys_zmq.learner.algorithms.rpo_parameters:ENTRY",
+        "SAC": "rl4sys_zmq.learner.algorithms.sac_parameters:ENTRY",
+        "TD3": "rl4sys_zmq.learner.algorithms.td3_parameters:TD3_ENTRY",
+        "DDPG": "rl4sys_zmq.learner.algorithms.td3_parameters:DDPG_ENTRY",
+        **{f"sb3:{name}": f"rl4sys_zmq.learner.algorithms.adapters.sb3_entries:{name}" for name in _SB3},
+        **{f"torchrl:{name}": f"rl4sys_zmq.learner.algorithms.adapters.torchrl_entries:{name}" for name in _TORCHRL},
     },
     noun="algorithm",
     group="rl4sys_zmq.algorithms",
     key="algorithm_name",
-    fold=str.upper,
+    fold=algorithm_key,
+    families={"sb3": "rl4sys_zmq.learner.algorithms.adapters.sb3_entries:own_class"},
 )
 """The registry of all algorithms, by name.
 

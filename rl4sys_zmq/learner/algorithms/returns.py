@@ -41,7 +41,7 @@ def discounted_sums(x: Column, decay: Column, *, reverse: bool = False) -> Colum
     return y
 
 
-def vtrace(
+def vtrace(  # noqa: PLR0913 - the symbols of one formula
     rewards: Column,
     values: Column,
     next_values: Column,
@@ -50,30 +50,35 @@ def vtrace(
     *,
     gamma: float,
     lam: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
 ) -> tuple[Column, Column]:
     """Return the advantages and the value targets of all steps, float64 ``[T]`` each, by V-trace.
 
-    The targets are V-trace's (Espeholt et al. 2018, equation 1, with ``c = λ min(1, ρ)``, remark 2)::
+    The targets are V-trace's (Espeholt et al. 2018, equation 1, with ``ρ = min(ρ̄, w)`` and ``c = λ min(c̄, w)`` for an
+    importance weight ``w``, remark 2)::
 
         v_t = V(s_t) + ρ_t δ_t + γ c_t (v_{t+1} - V(s_{t+1})),    δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
-    The advantages are ``r_t + γ [(1 - λ) V(s_{t+1}) + λ v_{t+1}] - V(s_t)``. With ``ρ = 1`` both are GAE's (Schulman et al.
-    2016, equation 16): ``A_t = δ_t + γ λ A_{t+1}`` and ``V(s_t) + A_t``. The advantage is not weighted by its own ``ρ_t``,
-    because PPO's objective already multiplies it by that ratio.
+    The advantages are ``r_t + γ [(1 - λ) V(s_{t+1}) + λ v_{t+1}] - V(s_t)``. With ``w = 1`` both are GAE's (Schulman et al.
+    2016, equation 16): ``A_t = δ_t + γ λ A_{t+1}`` and ``V(s_t) + A_t``. The advantage is not weighted by its own ``ρ_t``:
+    PPO's objective already multiplies it by the ratio, and IMPALA multiplies it by ``ρ_t``.
 
     Args:
         rewards: r_t, ``[T]``.
         values: V(s_t), ``[T]``.
         next_values: V(s_{t+1}), ``[T]``; 0 if the episode terminated with the step.
         continues: ``[T]``, True if step ``t + 1`` of the batch is the next step of the same episode.
-        rhos: The importance weights π(a_t|s_t) / μ(a_t|s_t), ``[T]``, where π is the current and μ the acting policy; 1 for a
-            step without correction. They are truncated at 1, which gives ρ_t.
+        rhos: The importance weights w_t = π(a_t|s_t) / μ(a_t|s_t), ``[T]``, where π is the current and μ the acting policy; 1
+            for a step without correction.
         gamma: γ, the discount per step.
         lam: λ, the decay of the trace.
+        rho_clip: ρ̄, the largest weight of a temporal difference. It determines the policy whose value is estimated.
+        c_clip: c̄, the largest factor of the trace. It limits the variance.
     """
-    weights = np.minimum(rhos, 1.0)
     deltas = rewards + gamma * next_values - values
-    corrections = discounted_sums(weights * deltas, np.where(continues, gamma * lam * weights, 0.0))
+    traces = np.where(continues, gamma * lam * np.minimum(rhos, c_clip), 0.0)
+    corrections = discounted_sums(np.minimum(rhos, rho_clip) * deltas, traces)
     following = np.append(corrections[1:], 0.0)
     advantages = deltas + np.where(continues, gamma * lam * following, 0.0)
     return advantages, values + corrections

@@ -98,12 +98,14 @@ class EngineEntry:
         factory: Creates the engine of one learner. It raises ConfigError if this machine does not support the engine.
         summary: One line of documentation.
         reserves: True if the engine uses the option ``resources`` of a client.
+        isolated: True if each worker has a process of its own.
     """
 
     name: str
     factory: Callable[[GatewayEndpoints], Engine]
     summary: str = ""
     reserves: bool = False
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "engine")

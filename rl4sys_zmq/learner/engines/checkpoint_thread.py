@@ -21,7 +21,7 @@ from typing import assert_never
 import xxhash
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner.checkpoints import MANIFEST, STATE, CheckpointStore, read_manifest, state_file
+from rl4sys_zmq.learner.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
 from rl4sys_zmq.learner.suspect_files import SuspectFiles, encode_mark, is_excused
 from rl4sys_zmq.policies.folder import POLICY_FILES
 from rl4sys_zmq.private import open_private, sync_folder
@@ -53,7 +53,7 @@ MAX_RECORDS = 1000
 
 _EXCUSE, _FINISH, _RECORD = "excuse", "finish", "record"
 _LOOK_S = 0.05
-_NAMES = frozenset({MANIFEST, STATE, *POLICY_FILES})
+_NAMES = frozenset({MANIFEST, *POLICY_FILES})
 
 StorageRequest = FindCheckpoint | FetchCheckpointPart | CheckpointPart | RecordTraining
 """The messages that this thread answers."""
@@ -82,7 +82,7 @@ class _Incoming:
         """Append a part to its file. A file ends where the next one begins, and is then flushed to the disk."""
         if part.name != self._name:
             self._end_file()
-            if part.name not in _NAMES or part.offset:
+            if not (part.name in _NAMES or is_state_file(part.name)) or part.offset:
                 raise CheckpointError(self.folder, f"part {part.offset} of {part.name!r:.80} does not begin a checkpoint's file")
             self._file = open_private(self.folder / part.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             self._name, self._size, self._digest = part.name, 0, xxhash.xxh3_128()
@@ -182,7 +182,8 @@ class WorkerFiles:
             self._claimed = True
             number = found[0].number if found is not None else 0
             folder = self._store.folder / f"{number:08d}"
-            sizes = {name: (folder / name).stat().st_size for name in (MANIFEST, STATE)} if found is not None else {}
+            names = (MANIFEST, *state_files(folder)) if found is not None else ()
+            sizes = {name: (folder / name).stat().st_size for name in names}
             next_number = self._store.prepare()
         except (CheckpointError, OSError) as exc:
             return CheckpointFound(0, 0, {}, [], False, _text(exc), (b"", b""))
@@ -190,7 +191,7 @@ class WorkerFiles:
 
     def _fetch(self, message: FetchCheckpointPart) -> CheckpointPartReply | CheckpointStored:
         try:
-            if message.name not in (MANIFEST, STATE):
+            if message.name != MANIFEST and not is_state_file(message.name):
                 raise CheckpointError(self._store.folder, f"{message.name!r:.80} is not needed to continue from a checkpoint")
             with open(self._store.folder / f"{message.number:08d}" / message.name, "rb") as file:
                 file.seek(message.offset)
@@ -237,7 +238,7 @@ class WorkerFiles:
             expected = (self._assign.client_id, self._assign.generation, incoming.number)
             if wrote != expected:
                 raise CheckpointError(incoming.folder, f"its client, generation and number are {wrote}; expected {expected}")
-            if incoming.content.get(STATE) != state_file(incoming.folder):
+            if any(incoming.content.get(name) != listed for name, listed in state_files(incoming.folder).items()):
                 problem = "its state is not the one that its manifest describes; the worker must send the whole checkpoint"
                 raise CheckpointError(incoming.folder, problem)
         except BaseException:

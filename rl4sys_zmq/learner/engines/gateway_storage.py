@@ -82,6 +82,9 @@ class GatewayStorage:
             raise CheckpointError("on the gateway's machine", found.error)
         return _GatewayCheckpoints(self, found, Path(assign.checkpoints))
 
+    def folder(self, assign: AssignClient) -> None:
+        """Return None: this machine has no folder of the client."""
+
     def suspects(self, assign: AssignClient) -> _GatewaySuspects:
         """Return the record of segments in training. Call this after `checkpoints`."""
         assert self._found is not None
@@ -132,8 +135,14 @@ class _GatewayCheckpoints:
             return None
         return *read_checkpoint(self._folder / f"{self._found.number:08d}", self._fetch), self.damaged
 
+    def stored_pieces(self) -> frozenset[str]:
+        """Return no names: each checkpoint is sent as a whole."""
+        return frozenset()
+
     def _fetch(self, file: Path) -> bytes:
-        size = self._found.sizes[file.name]
+        size = self._found.sizes.get(file.name)
+        if size is None:
+            raise CheckpointError(file, "the gateway has no such file; expected each file that the manifest lists", damaged=True)
         data = bytearray()
         while len(data) < size:
             self._storage.post(FetchCheckpointPart(self._found.number, file.name, len(data)))

@@ -111,7 +111,9 @@ class ProcessEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-ENTRY = EngineEntry(name="process", factory=ProcessEngine, summary="a process of its own, on the learner's machine")
+ENTRY = EngineEntry(
+    name="process", factory=ProcessEngine, summary="a process of its own, on the learner's machine", isolated=True
+)
 
 
 class LearnerProcess:

@@ -88,4 +88,10 @@ class RayEngine:
         return self._config.client(client_id).resources or ResourcesConfig()
 
 
-ENTRY = EngineEntry(name="ray", factory=RayEngine, summary="an actor of a Ray cluster, on any of its nodes", reserves=True)
+ENTRY = EngineEntry(
+    name="ray",
+    factory=RayEngine,
+    summary="an actor of a Ray cluster, on any of its nodes",
+    reserves=True,
+    isolated=True,
+)

@@ -9,6 +9,7 @@
   the same buffers with the arguments of jaxrl and SERL.
 """
 
+from rl4sys_zmq.replay.layout import DataShape
 from rl4sys_zmq.serving.data.base import DataStoreBase
 from rl4sys_zmq.serving.data.jaxrl import (
     MemoryEfficientReplayBufferDataStore,
@@ -16,7 +17,6 @@ from rl4sys_zmq.serving.data.jaxrl import (
     TrajectoryBufferDataStore,
     make_default_trajectory_buffer,
 )
-from rl4sys_zmq.serving.data.layout import DataShape
 from rl4sys_zmq.serving.data.queued import QueuedDataStore
 from rl4sys_zmq.serving.data.replay import ReplayBuffer
 from rl4sys_zmq.serving.data.samplers import FutureSampler, LatestSampler, PrioritySampler, SampledRows, Sampler, SequenceSampler

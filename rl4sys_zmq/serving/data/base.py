@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rl4sys_zmq.errors import ConfigError, DataError
+from rl4sys_zmq.replay.folder import new_lineage
 
-__all__ = ["DataStoreBase", "as_batch", "new_lineage"]
-
-
-def new_lineage() -> int:
-    """Return a new random number in 1 .. 2^63 - 1, the *lineage*, which identifies the numbering of a data store's items.
-
-    A receiver thereby distinguishes item 0 of a new store from item 0 of an earlier store.
-    """
-    return 1 + secrets.randbelow((1 << 63) - 1)
+__all__ = ["DataStoreBase", "as_batch"]
 
 
 def as_batch(batch_data: object) -> list[Any]:

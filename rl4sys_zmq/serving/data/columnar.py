@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
+from rl4sys_zmq.replay.folder import StoreFolder
+from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout
+from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data.base import DataStoreBase
-from rl4sys_zmq.serving.data.folder import StoreFolder
-from rl4sys_zmq.serving.data.layout import ArraySpec, StoreLayout
-from rl4sys_zmq.serving.data.ring import Ids, RowRingBuffer
 
 __all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.errors import ConfigError, DataError
-from rl4sys_zmq.serving.data.layout import DataShape, is_space, space_leaves
+from rl4sys_zmq.replay.layout import DataShape, is_space, space_leaves
 from rl4sys_zmq.serving.data.replay import ReplayBuffer
 from rl4sys_zmq.serving.data.samplers import LatestSampler
 from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import StoreFileError
-from rl4sys_zmq.serving.data.ring import Ids
+from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.values import DTYPES
 
 __all__ = ["TrajectoryFile", "read_npz", "write_npz"]

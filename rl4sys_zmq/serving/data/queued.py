@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+from rl4sys_zmq.replay.layout import copy_payload
 from rl4sys_zmq.serving.data.base import DataStoreBase, as_batch
-from rl4sys_zmq.serving.data.layout import copy_payload
 
 __all__ = ["QueuedDataStore"]
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
+from rl4sys_zmq.replay.folder import StoreFolder
+from rl4sys_zmq.replay.frame_store import FrameStore
+from rl4sys_zmq.replay.layout import ArraySpec, StoreLayout, as_leaf, flag, is_space, space_leaves, zeros
+from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
-from rl4sys_zmq.serving.data.folder import StoreFolder
-from rl4sys_zmq.serving.data.frame_store import FrameStore
-from rl4sys_zmq.serving.data.layout import ArraySpec, StoreLayout, as_leaf, flag, is_space, space_leaves, zeros
-from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 __all__ = ["ReplayBuffer"]

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.serving.data.ring import Ids
+from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
+from rl4sys_zmq.replay.ring import Ids
 
 __all__ = ["SampledRows", "FutureSampler", "LatestSampler", "PrioritySampler", "Sampler", "SequenceSampler", "check_rows"]
 
@@ -205,7 +206,7 @@ class PrioritySampler(Sampler):
         for key, value, least in (("alpha", alpha, 0.0), ("beta", beta, 0.0), ("epsilon", epsilon, 1e-100)):
             if not (_is_number(value) and least <= value < np.inf):
                 raise ConfigError(f"{key} must be finite and at least {least:g}, not {value!r:.60}", key=key)
-        self.alpha, self.beta, self.epsilon = float(alpha), float(beta), float(epsilon)
+        self.options, self.beta = PriorityOptions(alpha=float(alpha), epsilon=float(epsilon)), float(beta)
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
         """Return the drawn rows (numbers of steps) unchanged. The buffer has drawn them by priority."""
@@ -216,5 +217,4 @@ class PrioritySampler(Sampler):
 
         `masses` has ``(priority + epsilon) ** alpha`` of each step.
         """
-        weights: NDArray[np.float32] = ((masses / masses.min(initial=np.inf)) ** -self.beta).astype(np.float32)
-        return weights
+        return importance_weights(masses, self.beta)

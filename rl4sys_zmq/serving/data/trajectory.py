@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
+from rl4sys_zmq.replay.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
+from rl4sys_zmq.replay.priorities import RowPriorities
+from rl4sys_zmq.replay.ring import Ids
+from rl4sys_zmq.replay.spans import TrajectorySpans
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
-from rl4sys_zmq.serving.data.layout import ArraySpec, DataShape, StoreLayout, as_leaf, flag
 from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
-from rl4sys_zmq.serving.data.priorities import RowPriorities
-from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
-from rl4sys_zmq.serving.data.spans import TrajectorySpans
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 __all__ = ["TrajectoryBuffer"]
@@ -127,12 +127,13 @@ class TrajectoryBuffer(ColumnStore):
                 for key, sampler in chosen.items():
                     self._paths(key, sampler)
             if prioritised:
-                mine = (prioritised[0].alpha, prioritised[0].epsilon)
+                mine = prioritised[0].options
                 if self._priorities is None:
-                    self._priorities = RowPriorities(self.capacity, *mine)
-                elif self._priorities.exponents != mine:
+                    self._priorities = RowPriorities(self._ring, mine)
+                elif (theirs := self._priorities.options) != mine:
                     raise ConfigError(
-                        f"alpha and epsilon are {mine}; the other configs of this buffer have {self._priorities.exponents}",
+                        f"alpha and epsilon are {(mine.alpha, mine.epsilon)}; the other configs of this buffer have "
+                        f"{(theirs.alpha, theirs.epsilon)}",
                         key=name,
                     )
             self._configs[name] = _SampleConfig(chosen, (low, high), transform, prioritised[0] if prioritised else None)
@@ -227,7 +228,7 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             if self._priorities is None:
                 raise ConfigError("priorities need a sample config with a PrioritySampler; register one", key="priorities")
-            return self._priorities.update(self._ring, as_leaf("indices", indices), as_leaf("priorities", priorities))
+            return self._priorities.update(as_leaf("indices", indices), as_leaf("priorities", priorities))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all steps to one ``.npz`` file. An existing file is replaced when the new file is complete.
@@ -329,7 +330,7 @@ class TrajectoryBuffer(ColumnStore):
         elif not spans.total:
             raise StoreEmpty("no trajectory in the TrajectoryBuffer is long enough")
         elif config.priority is not None and self._priorities is not None:
-            anchors = self._priorities.draw(self._ring, count, spans, self._rng)
+            anchors = self._priorities.draw(count, self._rng, spans)
         else:
             anchors = spans.draw(count, self._rng)
         return anchors, *spans.bounds_of(anchors)
@@ -337,7 +338,7 @@ class TrajectoryBuffer(ColumnStore):
     def _draw(self, key: str, sampler: Sampler, anchors: Ids, begins: Ids, ends: Ids) -> tuple[Any, Any]:
         if isinstance(sampler, PrioritySampler):
             assert self._priorities is not None
-            masses = self._priorities.masses(self._ring, anchors)
+            masses = self._priorities.masses(anchors)
             return {"indices": anchors, "weights": sampler.weights(masses)}, np.ones(anchors.shape, np.bool_)
         draw = sampler.draw(anchors, begins, ends, self._rng)
         wide = (-1,) + (1,) * (draw.ids.ndim - 1)

@@ -15,17 +15,24 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 BASE: dict[str, dict[str, Any]] = {
     "PPO": {"steps_per_update": 64, "minibatch_size": 16, "hidden_sizes": [8], "update_epochs": 2},
+    "A2C": {"steps_per_update": 64, "rollout_length": 16, "hidden_sizes": [8]},
+    "IMPALA": {"steps_per_update": 64, "rollout_length": 16, "hidden_sizes": [8]},
+    "REINFORCE": {"steps_per_update": 64, "rollout_length": 16, "hidden_sizes": [8], "with_vf_baseline": True},
     "DQN": {"learning_starts": 32, "train_frequency": 8, "hidden_sizes": [8], "batch_size": 16, "buffer_size": 1000},
 }
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "PPO": [
         {"learning_rate": 0.01},
         {"gamma": 0.5, "gae_lambda": 0.5, "reward_scale": 2.0},
+        {"value_lambda": 0.5},
         {"ent_coef": 0.5, "vf_coef": 0.1, "clip_coef": 0.01, "clip_vloss": True, "max_grad_norm": 0.01, "norm_adv": False},
         {"minibatch_size": 32, "update_epochs": 4, "value_epochs": 5, "target_kl": 1e-3},
         {"anneal_lr": True, "total_steps": 200},
         {"train_pi_iters": 3, "train_v_iters": 5},
     ],
+    "A2C": [{"learning_rate": 0.01, "ent_coef": 0.5, "vf_coef": 0.1}, {"anneal_lr": True, "total_steps": 200}],
+    "IMPALA": [{"gamma": 0.5, "vtrace": False}, {"rho_clip": 0.5, "c_clip": 0.5, "ent_coef": 0.5}],
+    "REINFORCE": [{"train_vf_iters": 3, "value_learning_rate": 0.01}],
     "DQN": [
         {"learning_rate": 0.01, "huber_delta": 0.1, "max_grad_norm": 0.01},
         {"batch_size": 32, "gradient_steps": 3, "tau": 0.5, "target_net_update_frequency": 2, "double_q": False},

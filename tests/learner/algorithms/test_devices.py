@@ -27,6 +27,7 @@ from rl4sys_zmq.learner.algorithms.compute import Compute, find_devices  # noqa:
 OBSERVATIONS, FOUR = BoxSpace((3,)), DiscreteSpace(4, 1)
 PARAMETERS: Mapping[str, dict[str, Any]] = {
     "PPO": {"steps_per_update": 64, "minibatch_size": 16, "update_epochs": 3, "hidden_sizes": [16, 16]},
+    "IMPALA": {"steps_per_update": 64, "hidden_sizes": [16, 16]},
     "DQN": {"hidden_sizes": [16], "batch_size": 16, "learning_starts": 32, "train_frequency": 8},
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine")

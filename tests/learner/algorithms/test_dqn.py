@@ -17,7 +17,7 @@ from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import DQN
 from rl4sys_zmq.learner.algorithms.dqn_parameters import ENTRY, DQNParameters
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.replay import TransitionBatch
+from rl4sys_zmq.replay import StatePiece, TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
 from .policy_twin import policy_outputs
@@ -64,6 +64,12 @@ def assert_same(left: object, right: object) -> None:
         for key in left:
             assert type(key) is str
             assert_same(left[key], right[key])
+    elif isinstance(left, list):
+        assert isinstance(right, list) and len(left) == len(right)
+        for mine, theirs in zip(left, right, strict=True):
+            assert_same(mine, theirs)
+    elif isinstance(left, StatePiece):
+        assert isinstance(right, StatePiece) and left.name == right.name
     else:
         assert isinstance(left, (torch.Tensor, np.ndarray, int, float))
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
@@ -173,6 +179,48 @@ def test_units_may_be_owed_by_ended_episodes_instead() -> None:
     assert done == [0, 0, 0, 1, 0]
 
 
+@given(
+    ratio=st.floats(0.1, 20),
+    lags=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    starts=st.integers(0, 40),
+    every=st.integers(1, 5),
+)
+@settings(max_examples=25, deadline=None)
+def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
+    ratio: float, lags: list[int], starts: int, every: int
+) -> None:
+    """Actors insert what `demand` allows, and training makes a few updates, or none, in between."""
+    algorithm = make(samples_per_insert=ratio, learning_starts=starts, batch_size=8, rollout_length=4)
+    algorithm.publish_every_updates = every
+    tolerance = max(8, 4 * ratio)
+    for index, updates in enumerate(lags):
+        before = algorithm.demand()
+        wanted = min(4, before)
+        if wanted:
+            algorithm.observe(make_segment(wanted, index))
+            assert algorithm.demand() == before - wanted
+        done = [algorithm.update() for _ in range(updates)]
+        assert wanted or updates == 0 or done[0] is not None, "neither side may wait for the other"
+        if algorithm._steps >= starts:
+            assert abs(ratio * (algorithm._steps - starts) - 8 * algorithm._units) <= tolerance + 1e-6
+    while algorithm.update() is not None:
+        pass
+    assert algorithm.demand() > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"samples_per_insert": 8, "samples_per_insert_tolerance": 15}, "15 is too small; expected at least 256"),
+        ({"samples_per_insert": 8, "traj_per_epoch": 1}, "8 contradicts traj_per_epoch 1"),
+        ({"samples_per_insert": 0}, "samples_per_insert"),
+    ],
+)
+def test_wrong_ratios_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**wrong)
+
+
 def test_demand_is_what_the_next_version_still_needs() -> None:
     algorithm = make(learning_starts=20, train_frequency=4)
     algorithm.publish_every_updates = 3
@@ -269,6 +317,54 @@ def test_the_target_network_follows_by_interval_and_by_share() -> None:
     soft.observe(make_segment(4))
     train(soft)
     torch.testing.assert_close(soft.state()["target"], 0.75 * before + 0.25 * soft.state()["online"])
+
+
+@pytest.mark.parametrize(("size", "beta"), [(1, 0.5), (7, 1.0), (16, 0.0)])
+def test_a_prioritised_step_matches_the_slow_twin(size: int, beta: float) -> None:
+    """The loss is the mean of the weighted losses, and the priorities become the absolute TD errors of before the step."""
+    algorithm = make(prioritised=True, priority_beta=beta, priority_beta_final=beta, huber_delta=0.5, batch_size=size)
+    algorithm.observe(make_segment(40))
+    replay = algorithm._replay
+    replay.update_priorities(np.arange(40), np.arange(40) / 10)
+    rows = np.arange(size) * 2
+    batch = algorithm._tensors(replay.gather(rows))
+    values = algorithm._online(batch.observations)[0].detach()
+    targets = algorithm._targets(batch)
+    losses, errors = [], []
+    weights = [(row / 10 + 1e-6) ** (-0.6 * beta) for row in rows.tolist()]
+    for i in range(size):
+        error = float(values[i, batch.actions[i]] - targets[i])
+        huber = 0.5 * error**2 if abs(error) <= 0.5 else 0.5 * (abs(error) - 0.25)
+        losses.append(weights[i] / max(weights) * huber)
+        errors.append(abs(error))
+    assert float(algorithm._train_on(rows, 1e-3).loss) == pytest.approx(sum(losses) / size, rel=1e-4)
+    state = replay.state()["priorities"]
+    np.testing.assert_allclose(state["masses"][rows], (np.array(errors) + 1e-6) ** 0.6, rtol=1e-4)
+    np.testing.assert_allclose(state["masses"][1::2], (np.arange(1, 40, 2) / 10 + 1e-6) ** 0.6)
+
+
+def test_an_undone_prioritised_update_leaves_no_trace() -> None:
+    one, other = (make(prioritised=True, gradient_steps=3) for _ in range(2))
+    for algorithm in (one, other):
+        algorithm.observe(make_segment(60))
+        train(algorithm)
+    kept = one.checkpoint()
+    one.observe(make_segment(8, 1))
+    train(one)
+    one.restore(kept)
+    other.observe(make_segment(8, 1))
+    assert_same(one.state(), other.state())
+    assert [dict(m) for m in train(one)] == [dict(m) for m in train(other)]
+    assert_same(one.state(), other.state())
+
+
+def test_the_weights_of_a_prioritised_replay_are_annealed() -> None:
+    algorithm = make(prioritised=True, priority_beta=0.2, priority_beta_final=0.8, total_steps=120)
+    algorithm.observe(make_segment(60))
+    assert train(algorithm)[-1]["replay/priority_beta"] == pytest.approx(0.5)
+    assert algorithm.parameters.priority_beta_at(10_000) == pytest.approx(0.8)
+    with pytest.raises(ConfigError, match="no priorities"):
+        algorithm.load(make().state())
 
 
 def test_metrics_and_schedules() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.actor_critic_parameters import BatchCompletionRule
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, read_parameters
-from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, BatchCompletionRule, PPOParameters
+from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, PPOParameters
 from rl4sys_zmq.learner.algorithms.registry import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 

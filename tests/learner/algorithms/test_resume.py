@@ -12,6 +12,7 @@ import torch
 
 from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
+from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
@@ -48,6 +49,9 @@ DQN_CASES: dict[str, dict[str, Any]] = {
     "not_wrapped": {"buffer_size": 5000},
     "exactly_full": {"buffer_size": 160},
     "slow_target": {"buffer_size": 150, "tau": 0.05, "target_net_update_frequency": 3, "learning_rate_final": 0.0, "n_step": 5},
+    "prioritised": {"buffer_size": 150, "prioritised": True, "gradient_steps": 2},
+    "prioritised, not_wrapped": {"buffer_size": 5000, "prioritised": True},
+    "samples per insert": {"buffer_size": 150, "samples_per_insert": 3.0},
     "episodes": {"buffer_size": 200, "traj_per_epoch": 2, "gradient_steps": 4, "double_q": False},
 }
 
@@ -142,6 +146,13 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one.keys() == other.keys()
         for key in one:
             assert_equal(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_equal(mine, theirs)
+    elif isinstance(one, StatePiece):
+        assert one.name == other.name
+        assert_equal(one.arrays, other.arrays)
     else:
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
@@ -155,13 +166,31 @@ def test_ppo_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
         assert through._reward_scale._open, "the test must have episodes that run over an update"
 
 
+SMALL_STEPS: dict[str, Any] = {"steps_per_update": 48, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
+OTHER_CASES: dict[str, tuple[str, Space, dict[str, Any]]] = {
+    "a2c": ("A2C", DISCRETE, SMALL_STEPS),
+    "a3c": ("A3C", BOX, SMALL_STEPS),
+    "reinforce": ("REINFORCE", DISCRETE, {"episodes_per_update": 3, "hidden_sizes": [8]}),
+    "reinforce_baseline": ("REINFORCE", BOX, {"episodes_per_update": 3, "hidden_sizes": [8], "with_vf_baseline": True}),
+    "rpo": ("RPO", BOX, {**SMALL_STEPS, "num_minibatches": 3, "update_epochs": 2}),
+    "impala": ("IMPALA", DISCRETE, {**SMALL_STEPS, "anneal_lr": True, "total_steps": 700}),
+    "impala_box": ("IMPALA", BOX, {**SMALL_STEPS, "rms_prop": True}),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_CASES)
+def test_the_other_on_policy_algorithms_go_on_to_the_last_bit(case: str, tmp_path: Path) -> None:
+    name, actions, parameters = OTHER_CASES[case]
+    check_resume(name, actions, parameters, 4, tmp_path, isinstance(actions, DiscreteSpace))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("case", DQN_CASES)
 def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) -> None:
     parameters = {**DQN_SMALL, **DQN_CASES[case]}
     through: Any = check_resume("DQN", DISCRETE, parameters, 26, tmp_path, masked)
     replay = through._replay
-    assert (replay._written > replay._capacity) is (case != "not_wrapped")
+    assert (replay._ring.end > replay.options.capacity) is ("not_wrapped" not in case)
 
 
 def test_dqn_comes_back_with_a_full_replay_at_its_seam(tmp_path: Path) -> None:

@@ -27,16 +27,23 @@ def slow_gae(
 
 
 def slow_vtrace_targets(
-    rewards: Floats, values: Floats, next_values: Floats, continues: NDArray[np.bool_], rhos: Floats, gamma: float, lam: float
+    rewards: Floats,
+    values: Floats,
+    next_values: Floats,
+    continues: NDArray[np.bool_],
+    rhos: Floats,
+    gamma: float,
+    lam: float,
+    limits: tuple[float, float] = (1.0, 1.0),
 ) -> Floats:
-    """Espeholt et al. 2018, equation 1: a sum over all later steps of the run, written out."""
+    """Espeholt et al. 2018, equation 1: a sum over all later steps of the run, written out. The limits are ρ̄ and c̄."""
     targets = np.zeros(len(rewards))
     for s in range(len(rewards)):
         total, product = values[s], 1.0
         for t in range(s, len(rewards)):
-            delta = min(1.0, rhos[t]) * (rewards[t] + gamma * next_values[t] - values[t])
+            delta = min(limits[0], rhos[t]) * (rewards[t] + gamma * next_values[t] - values[t])
             total += gamma ** (t - s) * product * delta
-            product *= lam * min(1.0, rhos[t])
+            product *= lam * min(limits[1], rhos[t])
             if not continues[t]:
                 break
         targets[s] = total
@@ -66,12 +73,14 @@ def test_gae_is_vtrace_with_all_weights_one(batch: Run) -> None:
     np.testing.assert_allclose(targets, expected + values, atol=1e-8)
 
 
-@given(batches())
+@given(batches(), st.sampled_from([(1.0, 1.0), (2.0, 0.5), (0.7, 1.5)]))
 @settings(max_examples=50, deadline=None)
-def test_vtrace_targets_are_the_papers_sum(batch: Run) -> None:
+def test_vtrace_targets_are_the_papers_sum(batch: Run, limits: tuple[float, float]) -> None:
     rewards, values, next_values, continues, rhos, gamma, lam = batch
-    advantages, targets = vtrace(rewards, values, next_values, continues, rhos, gamma=gamma, lam=lam)
-    expected = slow_vtrace_targets(rewards, values, next_values, continues, rhos, gamma, lam)
+    advantages, targets = vtrace(
+        rewards, values, next_values, continues, rhos, gamma=gamma, lam=lam, rho_clip=limits[0], c_clip=limits[1]
+    )
+    expected = slow_vtrace_targets(rewards, values, next_values, continues, rhos, gamma, lam, limits)
     np.testing.assert_allclose(targets, expected, atol=1e-8)
     for t in range(len(rewards)):
         following = lam * (expected[t + 1] - next_values[t]) if continues[t] else 0.0

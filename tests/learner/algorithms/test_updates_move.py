@@ -19,6 +19,8 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # as in a learner thread
 
+from rl4sys_zmq.learner.algorithms.networks import FlatAdam  # noqa: E402
+
 OURS = [n for n in ALGORITHMS.names() if str(ALGORITHMS.get(n).factory).startswith("rl4sys_zmq.learner.algorithms.")]
 SMALL: dict[str, Any] = {
     "hidden_sizes": [8], "batch_size": 8, "rollout_length": 8, "steps_per_update": 24, "update_epochs": 2,
@@ -30,6 +32,8 @@ FIXED_INPUTS = {"normalise_observations": False}
 KINDS: dict[str, list[dict[str, Any]]] = {
     "PPO": [{"train_pi_iters": 2, "train_v_iters": 3, "traj_per_epoch": 20, "steps_per_update": None, "target_kl": 0.01}],
     "DQN": [{"traj_per_epoch": 2, "train_iters": 2, "epsilon_decay": 0.995}],
+    "SAC": [{"traj_per_epoch": 2, "train_iters": 2, "adaptive_alpha": False}],
+    "TD3": [{"policy_frequency": 1, "noise_scale": 0.3}],
 }
 """Further parameters with which an algorithm trains in another way, such as RL4Sys's."""
 UPDATES = 6
@@ -109,12 +113,12 @@ def test_an_optimiser_that_does_nothing_is_found(name: str, monkeypatch: pytest.
     entry = ALGORITHMS.get(name)
     algorithm = make(entry, {k: v for k, v in {**SMALL, **FIXED_INPUTS}.items() if k in names_of(entry)})
     monkeypatch.setattr(algorithm, "publish_every_updates", 1)  # checked at each version
-    monkeypatch.setattr(algorithm._optimizer, "step", lambda *_, **__: None)
+    monkeypatch.setattr(FlatAdam, "step", lambda *_, **__: None)
     assert set(moves(algorithm)) == {(False, True)}
 
 
 def test_it_is_found_although_the_first_layer_follows_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = ALGORITHMS.get("PPO")
     algorithm = make(entry, {k: v for k, v in SMALL.items() if k in names_of(entry)})
-    monkeypatch.setattr(algorithm._optimizer, "step", lambda *_, **__: None)
+    monkeypatch.setattr(FlatAdam, "step", lambda *_, **__: None)
     assert {unchanged for _, unchanged in moves(algorithm)} == {True}

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rl4sys_zmq.serving.data.folder as folder_module
+import rl4sys_zmq.replay.folder as folder_module
 from rl4sys_zmq.errors import Closed, StoreFileError
 from rl4sys_zmq.serving import ReplayBuffer, TrajectoryBuffer
 from rl4sys_zmq.serving.data import DataShape, LatestSampler, SequenceSampler

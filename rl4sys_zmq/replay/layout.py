@@ -52,6 +52,11 @@ class ArraySpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the value in bytes."""
+        return self.dtype.itemsize * prod(self.shape)
+
     def __str__(self) -> str:
         return f"shape {self.shape} and dtype {self.dtype}"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl4sys_zmq.serving.data.ring import Ids
+from rl4sys_zmq.replay.ring import Ids
 
 __all__ = ["DrawableSteps", "TrajectorySpans"]
 

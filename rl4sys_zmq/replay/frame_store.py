@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rl4sys_zmq.serving.data.layout import ArraySpec
+from rl4sys_zmq.replay.layout import ArraySpec
 
 __all__ = ["FrameStore"]
 
@@ -30,7 +30,8 @@ class FrameStore:
     """
 
     def __init__(self, leaf: ArraySpec, block: int, make: Callable[[int], NDArray[Any]]) -> None:
-        self._leaf, self._block, self._make = leaf, block, make
+        self.leaf = leaf
+        self._block, self._make = block, make
         self._blocks: list[NDArray[Any]] = []
         self._uses = np.zeros(0, np.int64)  # for each slot, the number of references
         self._free: list[int] = []
@@ -40,6 +41,11 @@ class FrameStore:
     def used(self) -> int:
         """The number of frames that are stored."""
         return int(np.count_nonzero(self._uses))
+
+    def reserve(self, blocks: int) -> None:
+        """Create the first `blocks` blocks now, and not when they are needed. The store must be empty."""
+        while len(self._blocks) < blocks:
+            self._add_block()
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
         """Use the frames of a store that was saved on disk.
@@ -72,6 +78,10 @@ class FrameStore:
             raise
         return np.asarray(slots, np.int64)
 
+    def share(self, slots: NDArray[np.int64]) -> None:
+        """Add one reference to a slot (the index of a stored frame) for each of its occurrences in `slots`."""
+        np.add.at(self._uses, slots.ravel(), 1)
+
     def release(self, slots: NDArray[np.int64]) -> None:
         """Remove one reference to a slot (the index of a frame) for each of its occurrences in `slots`.
 
@@ -83,7 +93,7 @@ class FrameStore:
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
         """Return a copy of the frames in the given slots (indices in the store), as an array ``[*slots.shape, *shape]``."""
-        out = np.empty((*slots.shape, *self._leaf.shape), self._leaf.dtype)
+        out = np.empty((*slots.shape, *self.leaf.shape), self.leaf.dtype)
         blocks, rows = slots // self._block, slots % self._block
         for number in np.unique(blocks):
             here = blocks == number
@@ -109,11 +119,14 @@ class FrameStore:
 
     def _new_slot(self) -> int:
         if not self._free:
-            first = len(self._blocks) * self._block
-            self._blocks.append(self._make(len(self._blocks)))
-            self._uses = np.concatenate([self._uses, np.zeros(self._block, np.int64)])
-            self._free = list(range(first + self._block - 1, first - 1, -1))
+            self._add_block()
         return self._free.pop()
+
+    def _add_block(self) -> None:
+        first = len(self._blocks) * self._block
+        self._blocks.append(self._make(len(self._blocks)))
+        self._uses = np.concatenate([self._uses, np.zeros(self._block, np.int64)])
+        self._free += range(first + self._block - 1, first - 1, -1)
 
 
 def _digest(frame: NDArray[Any]) -> int:

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -28,16 +29,23 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, StoreFileError
 from rl4sys_zmq.private import make_private, open_private
-from rl4sys_zmq.serving.data.base import new_lineage
-from rl4sys_zmq.serving.data.layout import ArraySpec
+from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["StoreFolder"]
+__all__ = ["StoreFolder", "new_lineage"]
 
 FORMAT = 1
 _MANIFEST, _LOCK = "manifest.json", "lock"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAME = "column-"
+
+
+def new_lineage() -> int:
+    """Return a new random number in 1 .. 2^63 - 1, the *lineage*, which identifies the numbering of a data store's items.
+
+    A receiver thereby distinguishes item 0 of a new store from item 0 of an earlier store.
+    """
+    return 1 + secrets.randbelow((1 << 63) - 1)
 
 
 class StoreFolder:

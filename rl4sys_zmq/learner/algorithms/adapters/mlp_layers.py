@@ -1,0 +1,106 @@
+"""The weights of a torch network of a library, as the tensors of the policy kind ``mlp``.
+
+A network that an ``mlp`` cannot express is refused, with the name of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rl4sys_zmq.errors import ConfigError
+
+__all__ = ["ACTIVATION_LAYERS", "PublishedNetwork", "network_layers"]
+
+ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "identity": nn.Identity,
+}
+"""The layers of torch, with their default arguments, that compute the activations of the policy kind ``mlp``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedNetwork:
+    """The part of a library's network that is sent to actors.
+
+    Attributes:
+        head: The head of the policy kind ``mlp``, such as ``categorical``.
+        layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
+            them, so this object is read at once and not kept.
+        activation: The name of the activation between the layers.
+        extras: The other tensors of the head, such as ``log_std``.
+    """
+
+    head: str
+    layers: Sequence[tuple[Tensor, Tensor]]
+    activation: str
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """The widths of the hidden layers."""
+        return tuple(len(bias) for _, bias in self.layers[:-1])
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the weights, by the names of the policy kind ``mlp``."""
+        named = dict(self.extras)
+        for index, (weight, bias) in enumerate(self.layers):
+            named[f"layers.{index}.weight"], named[f"layers.{index}.bias"] = weight, bias
+        return {name: np.array(tensor.detach().cpu().numpy(), np.float32) for name, tensor in named.items()}
+
+
+def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:
+    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between them.
+
+    Raises:
+        ConfigError: If there is another layer, a linear layer without a bias, or several kinds of activations.
+    """
+    layers: list[tuple[Tensor, Tensor]] = []
+    found: list[str] = []
+    for layer in _flat(modules):
+        if type(layer) is nn.Linear and "bias" in layer.state_dict() and len(found) == len(layers):
+            layers.append((layer.weight, layer.bias))
+        elif layers and len(found) < len(layers) and (name := _activation(layer)):
+            found.append(name)
+        else:
+            raise ConfigError(
+                f"the layer {layer} cannot be sent to actors; expected Linear layers with a bias, with one of "
+                f"{', '.join(ACTIVATION_LAYERS)} between them",
+                key="algorithm_name",
+            )
+    if len(found) != len(layers) - 1 or len(set(found)) > 1:
+        raise ConfigError(
+            f"{len(layers)} Linear layers have the activations {', '.join(found) or 'none'}; expected the same one between all "
+            "of them, and none at the end",
+            key="algorithm_name",
+        )
+    return layers, found[0] if found else "identity"
+
+
+def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    for module in modules:
+        if isinstance(module, nn.Sequential):
+            yield from _flat(tuple(module))
+        else:
+            yield module
+
+
+def _activation(layer: nn.Module) -> str:
+    """Return the name of an activation layer with torch's default arguments; empty for any other layer."""
+    return next((name for name, kind in ACTIVATION_LAYERS.items() if type(layer) is kind and repr(layer) in _DEFAULTS), "")
+
+
+_DEFAULTS = frozenset(
+    repr(kind(inplace=inplace) if kind in (nn.ReLU, nn.ELU, nn.SiLU, nn.LeakyReLU) else kind())
+    for kind in ACTIVATION_LAYERS.values()
+    for inplace in (False, True)
+)

@@ -1,0 +1,191 @@
+"""Training of a library's networks from a replay: its pace, its state, and the search for data that make an update fail."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
+from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
+from rl4sys_zmq.policies.gaussian import action_bounds
+from rl4sys_zmq.replay import ReplayMemory
+from rl4sys_zmq.values import BoxSpace, Segment, Space
+
+__all__ = ["ReplayPace", "ReplayTraining", "refuse_masks", "scaled_actions"]
+
+STEPS_PER_VERSION = 256
+"""The default number of environment steps from one published policy version to the next."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayPace:
+    """The count of observed steps and of the updates that they make due. It does not depend on time.
+
+    Attributes:
+        learning_starts: Steps that are observed before the first update.
+        every: Steps from one update to the next.
+        gradient_steps: Gradient steps of each update.
+        batch_size: Transitions of each gradient step.
+        steps: Steps observed so far.
+        updates: Updates done so far.
+    """
+
+    learning_starts: int
+    every: int
+    gradient_steps: int
+    batch_size: int
+    steps: int = 0
+    updates: int = 0
+
+    @property
+    def due(self) -> bool:
+        """True if an update is due."""
+        return self.updates < max(0, self.steps - self.learning_starts) // self.every
+
+    @property
+    def seen(self) -> int:
+        """The number of observed steps at which the last update was due."""
+        return self.learning_starts + self.updates * self.every
+
+    def missing(self, publish_every: int) -> int:
+        """Return the number of steps until the next policy version, which comes after every `publish_every` updates."""
+        version = (self.updates // publish_every + 1) * publish_every
+        return max(0, self.learning_starts + version * self.every - self.steps)
+
+
+class ReplayTraining(ABC):
+    """The methods of an off-policy `Algorithm` that are the same for all libraries."""
+
+    kind: ClassVar[str] = "offpolicy"
+    max_policy_lag: int | None = None
+    rollout_length: int
+
+    def use_replay(self, name: str, memory: ReplayMemory, pace: ReplayPace, generator: torch.Generator) -> None:
+        """Train from this replay. A subclass calls this once, at the end of its construction.
+
+        Args:
+            name: The name of the algorithm, for messages.
+            memory: The replay.
+            pace: The pace of the training.
+            generator: The source of random rows.
+        """
+        self.memory, self.pace, self.generator = memory, pace, generator
+        self.publish_every_updates = max(1, round(STEPS_PER_VERSION / pace.every))
+        self._label = name
+
+    @abstractmethod
+    def train(self) -> dict[str, float]:
+        """Do all gradient steps of an update. Return its metrics."""
+
+    @abstractmethod
+    def try_rows(self, rows: NDArray[np.int64]) -> dict[str, float]:
+        """Do one gradient step on these rows of the replay. Return its metrics."""
+
+    @abstractmethod
+    def checkpoint(self) -> dict[str, Any]:
+        """Return copies of everything that an update changes, with those of `replay_checkpoint`."""
+
+    @abstractmethod
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `checkpoint` has copied."""
+
+    @abstractmethod
+    def numbers_to_check(self) -> Sequence[NDArray[Any]]:
+        """Return all numbers that must stay finite, the weights first."""
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Write the segment into the replay. Off-policy data can have any age, so `correct` has no effect."""
+        refuse_masks(segment, self._label)
+        self.memory.add(segment)
+        self.pace.steps += segment.steps
+
+    def demand(self) -> int:
+        """Return the number of environment steps that are missing until the next policy version can be published.
+
+        If `discard` has emptied the replay, return the length of one segment, so that new data arrive.
+        """
+        if not len(self.memory) and self.pace.steps:
+            return self.rollout_length
+        return self.pace.missing(self.publish_every_updates)
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        """Do one update and return its metrics, or return None if none is due. The argument `partial` has no effect."""
+        if not self.pace.due or not len(self.memory):
+            return None
+        self.pace.updates += 1
+        return {**self.train(), "replay/size": float(len(self.memory))}
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of the whole state, with the replay."""
+        return self.state_beyond(())
+
+    def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
+        """Return the same as `state`, but without the arrays of those pieces of the replay whose names are in `stored`."""
+        return {**self.checkpoint(), "steps": self.pace.steps, "replay": self.memory.state(stored)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state` has returned."""
+        self.restore(state)
+        self.pace.steps = int(state["steps"])
+        self.memory.load(state["replay"])
+
+    def draw(self) -> NDArray[np.int64]:
+        """Return the rows of a random batch."""
+        return self.memory.draw(self.pace.batch_size, TorchDraws(self.generator))
+
+    def replay_checkpoint(self) -> dict[str, Any]:
+        """Return copies of what an update changes in this class."""
+        return {"updates": self.pace.updates, "generator": self.generator.get_state()}
+
+    def replay_restore(self, kept: Mapping[str, Any]) -> None:
+        """Restore what `replay_checkpoint` has returned."""
+        self.pace.updates = int(kept["updates"])
+        self.generator.set_state(torch.as_tensor(kept["generator"]))
+
+    def discard(self) -> list[int]:
+        """Find the transitions that make the next update non-finite, and remove their segments from the replay.
+
+        Returns:
+            The numbers of the removed segments, counted from 0 in the order of the calls of `observe`.
+        """
+        kept = self.checkpoint()
+        rows = find_failing_rows(self.pace.gradient_steps, self.draw, self.checkpoint, self._survives)
+        self.restore(kept)
+        return self.memory.discard(np.unique(rows)) if len(rows) else []
+
+    def _survives(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> bool:
+        """Return True if all losses and weights are finite after a gradient step on some rows, from a given state."""
+        self.restore(before)
+        try:
+            metrics = self.try_rows(rows)
+        except ValueError:  # a distribution of torch refuses parameters that are not finite
+            return False
+        numbers = (np.array([*metrics.values()]), *self.numbers_to_check())
+        return all(bool(np.isfinite(array).all()) for array in numbers)
+
+
+def refuse_masks(segment: Segment, name: str) -> None:
+    """Refuse a segment with action masks, for an algorithm that would ignore them.
+
+    Raises:
+        ConfigError: If the segment has masks.
+    """
+    if segment.masks is not None:
+        raise ConfigError(f"{name} ignores action masks; use sb3:MaskablePPO, PPO or DQN", key="algorithm_name")
+
+
+def scaled_actions(actions: NDArray[Any], space: Space) -> Tensor:
+    """Return actions of a replay for a library's networks, ``[B, n]``: those of a Box as numbers from -1 to 1."""
+    flat = actions.reshape(len(actions), -1)
+    if isinstance(space, BoxSpace):
+        bounds = action_bounds(space)
+        flat = np.clip((flat - bounds.centre) / bounds.half, -1.0, 1.0).astype(np.float32)
+    return torch.from_numpy(flat)

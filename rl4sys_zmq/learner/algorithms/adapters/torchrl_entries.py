@@ -1,0 +1,246 @@
+"""The registry entries of TorchRL's losses and their parameters. This module imports neither torch nor the library.
+
+A parameter of a loss has the name and the default that it has in the library. The losses are only a part of an algorithm, so the
+parameters of the networks, of the optimizer and of the replay are those of this library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, ClassVar
+
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, sizes, whole_number
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, spaces_of
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, gradient_norm, read_parameters
+from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values.observations import flat_space
+
+__all__ = ["BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC", "TorchrlParameters"]
+
+_BUILDER = "rl4sys_zmq.learner.algorithms.adapters.torchrl:build"
+_EXTRA = "torchrl"
+_LOSSES = ("l1", "l2", "smooth_l1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrlParameters:
+    """The parameters that all algorithms of TorchRL have. *Steps* are environment steps."""
+
+    changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "batch_size", "max_grad_norm"})
+    of_loss: ClassVar[tuple[str, ...]] = ()
+    """The names of the parameters that are arguments of the library's loss."""
+
+    learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="Adam's step size, for all networks")
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    tau: float = option(number(0.0, 1.0), 0.005, doc="share of the new weights in each update of the target networks")
+    batch_size: int = option(whole_number(1, 1 << 20), 256, doc="transitions per gradient step")
+    buffer_size: int = option(
+        whole_number(1, 1 << 30), 1_000_000, names=("buffer_capacity", "replay_size"), doc="transitions held in the replay"
+    )
+    learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before the training starts")
+    train_frequency: int = option(whole_number(1), 1, names=("train_freq",), doc="steps from one training to the next")
+    gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps of each training")
+    max_grad_norm: float | None = option(gradient_norm, None, doc="largest norm of the gradient; null, 0 or less: no limit")
+    hidden_sizes: tuple[int, ...] = option(
+        sizes, (256, 256), names=("net_arch",), doc="widths of the hidden layers of each network"
+    )
+    activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
+    rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
+
+    def loss_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the library's loss, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
+
+
+def _networks(default: int) -> int:
+    return option(whole_number(1, 100), default, doc="number of networks that estimate action values")
+
+
+def _loss(default: str) -> str:
+    return option(one_of(*_LOSSES), default, doc="loss of the estimated values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BCParameters(TorchrlParameters):
+    """The parameters of ``torchrl:BC``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IQLParameters(TorchrlParameters):
+    """The parameters of ``torchrl:IQL``."""
+
+    of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "loss_function", "temperature", "expectile")
+
+    num_qvalue_nets: int = _networks(2)
+    loss_function: str = _loss("smooth_l1")
+    temperature: float = option(
+        number(0.0, MAX_NUMBER), 1.0, names=("beta",), doc="factor of the advantage in the policy's weights"
+    )
+    expectile: float = option(number(0.0, 0.999_999), 0.5, doc="expectile of the action values that the value network estimates")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CQLParameters(TorchrlParameters):
+    """The parameters of ``torchrl:CQL``. For discrete actions, only `loss_function` and `epsilon` have an effect."""
+
+    of_loss: ClassVar[tuple[str, ...]] = (
+        *("loss_function", "alpha_init", "temperature", "min_q_weight", "max_q_backup", "deterministic_backup", "num_random"),
+        *("with_lagrange", "lagrange_thresh"),
+    )
+
+    loss_function: str = _loss("smooth_l1")
+    alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
+    temperature: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="temperature of the penalty")
+    min_q_weight: float = option(number(0.0, MAX_NUMBER), 1.0, doc="weight of the penalty of actions that are not in the data")
+    max_q_backup: bool = option(flag, False, doc="bootstrap from the best of several actions")
+    deterministic_backup: bool = option(flag, True, doc="bootstrap without the entropy")
+    num_random: int = option(whole_number(1, 1000), 10, doc="actions per transition from which the penalty is estimated")
+    with_lagrange: bool = option(flag, False, doc="learn the weight of the penalty")
+    lagrange_thresh: float = option(number(0.0, MAX_NUMBER), 0.0, doc="penalty that a learnt weight holds")
+    epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TD3BCParameters(TorchrlParameters):
+    """The parameters of ``torchrl:TD3BC``."""
+
+    changeable: ClassVar[frozenset[str]] = TorchrlParameters.changeable | {"exploration_noise"}
+    of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "loss_function", "policy_noise", "noise_clip", "alpha")
+
+    num_qvalue_nets: int = _networks(2)
+    loss_function: str = _loss("smooth_l1")
+    policy_noise: float = option(number(0.0, 10.0), 0.2, doc="deviation of the noise of the target's actions")
+    noise_clip: float = option(number(0.0, 10.0), 0.5, doc="largest noise of the target's actions")
+    alpha: float = option(number(0.0, MAX_NUMBER), 2.5, doc="weight of the values against the cloning of the data's actions")
+    exploration_noise: float = option(
+        number(0.0, 10.0), 0.1, doc="deviation of the noise of actions, as a fraction of half their range"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class REDQParameters(TorchrlParameters):
+    """The parameters of ``torchrl:REDQ``."""
+
+    of_loss: ClassVar[tuple[str, ...]] = (
+        *("num_qvalue_nets", "sub_sample_len", "loss_function", "alpha_init", "min_alpha", "max_alpha"),
+    )
+
+    num_qvalue_nets: int = _networks(10)
+    sub_sample_len: int = option(whole_number(1, 100), 2, doc="networks whose least value is a target")
+    loss_function: str = _loss("smooth_l1")
+    alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
+    min_alpha: float = option(number(1e-9, MAX_NUMBER), 0.1, doc="least weight of the entropy")
+    max_alpha: float = option(number(1e-9, MAX_NUMBER), 10.0, doc="largest weight of the entropy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TQCParameters(TorchrlParameters):
+    """The parameters of ``torchrl:TQC``."""
+
+    of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "top_quantiles_to_drop_per_net", "alpha_init")
+
+    num_qvalue_nets: int = _networks(5)
+    top_quantiles_to_drop_per_net: int = option(whole_number(0, 10_000), 2, doc="quantiles that are left out of the targets")
+    n_quantiles: int = option(whole_number(1, 10_000), 25, doc="quantiles of the return that each network estimates")
+    alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
+
+    def __post_init__(self) -> None:
+        if self.top_quantiles_to_drop_per_net >= self.n_quantiles:
+            raise ConfigError(
+                f"algorithm_parameters.top_quantiles_to_drop_per_net: {self.top_quantiles_to_drop_per_net} of {self.n_quantiles} "
+                "quantiles leave none; drop fewer",
+                key="algorithm_parameters.top_quantiles_to_drop_per_net",
+            )
+
+
+def _plan(
+    name: str,
+    cls: type[TorchrlParameters],
+    heads: Mapping[str, str],
+    observation_space: ObservationSpace,
+    action_space: Space,
+    parameters: Mapping[str, object],
+) -> PolicySpec:
+    """Return the specification of the policy that an algorithm would train. The library is not imported.
+
+    Args:
+        name: The name of the algorithm, such as ``torchrl:IQL``.
+        cls: The dataclass of its parameters.
+        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
+        observation_space: The space of the policy's observations.
+        action_space: The space of the policy's actions.
+        parameters: The parameters of the algorithm.
+
+    Raises:
+        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
+    """
+    observations = flat_space(observation_space, name)
+    p = read_parameters(cls, parameters, algorithm=name)
+    check_not_image(observations, p.hidden_sizes, name)
+    kind = "Box" if isinstance(action_space, BoxSpace) else "Discrete"
+    if kind not in heads:
+        raise ConfigError(f"{name} needs a {' or '.join(heads)} action space, not {action_space}", key="action_space")
+    return mlp_spec(observations, action_space, heads[kind], p.hidden_sizes, p.activation)
+
+
+def _entry(name: str, summary: str, reference: str, cls: type[TorchrlParameters], **heads: str) -> AlgorithmEntry:
+    return AlgorithmEntry(
+        name=f"{_EXTRA}:{name}",
+        factory=LibraryFactory(_BUILDER, name, _EXTRA),
+        summary=f"{summary} with TorchRL's loss.",
+        kind="offpolicy",
+        parameters=cls,
+        plan=partial(_plan, f"{_EXTRA}:{name}", cls, heads),
+        staleness=ANY_AGE,
+        extra=_EXTRA,
+        spaces=spaces_of(heads),
+        reference=reference,
+        isolated=True,
+    )
+
+
+_SQUASHED = {"Box": "squashed_gaussian"}
+
+BC = _entry(
+    "BC",
+    "Behaviour cloning of the data's actions,",
+    "Pomerleau 1991, Efficient training of artificial neural networks for autonomous navigation",
+    BCParameters,
+    Discrete="categorical",
+    **_SQUASHED,
+)
+IQL = _entry(
+    "IQL",
+    "Implicit Q-learning",
+    "Kostrikov et al. 2022, Offline reinforcement learning with implicit Q-learning",
+    IQLParameters,
+    Discrete="categorical",
+    **_SQUASHED,
+)
+CQL = _entry(
+    "CQL",
+    "Conservative Q-learning",
+    "Kumar et al. 2020, Conservative Q-learning for offline reinforcement learning",
+    CQLParameters,
+    Discrete="q_values",
+    **_SQUASHED,
+)
+TD3BC = _entry(
+    "TD3BC",
+    "TD3 with behaviour cloning",
+    "Fujimoto and Gu 2021, A minimalist approach to offline reinforcement learning",
+    TD3BCParameters,
+    Box="deterministic",
+)
+REDQ = _entry(
+    "REDQ",
+    "Randomised ensembled double Q-learning",
+    "Chen et al. 2021, Randomized ensembled double Q-learning: learning fast without a model",
+    REDQParameters,
+    **_SQUASHED,
+)
+TQC = _entry("TQC", "SAC with truncated quantile critics", TQC_REFERENCE, TQCParameters, **_SQUASHED)

@@ -1,0 +1,283 @@
+"""The replay of an off-policy algorithm: n-step transitions from segments, drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.replay.draws import Draws
+from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
+from rl4sys_zmq.replay.layout import ArraySpec
+from rl4sys_zmq.replay.n_step import n_step_columns
+from rl4sys_zmq.replay.pieces import RowPieces
+from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
+from rl4sys_zmq.replay.ring import RowRingBuffer
+from rl4sys_zmq.replay.scratch import ScratchArrays
+from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
+from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.values.spaces import LeafSpace
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = ["ReplayMemory", "ReplayOptions", "TransitionBatch"]
+
+_RETURNS, _DISCOUNTS, _SUCCESSORS, _MASKS = "returns", "discounts", "successors", "masks"
+_SEGMENT = "/segment"
+"""The column with the number of each row's segment, or -1 if it is unknown. It is not part of the state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """The options of a `ReplayMemory`.
+
+    Attributes:
+        capacity: Largest number of transitions.
+        gamma: Discount per step.
+        n_step: Number of rewards that are summed before the bootstrap.
+        priority: The options of prioritized sampling. None: transitions are drawn uniformly.
+    """
+
+    capacity: int
+    gamma: float
+    n_step: int = 1
+    priority: PriorityOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransitionBatch:
+    """``B`` transitions, copied from the replay. `ReplayMemory` describes the dtypes.
+
+    Attributes:
+        observations: The observations before the actions, ``[B, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays.
+        actions: The actions ``[B, *act]``.
+        returns: The n-step returns, float32 ``[B]`` (see `NStepReturns`).
+        discounts: The factors of the values of `successors`, float32 ``[B]`` (see `NStepReturns`).
+        successors: The observations whose estimated values are added to the returns, in the form of `observations`.
+        masks: True for each action that is allowed in `successors`, bool ``[B, n]``; None if no segment has had a mask.
+    """
+
+    observations: Tree
+    actions: NDArray[Any]
+    returns: NDArray[np.float32]
+    discounts: NDArray[np.float32]
+    successors: Tree
+    masks: NDArray[np.bool_] | None
+
+
+class ReplayMemory:
+    """The last `capacity` transitions of a client. New transitions overwrite the oldest ones.
+
+    A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`.
+
+    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, however many transitions
+    they are in. The same holds for each frame of a stack of images (`stack_axis`).
+
+    One thread uses the object. It has no random state; see `Draws`.
+    """
+
+    def __init__(self, observation_space: ObservationSpace, action_space: LeafSpace, options: ReplayOptions) -> None:
+        """Create an empty replay for these spaces. The first transition allocates the memory."""
+        self.options = options
+        self._spaces = SpaceColumns(observation_space, action_space)
+        self._plain = self._spaces.actions() | {
+            _RETURNS: ArraySpec((), np.dtype(np.float32)),
+            _DISCOUNTS: ArraySpec((), np.dtype(np.float32)),
+            _SEGMENT: ArraySpec((), np.dtype(np.int64)),
+        }
+        self._shared: dict[tuple[str, str], ArraySpec] = {}
+        successors = self._spaces.observations(_SUCCESSORS)
+        for (name, leaf), successor in zip(self._spaces.observations().items(), successors, strict=True):
+            if is_shared(leaf):
+                self._shared[name, successor] = leaf
+            else:
+                self._plain[name] = self._plain[successor] = leaf
+        self._ring = ring = RowRingBuffer(options.capacity)
+        self._priorities = None if options.priority is None else RowPriorities(self._ring, options.priority)
+        self._pieces = RowPieces(ring)
+        self._segments = 0
+
+    def __len__(self) -> int:
+        """Return the number of transitions in the replay."""
+        return self._ring.end - self._ring.begin
+
+    @property
+    def nbytes(self) -> int:
+        """The size of a full replay in bytes, without masks."""
+        capacity, shared = self.options.capacity, self._shared.values()
+        references = sum(2 * 8 * frames_per_value(leaf) for leaf in shared)
+        rows = capacity * (references + sum(leaf.nbytes for leaf in self._plain.values()))
+        return rows + sum(pool_bytes(capacity, leaf) for leaf in shared)
+
+    @property
+    def frames(self) -> int:
+        """The number of stored frames of large observations, each of which can be in several transitions."""
+        return self._ring.stored_frames
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep the arrays in files in this folder. Call this before the first transition; see `ScratchArrays`.
+
+        Raises:
+            ConfigError: If the disk has too little space.
+        """
+        self._ring.make = ScratchArrays(folder, self.nbytes)
+        self._allocate()
+        self._ring.reserve()
+
+    def _allocate(self) -> None:
+        """Create the arrays, if they do not exist so far."""
+        if _SEGMENT not in self._ring:
+            self._ring.allocate({}, self._plain)
+            for names, leaf in self._shared.items():
+                self._ring.share(names, leaf)
+
+    def add(self, segment: Segment) -> None:
+        """Store each step of a segment as a transition. If there are more steps than the capacity, store only the last ones.
+
+        Raises:
+            ConfigError: If there is not enough memory, or disk space.
+        """
+        ring, options = self._ring, self.options
+        self._allocate()
+        ahead = n_step_columns(segment, options.n_step, options.gamma)
+        skipped = max(0, segment.steps - options.capacity)
+        if skipped:
+            ring.skip_to(ring.end + skipped)
+        keep = slice(skipped, segment.steps)
+        reach = ahead.reach[keep]
+        blocks = {
+            ACTIONS: self._spaces.action_block(segment.actions[keep]),
+            _RETURNS: ahead.returns[keep],
+            _DISCOUNTS: ahead.discounts[keep],
+        }
+        blocks |= {name: leaf[keep] for name, leaf in self._spaces.observation_blocks(segment)}
+        blocks |= {name: leaf[reach] for name, leaf in self._spaces.observation_blocks(segment, _SUCCESSORS)}
+        if segment.masks is not None and _MASKS not in ring:
+            self._add_masks(segment.masks.shape[1])
+        if _MASKS in ring:
+            blocks[_MASKS] = self._free(len(reach)) if segment.masks is None else usable_masks(segment.masks[reach])
+        blocks[_SEGMENT] = np.full(len(reach), self._segments)
+        ring.make_room(len(reach))
+        ring.append(blocks, len(reach))
+        self._segments += 1
+
+    def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
+        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``.
+
+        They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
+        """
+        if self._priorities is None:
+            rows = draws.integers(0, len(self), count)
+            return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity
+        return self._priorities.draw(count, draws) % self.options.capacity
+
+    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
+        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
+        return importance_weights(self._sampling.masses(self._ring.numbers(rows)), beta)
+
+    def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
+        """Set the priorities of rows to the absolute values of their TD errors, ``[B]``. Only with the option `priority`.
+
+        A row whose error is not finite keeps its priority. The caller detects such errors in its loss.
+        """
+        finite = np.isfinite(errors)
+        self._sampling.update(self._ring.numbers(rows[finite]), np.abs(errors[finite]))
+
+    def checkpoint(self) -> KeptPriorities | None:
+        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
+        return None if self._priorities is None else self._priorities.keep()
+
+    def restore(self, kept: KeptPriorities | None) -> None:
+        """Return to the priorities that `checkpoint` has copied. Transitions that were added since then count as new."""
+        if kept is not None:
+            self._sampling.restore(kept)
+
+    def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
+        """Return copies of the transitions in these rows."""
+        take = self._ring.take
+        return TransitionBatch(
+            self._spaces.tree(take, rows),
+            take(ACTIONS, rows),
+            take(_RETURNS, rows),
+            take(_DISCOUNTS, rows),
+            self._spaces.tree(take, rows, _SUCCESSORS),
+            take(_MASKS, rows) if _MASKS in self._ring else None,
+        )
+
+    def discard(self, rows: NDArray[np.int64]) -> list[int]:
+        """Remove transitions, and all other transitions of the same segments.
+
+        Copies of the remaining transitions overwrite the removed ones, so the number of transitions does not change. If no
+        transition remains, the replay becomes empty.
+
+        Args:
+            rows: Rows of the transitions, int64.
+
+        Returns:
+            The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of transitions
+            that came with `load` are unknown. Of these transitions, only the ones in `rows` are removed, and no number is
+            returned for them.
+        """
+        held = np.arange(len(self))
+        if not self._from_zero:
+            held = (held + self._ring.begin) % self.options.capacity
+        sources = np.unique(self._ring.take(_SEGMENT, rows))
+        sources = sources[sources >= 0]
+        bad = np.isin(self._ring.take(_SEGMENT, held), sources) | np.isin(held, rows)
+        gone, left = held[bad], held[~bad]
+        if not len(left):
+            self._ring.skip_to(0)
+            self._pieces.clear()
+            if self._priorities is not None:
+                self._priorities.clear()
+            return [int(n) for n in sources]
+        stand_ins = np.resize(left, len(gone))
+        self._ring.overwrite(gone, stand_ins)
+        self._pieces.changed(gone)
+        if self._priorities is not None:
+            self._priorities.overwrite(gone, stand_ins)
+        return [int(n) for n in sources]
+
+    def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
+        """Return copies of all transitions and priorities.
+
+        Args:
+            stored: Names of pieces of the state that need not be copied; see `StatePiece`.
+        """
+        state = self._pieces.state(stored)
+        return state if self._priorities is None else state | {"priorities": self._priorities.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state` has returned for a replay with the same options and spaces.
+
+        Raises:
+            ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
+        """
+        if self._priorities is not None and "priorities" not in state:
+            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
+        self._allocate()
+        self._pieces.load(state, {_MASKS: True})
+        if self._priorities is not None:
+            self._priorities.load(state["priorities"])
+
+    @property
+    def _from_zero(self) -> bool:
+        """True if the rows are 0 to ``len(self) - 1``: always, except after `load` of a full replay with a smaller capacity."""
+        return self._ring.begin == 0 or len(self) == self.options.capacity
+
+    @property
+    def _sampling(self) -> RowPriorities:
+        if self._priorities is None:
+            raise ConfigError("this replay draws uniformly; give ReplayOptions a priority", key="prioritised")
+        return self._priorities
+
+    def _free(self, rows: int) -> NDArray[np.bool_]:
+        """Return masks that allow every action, ``[rows, n]``."""
+        return np.ones((rows, *self._ring.specs[_MASKS].shape), np.bool_)
+
+    def _add_masks(self, actions: int) -> None:
+        self._ring.add(_MASKS, ArraySpec((actions,), np.dtype(np.bool_)), fill=True)

@@ -1,0 +1,53 @@
+"""N-step returns of the steps of a segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.values import Segment
+
+__all__ = ["NStepReturns", "n_step_columns"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NStepReturns:
+    """The n-step returns of a segment (``T`` consecutive steps of one episode). Row ``t`` belongs to step ``t``.
+
+    The target value of a step is ``returns + discounts * V(observations[reach])``.
+
+    Attributes:
+        returns: The discounted sum of the rewards of the next ``n_t`` steps, float32 ``[T]``. ``n_t`` is `n_step`, or less near
+            the end of the segment.
+        discounts: ``gamma ** n_t``, float32 ``[T]``; 0 if the episode terminated within these steps.
+        reach: The row of ``segment.observations`` whose estimated value is added to the return, int64 ``[T]``. Where the discount
+            is 0, this is any valid row.
+    """
+
+    returns: NDArray[np.float32]
+    discounts: NDArray[np.float32]
+    reach: NDArray[np.int64]
+
+
+def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepReturns:
+    """Compute the n-step returns of all steps of a segment (Sutton & Barto, 2nd edition, equation 7.1).
+
+    Only rewards of the same segment are used, because the next segment of the episode can arrive much later, or never. So step
+    ``t`` of ``T`` looks ahead ``n_t = min(n_step, T - t)`` steps.
+
+    If the episode terminated with the segment, the value after the last step is 0. Otherwise (truncated, or continued in
+    another segment) it is the estimated value of the observation after the last step.
+    """
+    steps = segment.steps
+    rows = np.arange(steps)
+    reach = np.minimum(rows + n_step, steps)
+    returns = np.zeros(steps, dtype=np.float64)
+    for ahead in range(min(n_step, steps)):
+        returns[: steps - ahead] += gamma**ahead * segment.rewards[ahead:]
+    discounts = gamma ** (reach - rows)
+    if segment.terminated:
+        discounts = np.where(reach == steps, 0.0, discounts)
+        reach = np.minimum(reach, steps - 1)
+    return NStepReturns(returns.astype(np.float32), discounts.astype(np.float32), reach)

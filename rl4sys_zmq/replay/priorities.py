@@ -1,0 +1,225 @@
+"""Prioritized sampling of the rows of a buffer (Schaul et al. 2016, the proportional variant)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError, DataError
+from rl4sys_zmq.replay.draws import Draws
+from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
+from rl4sys_zmq.replay.spans import DrawableSteps
+from rl4sys_zmq.replay.sum_tree import SumTree
+
+__all__ = ["KeptPriorities", "PriorityOptions", "RowPriorities", "importance_weights"]
+
+_ROUNDS = 8
+"""Number of attempts to draw rows (steps) at random until enough of them can be sampled.
+
+After these, the missing rows are drawn from a list of all rows that can be sampled.
+"""
+_LEAST = 1e-300
+"""Smallest mass (weight in random draws) of a row. It is above 0, so that every row can be drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityOptions:
+    """The options of prioritized sampling. A row is drawn in proportion to ``(priority + epsilon) ** alpha``.
+
+    Attributes:
+        alpha: Exponent. 0: uniform sampling. 1: fully proportional.
+        epsilon: Constant that is added to each priority, so that each is above 0.
+    """
+
+    alpha: float = 0.6
+    epsilon: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptPriorities:
+    """A copy of all priorities, to which `RowPriorities.restore` can return.
+
+    Attributes:
+        masses: Mass of each index of the ring, float64 ``[capacity]``.
+        greatest: Largest mass so far.
+        end: Number of the first row without a mass.
+        lifetime: Number of times that the ring was emptied.
+    """
+
+    masses: NDArray[np.float64]
+    greatest: float
+    end: int
+    lifetime: int
+
+
+def importance_weights(masses: NDArray[np.float64], beta: float) -> NDArray[np.float32]:
+    """Return the importance weights ``(N P(i)) ** -beta`` of drawn rows, divided by the largest weight of them.
+
+    Source: Schaul et al. 2016, section 3.4. The number of rows ``N`` and the sum of all masses cancel out.
+
+    Args:
+        masses: ``[B]``, ``(priority + epsilon) ** alpha`` of each drawn row.
+        beta: Correction. 0: none. 1: full.
+    """
+    weights: NDArray[np.float32] = ((masses / masses.min(initial=np.inf)) ** -beta).astype(np.float32)
+    return weights
+
+
+class RowPriorities:
+    """The priorities of the rows (steps) in a buffer, and random draws of rows by priority.
+
+    A row is drawn in proportion to its *mass*, ``(priority + epsilon) ** alpha``. A new row gets the largest mass so far.
+
+    Args:
+        ring: The ring buffer that contains the rows.
+        options: The exponent, and the constant that is added to each priority.
+
+    Attributes:
+        options: The options.
+    """
+
+    def __init__(self, ring: RowRingBuffer, options: PriorityOptions) -> None:
+        self.options = options
+        self._ring = ring
+        self._tree = SumTree(ring.capacity)
+        self._greatest = 1.0
+        self._known = 0  # the number of the first row without a mass
+        self._lifetime = 0
+
+    def masses(self, ids: Ids) -> NDArray[np.float64]:
+        """Return the mass (weight in random draws), ``(priority + epsilon) ** alpha``, of each of the given rows.
+
+        The rows must still be in the buffer.
+        """
+        self._add_new()
+        return self._tree[ids % self._ring.capacity]
+
+    def update(self, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
+        """Set the priorities of rows (steps of the buffer). Ignore rows that were overwritten.
+
+        Args:
+            ids: ``[n]``, numbers of the rows.
+            priorities: ``[n]``, the new priorities.
+
+        Returns:
+            The number of rows whose priority was set.
+
+        Raises:
+            DataError: If the two arrays are not one-dimensional and of the same length, a number is not that of a past or present
+                row, or a priority is negative or so large that its mass (see `masses`) is not finite. No priority was set.
+        """
+        ring = self._ring
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")
+        if priorities.shape != ids.shape:
+            raise DataError("priorities", f"shape {priorities.shape}, for indices of shape {ids.shape}")
+        if ids.size and not 0 <= ids.min() <= ids.max() < ring.end:
+            raise DataError("indices", f"from {ids.min()} to {ids.max()}; the rows so far are 0 to {ring.end - 1}")
+        alpha, values = self.options.alpha, priorities.astype(np.float64)
+        if not np.all((values >= 0) & np.isfinite(values)):
+            raise DataError("priorities", "one of them is negative or not finite")
+        with np.errstate(over="ignore", under="ignore"):
+            masses = np.maximum((values + self.options.epsilon) ** alpha, _LEAST)
+            most = masses.max(initial=0.0) * ring.capacity
+        if not np.isfinite(most):
+            raise DataError("priorities", f"{values.max():g} is too large for alpha {alpha:g}")
+        self._add_new()
+        held = ids >= ring.begin
+        self._tree.set(ids[held].astype(np.int64) % ring.capacity, masses[held])
+        self._greatest = max(self._greatest, float(masses[held].max(initial=0.0)))
+        return int(np.count_nonzero(held))
+
+    def draw(self, count: int, draws: Draws, allowed: DrawableSteps | None = None) -> Ids:
+        """Draw `count` rows (steps) in proportion to their masses, ``(priority + epsilon) ** alpha``, with replacement.
+
+        The method draws from all rows and replaces rows that are not allowed by further draws. If rows are still missing after
+        `_ROUNDS` attempts, they are drawn from a list of all allowed rows.
+
+        Args:
+            count: Number of rows.
+            draws: Source of random numbers.
+            allowed: The rows that can be drawn, at least one. None: all rows.
+        """
+        self._add_new()
+        found: list[Ids] = []
+        missing = count
+        for _ in range(_ROUNDS):
+            ids = self._draw_any(missing, draws)
+            if allowed is None:
+                return ids
+            ids = ids[allowed.allow(ids)]
+            found.append(ids)
+            missing -= len(ids)
+            if not missing:
+                return np.concatenate(found)
+        assert allowed is not None
+        held = np.arange(self._ring.begin, self._ring.end)
+        held = held[allowed.allow(held)]
+        ends = np.cumsum(self._tree[held % self._ring.capacity])
+        places = np.searchsorted(ends, draws.random(missing) * ends[-1], side="right")
+        return np.concatenate([*found, held[np.minimum(places, len(held) - 1)]])
+
+    def keep(self) -> KeptPriorities:
+        """Return a copy of all priorities, for `restore`."""
+        self._add_new()
+        return KeptPriorities(self._tree.masses(), self._greatest, self._known, self._lifetime)
+
+    def restore(self, kept: KeptPriorities) -> None:
+        """Return to the priorities that `keep` has copied. Rows that were added since then get the largest mass of that time."""
+        ring = self._ring
+        old = range(ring.begin, min(kept.end, ring.end) if kept.lifetime == self._lifetime else ring.begin)
+        self._greatest = kept.greatest
+        held = np.arange(ring.begin, ring.end)
+        masses = np.full(len(held), kept.greatest)
+        masses[: len(old)] = kept.masses[held[: len(old)] % ring.capacity]
+        self._tree.set(held % ring.capacity, masses)
+        self._known = ring.end
+
+    def overwrite(self, places: Ids, sources: Ids) -> None:
+        """Copy the masses at the indices `sources` of the ring to the indices `places`."""
+        self._add_new()
+        self._tree.set(places, self._tree[sources])
+
+    def clear(self) -> None:
+        """Forget all rows, after the ring was emptied. The largest mass so far stays."""
+        self._tree = SumTree(self._ring.capacity)
+        self._known = self._ring.end
+        self._lifetime += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the masses, in the order of the rows, and the largest mass so far."""
+        held = np.arange(self._ring.begin, self._ring.end)
+        return {"masses": self.masses(held), "greatest": self._greatest}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state` has returned for the same rows.
+
+        Raises:
+            ConfigError: If the state has another number of rows than the ring, or a mass that cannot be.
+        """
+        held, masses = np.arange(self._ring.begin, self._ring.end), np.asarray(state["masses"], np.float64)
+        if masses.shape != held.shape or not np.all((masses > 0) & np.isfinite(masses)):
+            raise ConfigError(
+                f"the replay state has {masses.shape} priorities, all positive: {bool(np.all(masses > 0))}; expected "
+                f"{len(held)} positive ones",
+                key="prioritised",
+            )
+        self.clear()
+        self._tree.set(held % self._ring.capacity, masses)
+        self._greatest = float(state["greatest"])
+
+    def _draw_any(self, count: int, draws: Draws) -> Ids:
+        slots = self._tree.find(draws.random(count) * self._tree.total)
+        begin = self._ring.begin
+        return np.minimum(begin + (slots - begin) % self._ring.capacity, self._ring.end - 1)
+
+    def _add_new(self) -> None:
+        """Give the largest mass (weight in random draws) so far to rows that were added to the buffer since the last call."""
+        if self._known < self._ring.end:
+            ids = np.arange(max(self._known, self._ring.begin), self._ring.end)
+            self._tree.set(ids % self._ring.capacity, self._greatest)
+            self._known = self._ring.end

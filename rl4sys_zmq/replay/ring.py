@@ -1,0 +1,234 @@
+"""A ring buffer of rows with consecutive numbers, in memory or in a folder. New rows overwrite the oldest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import DataError, StoreFileError
+from rl4sys_zmq.replay.folder import StoreFolder
+from rl4sys_zmq.replay.frame_column import FrameColumn, Make, frame_pool
+from rl4sys_zmq.replay.layout import ArraySpec, as_leaf, zeros
+
+__all__ = ["Ids", "RowRingBuffer"]
+
+Ids = NDArray[np.int64]
+_SPAN = "/span"
+_TURN = 64
+"""Largest number of rows that are written to one shared column before the next one."""
+
+
+class RowRingBuffer:
+    """A ring buffer of rows (items of a data store), with one array (column) for each value of a row.
+
+    It has no lock. The data store that uses it has one.
+
+    The rows have consecutive numbers from `begin` up to, but without, `end`. Row ``id`` is at index ``id % capacity`` of every
+    column.
+
+    `begin` increases before a row is overwritten, and `end` increases after a row is written. Therefore a process that is
+    killed at any point leaves only complete rows in a folder.
+
+    Args:
+        capacity: Number of rows.
+        folder: Folder for the columns. None: `make` creates them.
+        make: Function that creates an array of zeros.
+
+    Attributes:
+        make: Function that creates an array of zeros. It can be replaced before the columns are created.
+        shared_names: For each column that `share` has created, the names of all columns of that call.
+    """
+
+    def __init__(self, capacity: int, folder: StoreFolder | None = None, make: Make = zeros) -> None:
+        self.capacity = capacity
+        self._folder = folder
+        self.make = make
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._shared: dict[str, FrameColumn] = {}
+        self.shared_names: dict[str, tuple[str, ...]] = {}
+        self._span = np.zeros(2, np.int64)
+
+    @property
+    def begin(self) -> int:
+        """The number of the oldest row. Equal to `end` if there are no rows."""
+        return int(self._span[0])
+
+    @property
+    def end(self) -> int:
+        """The number that the next row will get."""
+        return int(self._span[1])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns or name in self._shared
+
+    def allocate(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> None:
+        """Create the columns, or open the columns in the folder.
+
+        Args:
+            layout: Shape and dtype of each value of an item, to be saved in the folder.
+            columns: Shape and dtype of one row in each column.
+
+        Raises:
+            StoreFileError: If the columns cannot be created, or the folder has other columns.
+            ConfigError: If the columns do not fit in memory.
+        """
+        whole = {name: ArraySpec((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
+        if self._folder is None:
+            self._columns = {name: self.make(leaf) for name, leaf in whole.items()}
+            return
+        whole[_SPAN] = ArraySpec((2,), np.dtype("<i8"))
+        found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
+        self._span, self._columns = found.pop(_SPAN), found
+        if not 0 <= self.begin <= self.end <= self.begin + self.capacity:
+            raise StoreFileError(
+                self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again"
+            )
+
+    @property
+    def specs(self) -> dict[str, ArraySpec]:
+        """The shape and dtype of one row of each column."""
+        columns = {name: ArraySpec(column.shape[1:], column.dtype) for name, column in self._columns.items()}
+        return columns | {name: column.leaf for name, column in self._shared.items()}
+
+    def add(self, name: str, leaf: ArraySpec, fill: object) -> None:
+        """Create one more column, in which every row has the value `fill`. The ring must have no folder.
+
+        Raises:
+            ConfigError: If the column does not fit in memory.
+        """
+        self._columns[name] = self.make(ArraySpec((self.capacity, *leaf.shape), leaf.dtype))
+        self._columns[name][...] = fill
+
+    def share(self, names: Iterable[str], leaf: ArraySpec) -> None:
+        """Create columns of large values. Values of these columns that are equal, or that have equal frames, are stored once."""
+        pool, group = frame_pool(self.capacity, leaf, self.make), tuple(names)
+        self._shared |= {name: FrameColumn(self.capacity, leaf, pool) for name in group}
+        self.shared_names |= dict.fromkeys(group, group)
+
+    @property
+    def stored_frames(self) -> int:
+        """The number of frames that all shared columns together store."""
+        return sum(self._shared[group[0]].pool.used for group in set(self.shared_names.values()))
+
+    def reserve(self) -> None:
+        """Create the arrays for the values of shared columns now, and not when they are needed. The ring must be empty."""
+        for column in self._shared.values():
+            column.reserve()
+
+    def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
+        """Return copies of the frames of rows in the columns of one call of `share`, each frame once.
+
+        Args:
+            names: The names of the columns.
+            ids: Numbers of the rows.
+
+        Returns:
+            The frames, in the order of their first use, and for each column the indices of the frames of each row, int32
+            ``[rows, frames per value]``.
+        """
+        columns = [self._shared[name] for name in names]
+        used = np.stack([c.slots(ids % self.capacity) for c in columns])
+        slots, first, inverse = np.unique(used, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        indices = np.empty(len(order), np.int32)
+        indices[order] = np.arange(len(order))
+        return columns[0].pool.gather(slots[order]), list(indices[inverse.reshape(used.shape)])
+
+    def frames_per_value(self, name: str) -> int:
+        """Return the number of frames of which a value of a shared column consists."""
+        return self._shared[name].frames_per_value
+
+    def from_frames(self, name: str, frames: NDArray[Any], indices: NDArray[np.int32]) -> NDArray[Any]:
+        """Return values of a shared column, given frames and the indices of each value's frames, as `frames` returns them."""
+        return self._shared[name].join(frames[indices])
+
+    def skip_to(self, number: int) -> None:
+        """Drop all rows, and set the number that the next row will get."""
+        self._span[:] = number
+
+    def make_room(self, count: int) -> Ids:
+        """Drop the oldest rows, so that `count` new rows fit. Return the numbers of the dropped rows."""
+        begin = self.begin
+        self._span[0] = max(begin, min(self.end, self.end + count - self.capacity))
+        return np.arange(begin, self.begin)
+
+    def drop_before(self, number: int) -> None:
+        """Drop the rows with numbers below `number`."""
+        self._span[0] = max(self.begin, min(number, self.end))
+
+    def append(self, blocks: Mapping[str, NDArray[Any]], count: int) -> None:
+        """Write `count` rows to all columns. Call `make_room` first. `count` must not exceed the capacity.
+
+        Args:
+            blocks: For each column, an array ``[count, ...]``.
+            count: Number of rows.
+        """
+        end = self.end
+        first = end % self.capacity
+        before = min(count, self.capacity - first)  # the rows before the end of the columns; the others are at their beginning
+        for name, block in blocks.items():
+            if name not in self._shared:
+                column = self._columns[name]
+                column[first : first + before] = block[:before]
+                if before < count:
+                    column[: count - before] = block[before:]
+        for name, start, stop in self._shared_pieces(before, count):
+            self._shared[name].write((end + start) % self.capacity, blocks[name][start:stop])
+        self._span[1] = end + count
+
+    def gather(self, name: str, ids: Ids) -> NDArray[Any]:
+        """Return a copy of the rows with the given numbers in one column, as an array ``[*ids.shape, ...]``."""
+        return self.take(name, ids % self.capacity)
+
+    def numbers(self, places: Ids) -> Ids:
+        """Return the numbers of the rows at the given indices of the columns."""
+        begin = self.begin
+        return begin + (places - begin) % self.capacity
+
+    def take(self, name: str, places: Ids) -> NDArray[Any]:
+        """Return a copy of the rows at the given indices of one column, as an array ``[*places.shape, ...]``."""
+        if name in self._shared:
+            return self._shared[name].take(places)
+        taken: NDArray[Any] = self._columns[name][places]
+        return taken
+
+    def overwrite(self, places: Ids, sources: Ids) -> None:
+        """Copy the rows at the indices `sources` of all columns to the indices `places`."""
+        for column in self._columns.values():
+            column[places] = column[sources]
+        for shared in self._shared.values():
+            shared.overwrite(places, sources)
+
+    def _shared_pieces(self, before: int, count: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the name of a shared column, and a range of new rows to write, for all such columns and rows.
+
+        Equal frames are found among recent ones only. So the columns take turns after few rows. `before` is the number of rows
+        before the end of the columns.
+        """
+        if self._shared:
+            for low, high in ((0, before), (before, count)):
+                for start in range(low, high, _TURN):
+                    yield from ((name, start, min(start + _TURN, high)) for name in self._shared)
+
+    def held(self, key: str, ids: object) -> Ids:
+        """Check that the buffer has the rows with the given numbers, and return the numbers as int64.
+
+        Args:
+            key: Name of the argument, for the error message.
+            ids: Row numbers.
+
+        Raises:
+            DataError: If `ids` is not a one-dimensional array of integers, or a row is not in the ring.
+        """
+        array = as_leaf(key, ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise DataError(key, f"shape {array.shape} and dtype {array.dtype}, not one dimension of integers")
+        lost = array[(array < self.begin) | (array >= self.end)]
+        if lost.size:
+            raise DataError(
+                key, f"{lost.size} that are not held, such as {lost[0]}; the held rows are {self.begin} to {self.end - 1}"
+            )
+        return array.astype(np.int64)

@@ -1,0 +1,302 @@
+"""The replay of an algorithm with a recurrent network: sequences of consecutive steps, drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.replay.draws import Draws
+from rl4sys_zmq.replay.frame_column import is_shared
+from rl4sys_zmq.replay.layout import ArraySpec
+from rl4sys_zmq.replay.pieces import RowPieces
+from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
+from rl4sys_zmq.replay.ring import RowRingBuffer
+from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
+from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.values.column_spec import ColumnSpec
+from rl4sys_zmq.values.spaces import LeafSpace
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = ["SequenceBatch", "SequenceMemory", "SequenceOptions"]
+
+_REWARDS, _MASKS, _SEGMENT = "rewards", "masks", "/segment"
+_FIRST, _START, _STEPS, _TERMINATED = "first", "start", "steps", "terminated"
+_INITIAL = "initial/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOptions:
+    """The options of a `SequenceMemory`.
+
+    Attributes:
+        capacity: Largest number of steps. A segment of ``T`` steps needs room for ``T + 1``.
+        length: Number of steps of a sequence that are trained on.
+        burn_in: Number of earlier steps of the same segment that only bring the recurrent state up to date.
+        overlap: Number of trained steps that a sequence shares with the next one of the same segment.
+        priority: The options of prioritized sampling. None: sequences are drawn uniformly.
+
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    capacity: int
+    length: int
+    burn_in: int = 0
+    overlap: int = 0
+    priority: PriorityOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.burn_in < 0:
+            raise ConfigError(f"length is {self.length} and burn_in {self.burn_in}; expected at least 1 and 0", key="length")
+        if not 0 <= self.overlap < self.length:
+            raise ConfigError(f"overlap is {self.overlap}; expected 0 to length - 1, which is {self.length - 1}", key="overlap")
+        if self.capacity < 2:
+            raise ConfigError(f"capacity is {self.capacity} steps; expected at least 2", key="capacity")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceBatch:
+    """``B`` sequences of ``W = burn_in + length`` steps, copied from the replay. The first `burn_in` steps are not trained on.
+
+    Attributes:
+        observations: ``[B, W + 1, *obs]``, the observation before each step, and the one after the last step. For a Dict or Tuple
+            space, a dict or tuple of such arrays.
+        actions: ``[B, W, *act]``.
+        rewards: Float32 ``[B, W]``.
+        terminated: Bool ``[B, W]``. True for a step after which the episode ended in a terminal state. The observation after it
+            has no meaning.
+        valid: Bool ``[B, W]``. False for a step outside of the segment: before its beginning, in the burn-in, or after its end.
+            The other values of such a step have no meaning. The recurrent state must not change at such a step.
+        masks: True for each allowed action, bool ``[B, W + 1, n]``; None if no segment has had a mask.
+        initial: For each column that the policy records once per segment, its values ``[B, *row]``. They belong to the first
+            valid step. Zeros if that step is not the first of the segment; the burn-in then has to produce the recurrent state.
+    """
+
+    observations: Tree
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
+    masks: NDArray[np.bool_] | None
+    initial: dict[str, NDArray[Any]]
+
+
+class SequenceMemory:
+    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest ones.
+
+    The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The last
+    one can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the beginning of
+    a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
+
+    A sequence has a *row*, its index in the replay, as a transition in `ReplayMemory` has. The dtypes are those of
+    `SpaceColumns`, and large observations are stored once. One thread uses the object.
+    """
+
+    def __init__(
+        self,
+        observation_space: ObservationSpace,
+        action_space: LeafSpace,
+        options: SequenceOptions,
+        columns: tuple[ColumnSpec, ...] = (),
+    ) -> None:
+        """Create an empty replay.
+
+        Args:
+            observation_space: Space of the observations.
+            action_space: Space of the actions.
+            options: The options.
+            columns: The extra columns of the policy (`PolicySpec.columns`). Those that are recorded once per segment are stored.
+
+        Raises:
+            ConfigError: If there is not enough memory.
+        """
+        self.options = options
+        self._spaces = SpaceColumns(observation_space, action_space)
+        self._initial = tuple(column.name for column in columns if column.per == "segment")
+        self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
+        plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
+        for name, leaf in self._spaces.observations().items():
+            if is_shared(leaf):
+                self._steps.share((name,), leaf)
+            else:
+                plain[name] = leaf
+        self._steps.allocate({}, plain)
+        number = ArraySpec((), np.dtype(np.int64))
+        described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), number) | {_TERMINATED: ArraySpec((), np.dtype(np.bool_))}
+        initial = {_INITIAL + c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
+        self._sequences.allocate({}, described | initial)
+        self._priorities = None if options.priority is None else RowPriorities(self._sequences, options.priority)
+        self._pieces = (RowPieces(self._steps), RowPieces(self._sequences))
+        self._segments = 0
+
+    def __len__(self) -> int:
+        """Return the number of sequences in the replay."""
+        return self._sequences.end - self._sequences.begin
+
+    def add(self, segment: Segment) -> None:
+        """Store the steps of a segment, and its sequences.
+
+        Raises:
+            ConfigError: If the segment is longer than the replay.
+        """
+        rows, options = segment.steps + 1, self.options
+        if rows > options.capacity:
+            problem = f"a segment of {segment.steps} steps does not fit in a replay of {options.capacity}"
+            raise ConfigError(f"{problem}; use a larger capacity, or shorter segments", key="capacity")
+        blocks = {ACTIONS: _padded(self._spaces.action_block(segment.actions), rows), _REWARDS: _padded(segment.rewards, rows)}
+        blocks |= {name: _padded(leaf, rows) for name, leaf in self._spaces.observation_blocks(segment)}
+        if segment.masks is not None and _MASKS not in self._steps:
+            self._steps.add(_MASKS, ArraySpec((segment.masks.shape[1],), np.dtype(np.bool_)), fill=True)
+        if _MASKS in self._steps:
+            free = np.ones((rows, *self._steps.specs[_MASKS].shape), np.bool_)
+            blocks[_MASKS] = free if segment.masks is None else _padded(usable_masks(segment.masks), rows)
+        first = self._steps.end
+        self._steps.make_room(rows)
+        self._steps.append(blocks, rows)
+        self._drop_overwritten()
+        self._describe(segment, first)
+        self._segments += 1
+
+    def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
+        """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``.
+
+        They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
+        """
+        if self._priorities is not None:
+            numbers = self._priorities.draw(count, draws)
+        else:
+            numbers = draws.integers(0, len(self), count) + self._sequences.begin
+        return numbers % self.options.capacity
+
+    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
+        """Return the importance weights of drawn sequences, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
+        return importance_weights(self._sampling.masses(self._sequences.numbers(rows)), beta)
+
+    def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]], share: float = 0.9) -> None:
+        """Set the priorities of sequences to a mean of their largest and their mean absolute TD error (R2D2, section 2.3).
+
+        Args:
+            rows: Rows of the sequences, ``[B]``.
+            errors: TD errors of the trained steps, ``[B, length]``; 0 for steps that are not valid.
+            share: Weight of the largest error. The mean error, over the valid steps, has the rest.
+        """
+        trained = self._valid(rows)[:, self.options.burn_in :]
+        sizes = np.abs(errors)
+        mixed = share * sizes.max(axis=1) + (1 - share) * sizes.sum(axis=1) / np.maximum(trained.sum(axis=1), 1)
+        finite = np.isfinite(mixed)
+        self._sampling.update(self._sequences.numbers(rows[finite]), mixed[finite])
+
+    def checkpoint(self) -> KeptPriorities | None:
+        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
+        return None if self._priorities is None else self._priorities.keep()
+
+    def restore(self, kept: KeptPriorities | None) -> None:
+        """Return to the priorities that `checkpoint` has copied. Sequences that were added since then count as new."""
+        if kept is not None:
+            self._sampling.restore(kept)
+
+    def gather(self, rows: NDArray[np.int64]) -> SequenceBatch:
+        """Return copies of the sequences in these rows."""
+        described, width = self._sequences, self.options.burn_in + self.options.length
+        first, start, steps = (described.take(name, rows)[:, None] for name in (_FIRST, _START, _STEPS))
+        offsets = start - self.options.burn_in + np.arange(width + 1)
+        places = (first + np.clip(offsets, 0, steps)) % self.options.capacity
+        terminated = described.take(_TERMINATED, rows)[:, None] & (offsets[:, :-1] == steps - 1)
+        take = self._steps.take
+        at_begin = start[:, 0] <= self.options.burn_in  # then the first valid step is the first of the segment
+        initial = {name: described.take(_INITIAL + name, rows) for name in self._initial}
+        for column in initial.values():
+            column[~at_begin] = 0
+        return SequenceBatch(
+            self._spaces.tree(take, places),
+            take(ACTIONS, places[:, :-1]),
+            take(_REWARDS, places[:, :-1]),
+            terminated,
+            self._valid(rows),
+            take(_MASKS, places) if _MASKS in self._steps else None,
+            initial,
+        )
+
+    def discard(self, rows: NDArray[np.int64]) -> list[int]:
+        """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
+
+        Returns:
+            The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of sequences that
+            came with `load` have no number.
+        """
+        ring = self._sequences
+        held = np.arange(ring.begin, ring.end)
+        bad = np.isin(ring.gather(_FIRST, held), ring.take(_FIRST, rows))
+        gone = sorted({int(number) for number in ring.gather(_SEGMENT, held[bad]) if number >= 0})
+        left = held[~bad]
+        blocks = {name: ring.gather(name, left) for name in ring.specs}
+        kept = None if self._priorities is None else self._priorities.state()
+        ring.skip_to(ring.end)
+        ring.append(blocks, len(left))
+        self._pieces[1].clear()
+        if self._priorities is not None and kept is not None:
+            self._priorities.load({**kept, "masses": kept["masses"][~bad]})
+        return gone
+
+    def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
+        """Return copies of all sequences and priorities. `stored`: see `ReplayMemory.state`."""
+        steps, sequences = (pieces.state(stored) for pieces in self._pieces)
+        state: dict[str, Any] = {"steps": steps, "sequences": sequences}
+        return state if self._priorities is None else state | {"priorities": self._priorities.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state` has returned for a replay with the same options and spaces.
+
+        Raises:
+            ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
+        """
+        if self._priorities is not None and "priorities" not in state:
+            raise ConfigError("the replay state has no priorities", key="prioritised")
+        for pieces, part in zip(self._pieces, (state["steps"], state["sequences"]), strict=True):
+            pieces.load(part, {_MASKS: True})
+        if self._priorities is not None:
+            self._priorities.load(state["priorities"])
+
+    @property
+    def _sampling(self) -> RowPriorities:
+        if self._priorities is None:
+            raise ConfigError("this replay draws uniformly; give SequenceOptions a priority", key="prioritised")
+        return self._priorities
+
+    def _describe(self, segment: Segment, first: int) -> None:
+        """Store the sequences of a segment whose first step is row `first`."""
+        starts = np.arange(0, segment.steps, self.options.length - self.options.overlap)
+        starts = starts[(starts == 0) | (starts + self.options.overlap < segment.steps)]  # others have no steps of their own
+        count = len(starts)
+        blocks = {
+            _FIRST: np.full(count, first),
+            _START: starts,
+            _STEPS: np.full(count, segment.steps),
+            _SEGMENT: np.full(count, self._segments),
+            _TERMINATED: np.full(count, segment.terminated),
+            **{_INITIAL + name: np.repeat(segment.initial[name][None], count, axis=0) for name in self._initial},
+        }
+        self._sequences.make_room(count)
+        self._sequences.append(blocks, count)
+
+    def _drop_overwritten(self) -> None:
+        """Drop the sequences of segments of which the oldest steps were overwritten."""
+        ring = self._sequences
+        while ring.begin < ring.end and ring.gather(_FIRST, np.array([ring.begin]))[0] < self._steps.begin:
+            ring.drop_before(ring.begin + 1)
+
+    def _valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        start, steps = (self._sequences.take(name, rows)[:, None] for name in (_START, _STEPS))
+        offsets = start - self.options.burn_in + np.arange(self.options.burn_in + self.options.length)
+        return (offsets >= 0) & (offsets < steps)
+
+
+def _padded(block: NDArray[Any], rows: int) -> NDArray[Any]:
+    """Return an array with rows of zeros at its end, so that it has `rows` rows."""
+    missing = rows - len(block)
+    return np.concatenate([block, np.zeros((missing, *block.shape[1:]), block.dtype)]) if missing else block

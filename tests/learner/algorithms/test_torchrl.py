@@ -1,0 +1,152 @@
+"""The adapter of TorchRL's losses: each algorithm trains on segments, resumes exactly, and actors act as its networks do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, make_algorithm
+from rl4sys_zmq.policies import build_policy
+from rl4sys_zmq.policies.sampler import RandomSource
+from rl4sys_zmq.testing import check_algorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
+
+pytest.importorskip("torchrl", reason="the extra torchrl is not installed")
+
+OBS = BoxSpace((3,))
+DISCRETE, BOX = DiscreteSpace(3, 1), BoxSpace((2,), low=-1.0, high=3.0)
+SMALL: dict[str, Any] = {"hidden_sizes": [8, 8], "rollout_length": 16, "learning_starts": 32, "train_frequency": 16}
+SMALL |= {"batch_size": 32, "buffer_size": 200}
+CASES: dict[str, tuple[str, Space]] = {
+    "bc_discrete": ("BC", DISCRETE),
+    "bc_box": ("BC", BOX),
+    "iql_discrete": ("IQL", DISCRETE),
+    "iql_box": ("IQL", BOX),
+    "cql_discrete": ("CQL", DISCRETE),
+    "cql_box": ("CQL", BOX),
+    "td3bc": ("TD3BC", BOX),
+    "redq": ("REDQ", BOX),
+    "tqc": ("TQC", BOX),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(name: str, actions: Space, **parameters: Any) -> Any:
+    return make_algorithm(f"torchrl:{name}", OBS, actions, {**SMALL, **parameters}, 3)
+
+
+def segment(actions: Space, seed: int, act: int | None = None, **options: Any) -> Segment:
+    """An episode of 16 steps."""
+    rng = np.random.default_rng(seed)
+    acts: Any = rng.integers(1, 4, 16) if isinstance(actions, DiscreteSpace) else rng.uniform(-1, 3, (16, 2)).astype(np.float32)
+    columns: dict[str, Any] = {
+        "observations": rng.normal(size=(16, 3)).astype(np.float32),
+        "actions": acts if act is None else np.full(16, act),
+        "rewards": rng.normal(size=16).astype(np.float32),
+        "log_probs": np.full(16, -1.0, np.float32),
+        "versions": np.zeros(16, np.uint64),
+        "masks": None,
+        "generation": 1,
+        "episode_id": seed,
+        "segment_index": 0,
+        "terminated": True,
+        "truncated": False,
+        "episode_return": None,
+        "episode_length": None,
+    }
+    return Segment(**{**columns, **options})
+
+
+def trained(name: str, actions: Space, **parameters: Any) -> Any:
+    algorithm, seed = make(name, actions, **parameters), 0
+    while algorithm.update() is None:
+        algorithm.observe(segment(actions, seed))
+        seed += 1
+    return algorithm
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_keeps_the_contract_of_an_algorithm(case: str) -> None:
+    """Among it: equal runs, bit-equal resume from a checkpoint, and untouched global generators."""
+    name, actions = CASES[case]
+    check_algorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space=OBS, action_space=actions, parameters=SMALL)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_actors_act_greedily_as_the_trained_network_does(case: str) -> None:
+    name, actions = CASES[case]
+    algorithm = trained(name, actions)
+    trainable = {parameter.data_ptr() for parameter in algorithm._loss.parameters()}
+    assert {parameter.data_ptr() for parameter in algorithm._policy.parameters()} <= trainable
+    spec = algorithm.spec()
+    policy = build_policy(spec, PolicySnapshot(1, 1, 0, *spec.flatten(algorithm.snapshot())))
+    rows = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
+    with torch.no_grad():
+        outputs = algorithm._policy(torch.from_numpy(rows)).numpy()
+    ours = np.array([policy.act(row, None, RandomSource(1), False)[1] for row in rows])
+    if isinstance(actions, DiscreteSpace):
+        assert ours.tolist() == (outputs.argmax(axis=1) + 1).tolist()
+    else:
+        np.testing.assert_allclose(ours, np.tanh(outputs[:, :2]) * 2.0 + 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["IQL", "CQL", "TD3BC", "REDQ", "TQC"])
+def test_the_defaults_of_a_loss_are_those_of_the_library(name: str) -> None:
+    import torchrl.objectives
+
+    signature = inspect.signature(getattr(torchrl.objectives, f"{name}Loss").__init__).parameters
+    parameters: Any = ALGORITHMS.get(f"torchrl:{name}").read({})
+    for key, value in parameters.loss_arguments().items():
+        assert signature[key].default == value, key
+    assert set(parameters.of_loss) <= {f.name for f in fields(parameters)}
+
+
+def test_cloning_makes_the_datas_action_the_likeliest() -> None:
+    algorithm = make("BC", DISCRETE, learning_rate=0.01, gradient_steps=50)
+    for seed in range(4):
+        algorithm.observe(segment(DISCRETE, seed, act=2))
+    losses = []
+    while (metrics := algorithm.update()) is not None:
+        losses.append(metrics["losses/bc_loss"])
+    assert losses[-1] < 0.1 < losses[0]
+
+
+def test_the_data_that_break_an_update_are_found_and_removed() -> None:
+    algorithm = make("IQL", DISCRETE, batch_size=64)
+    for index in range(4):
+        bad: dict[str, Any] = {"rewards": np.full(16, 3e38, np.float32)} if index == 2 else {}
+        algorithm.observe(segment(DISCRETE, index, **bad))
+    before = algorithm.checkpoint()
+    losses = algorithm.update()
+    assert not all(np.isfinite(numbers).all() for numbers in (*losses.values(), *algorithm.numbers_to_check()))
+    algorithm.restore(before)
+    assert algorithm.discard() == [2]
+    while (metrics := algorithm.update()) is not None:
+        assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_what_it_cannot_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="torchrl:REDQ needs a Box action space, not Discrete"):
+        make("REDQ", DISCRETE)
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'torchrl:PILCO'; valid: .*torchrl:IQL"):
+        ALGORITHMS.get("torchrl:PILCO")
+    with pytest.raises(ConfigError, match="30 of 25 quantiles leave none"):
+        make("TQC", BOX, top_quantiles_to_drop_per_net=30)
+    with pytest.raises(ConfigError, match="ignores action masks"):
+        make("CQL", DISCRETE).observe(segment(DISCRETE, 1, masks=np.ones((16, 3), np.bool_)))
+    with pytest.raises(ConfigError, match="networks of other sizes"):
+        make("IQL", DISCRETE).restore(make("IQL", DISCRETE, hidden_sizes=[4]).checkpoint())

@@ -1,0 +1,108 @@
+"""A replay in files: the same as in memory, private, gone with its process, and refused when it does not fit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import FolderAlgorithm, make_algorithm
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
+from rl4sys_zmq.replay.layout import ArraySpec
+from rl4sys_zmq.replay.scratch import ScratchArrays
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+IMAGE = BoxSpace((4, 32, 40), "|u1", 0, 255)
+
+
+def make_replay(space: BoxSpace, capacity: int = 50) -> ReplayMemory:
+    return ReplayMemory(space, DiscreteSpace(2), ReplayOptions(capacity=capacity, gamma=0.9))
+
+
+def make_segment(space: BoxSpace, seed: int, steps: int = 20) -> Segment:
+    rng = np.random.default_rng(seed)
+    return Segment(
+        observations=rng.integers(0, 256, (steps + 1, *space.shape)).astype(space.dtype),
+        actions=rng.integers(0, 2, steps),
+        rewards=np.zeros(steps, np.float32),
+        log_probs=np.zeros(steps, np.float32),
+        versions=np.zeros(steps, np.uint64),
+        masks=np.ones((steps + 1, 2), np.bool_),
+        generation=1,
+        episode_id=1,
+        segment_index=0,
+        terminated=False,
+        truncated=False,
+    )
+
+
+@pytest.mark.parametrize("space", [IMAGE, BoxSpace((3,))])
+def test_a_replay_in_files_has_the_same_transitions_as_one_in_memory(space: BoxSpace, tmp_path: Path) -> None:
+    one, other = make_replay(space), make_replay(space)
+    one.use_folder(tmp_path / "new")
+    for seed in range(6):
+        for replay in (one, other):
+            replay.add(make_segment(space, seed))
+    rows = np.arange(50)
+    mine, theirs = one.gather(rows), other.gather(rows)
+    for name in ("observations", "actions", "returns", "discounts", "successors", "masks"):
+        np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+    assert [part["piece"].name for part in one.state()["pieces"]] == [part["piece"].name for part in other.state()["pieces"]]
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert list((tmp_path / "new").iterdir()) == [], "the files have no names"
+
+
+def test_the_space_is_reserved_and_given_back(tmp_path: Path) -> None:
+    """The files of a process are open in /proc; each has all of its blocks."""
+    program = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from rl4sys_zmq.replay.layout import ArraySpec
+from rl4sys_zmq.replay.scratch import ScratchArrays
+array = ScratchArrays(Path(sys.argv[1]), 0)(ArraySpec((1 << 20,), np.dtype("u1")))
+assert array.flags.writeable and not array.any()
+maps = [line.split() for line in open("/proc/self/maps") if sys.argv[1] in line]
+print(len(maps), maps[0][-1], flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().split() == [b"1", b"(deleted)"]
+        child.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replay_that_is_larger_than_the_disk_is_refused_with_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = make_replay(BoxSpace((100, 100)), 1 << 40)
+    with pytest.raises(ConfigError, match=r"needs 4[4-9],\d{3},\d{3},\d{3},\d{3},\d{3} bytes on disk.*bytes free.*buffer_size"):
+        replay.use_folder(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"400 bytes of the replay cannot be written.*No space left"):
+        ScratchArrays(tmp_path, 400)(ArraySpec((100,), np.dtype("<f4")))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="the replay cannot use"):
+        make_replay(IMAGE).use_folder(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["DQN", "SAC"])
+@pytest.mark.parametrize(("bound", "files"), [(0, True), (1 << 30, False)])
+def test_an_algorithm_uses_files_above_its_bound(name: str, bound: int, files: bool, tmp_path: Path) -> None:
+    algorithm = make_algorithm(name, BoxSpace((3,)), DiscreteSpace(2), {"buffer_memory_bytes": bound, "buffer_size": 70_000}, 1)
+    assert isinstance(algorithm, FolderAlgorithm)
+    algorithm.use_folder(tmp_path)
+    algorithm.observe(make_segment(BoxSpace((3,)), 1))
+    maps = Path("/proc/self/maps").read_text()
+    assert (str(tmp_path) in maps) is files

@@ -1,4 +1,4 @@
-"""How well each algorithm learns: trainings of this library, with Stable-Baselines3 in turn where it has the algorithm.
+"""The table of learning: trainings of this library, with Stable-Baselines3 in turn where it has the algorithm.
 
     python benchmarks/learning.py                                  # the table of what is in the file
     python benchmarks/learning.py --cases dqn-cartpole sac-pendulum --seeds 1 2 3 4 5

@@ -1,11 +1,14 @@
-"""Learning curves of PPO: this library with its default pacing, and Stable-Baselines3, with the same values, in turn.
+"""How well each algorithm learns: trainings of this library, with Stable-Baselines3 in turn where it has the algorithm.
 
-    python benchmarks/learning.py --seeds 1 2 3 4 5 --json benchmarks/results/learning.json
+    python benchmarks/learning.py                                  # the table of what is in the file
+    python benchmarks/learning.py --cases dqn-cartpole sac-pendulum --seeds 1 2 3 4 5
+    python benchmarks/learning.py --cases all --seeds 1 2 3 4 5    # a day on two cores; stop it and go on at any time
 
-Both sides get the values of rl-zoo for Pendulum-v1, without its state-dependent exploration, which this library does not have.
-Ours is a learner and one actor process with as many environments, over tcp. A seed's score at N steps is the mean return of the
-training episodes that ended in the 10,000 steps before. The figure is (ours - random) / (theirs - random) of the interquartile
-means over the seeds, with a 95 % interval from a bootstrap over the seeds.
+A training of ours is a learner and one actor process over tcp; `learning_cases.py` has the values. The score at a mark (a half,
+three quarters and all of the steps) is the mean return of the training episodes that ended in the last tenth of the steps before
+it. *Greedy* is the mean return of 20 greedy episodes after the training. Over the seeds the table has interquartile means with a
+90 % interval from a bootstrap over the seeds, and (ours - random) / (theirs - random). The file has one row for each case, seed
+and side; a row in it is not repeated.
 """
 
 from __future__ import annotations
@@ -15,90 +18,143 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+from learning_cases import CASES, Case
 from numpy.typing import NDArray
 
+from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.peers import run_peer
+from rl4sys_zmq.bench.peers import PeerMissing, run_peer
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.ops.curves import read_curves
 
-ENV, CLIENT = "Pendulum-v1", "learning"
-NUM_ENVS = 4
-VALUES = {
-    "steps_per_update": 4096, "minibatch_size": 64, "update_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "clip_coef": 0.2,
-    "ent_coef": 0.0, "learning_rate": 1e-3,
-}  # fmt: skip
-MARKS = (50_000, 75_000, 100_000)
-WINDOW_STEPS = 10_000
+CLIENT = "learning"
+FILE = Path(__file__).parent / "results" / "learning.json"
+EPISODES = 20
 RANDOM_EPISODES = 100
 RESAMPLES = 10_000
-LIMIT_S = 300.0
+LIMIT_S = 900.0
+"""Longest time from one policy version to the next."""
+PEER_LIMIT_S = 3 * 3600.0
 
 
 def main() -> None:
-    """Runs the seeds and prints the table."""
+    """Does the trainings that the file lacks, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--pacing-lag", type=int, help="instead of the default")
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument(
+        "--cases", nargs="+", choices=[*CASES, "all"], default=[], metavar="CASE", help=f"all, or {', '.join(CASES)}"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--sides", nargs="+", choices=["ours", "sb3"], default=["ours", "sb3"])
+    parser.add_argument("--json", type=Path, default=FILE, help="the file with the rows")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    record: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"random": {}, "rows": []}
+    names = list(CASES) if "all" in options.cases else options.cases
     for seed in options.seeds:
-        ours = scores(train(seed, options.pacing_lag))
-        theirs = scores(run_peer("sb3_ppo", "--env", ENV, "--seed", seed, "--steps", MARKS[-1], "--limit-s", 800)["episodes"])
-        rows.append({"seed": seed, "ours": ours, "sb3": theirs})
-        print(f"seed {seed}: at {MARKS} steps ours {ours}, Stable-Baselines3 {theirs}", flush=True)
-    floor = random_return()
-    figures = {"random": floor, "at_steps": compare(rows, floor)}
-    print(json.dumps(figures, indent=2))
-    if options.json is not None:
-        record = {"command": " ".join(["python", *sys.argv]), "env": ENV, **machine_record(), "rows": rows, **figures}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        for name in names:
+            for side in options.sides:
+                if any((row["case"], row["seed"], row["side"]) == (name, seed, side) for row in record["rows"]):
+                    continue
+                found = ours(CASES[name], seed) if side == "ours" else theirs(CASES[name], seed)
+                if found is None:
+                    continue
+                record["rows"].append({"case": name, "seed": seed, "side": side, **found})
+                print(json.dumps(record["rows"][-1]), flush=True)
+                options.json.write_text(json.dumps({**record, **machine_record()}, indent=1) + "\n")
+    for env in {CASES[row["case"]].env for row in record["rows"]} - set(record["random"]):
+        record["random"][env] = random_return(env)
+        options.json.write_text(json.dumps({**record, **machine_record()}, indent=1) + "\n")
+    print(table(record))
 
 
-def train(seed: int, pacing_lag: int | None) -> list[tuple[int, float]]:
-    """One training of ours: the pairs (steps, return) of its episodes."""
-    client = ClientConfig(algorithm_name="PPO", algorithm_parameters=dict(VALUES), pacing_lag=pacing_lag)
+def ours(case: Case, seed: int) -> dict[str, Any]:
+    """One training of this library."""
+    presets = ALGORITHMS.get(case.algorithm).presets
+    values = presets[case.env].parameters if case.values is None else case.values
+    pacing_lag = presets[case.env].pacing_lag if case.values is None else None
+    client = ClientConfig(algorithm_name=case.algorithm, algorithm_parameters=dict(values), pacing_lag=pacing_lag)
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         config = LearnerConfig(
             bind="tcp://127.0.0.1:0", run_dir=run_dir, clients={CLIENT: client}, seed=seed, torch_threads=1,
-            checkpoint_every_s=600.0,
+            checkpoint_every_s=3600.0, engine=case.engine,
         )  # fmt: skip
         with Learner(config) as learner:
-            command = [sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", "--env", ENV, "--learner", learner.address]
-            command += ["--client-id", CLIENT, "--num-envs", str(NUM_ENVS), "--seed", str(seed), "--exit-with-stdin"]
+            began = time.monotonic()
+            command = [sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", "--env", case.env, "--learner", learner.address]
+            command += ["--client-id", CLIENT, "--num-envs", str(case.num_envs), "--seed", str(seed), "--exit-with-stdin"]
             actor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             try:
                 version = 0
                 while True:
                     learner.wait(client_id=CLIENT, version=version, timeout_s=LIMIT_S)
-                    client = learner.status()["clients"][CLIENT]
-                    if client["steps"] >= MARKS[-1]:
+                    status = learner.status()["clients"][CLIENT]
+                    if status["steps"] >= case.steps:
                         break
-                    version = client["version"] + 1
+                    version = status["version"] + 1
             finally:
                 actor.terminate()
                 actor.wait(10)
+            seconds = time.monotonic() - began
+            greedy = evaluate(case.env, learner.address, seed)
         (curve,) = read_curves(run_dir)
-    return [(int(at), float(total)) for at, total in zip(curve.steps, curve.returns, strict=True)]
+    episodes = [(int(at), float(total)) for at, total in zip(curve.steps, curve.returns, strict=True)]
+    return {"training": scores(episodes, case.steps), "greedy": greedy, "seconds": round(seconds, 1)}
 
 
-def scores(episodes: list[tuple[int, float]]) -> list[float]:
-    """The mean return before each mark."""
-    steps, returns = np.array(episodes, dtype=np.float64).T
-    return [round(float(returns[(steps > mark - WINDOW_STEPS) & (steps <= mark)].mean()), 1) for mark in MARKS]
+def theirs(case: Case, seed: int) -> dict[str, Any] | None:
+    """One training of Stable-Baselines3, or None if it lacks the algorithm or is not installed."""
+    if case.peer is None:
+        return None
+    values = json.dumps(case.peer_values)
+    arguments = ("--algorithm", case.peer, "--env", case.env, "--seed", seed, "--steps", case.steps, "--values", values)
+    try:
+        found = run_peer("sb3", *arguments, limit_s=PEER_LIMIT_S)
+    except PeerMissing as exc:
+        print(f"without the peer: {exc}", flush=True)
+        return None
+    return {"training": scores(found["episodes"], case.steps), "greedy": found["greedy"], "seconds": found["seconds"]}
 
 
-def random_return() -> float:
+def scores(episodes: list[tuple[int, float]], steps: int) -> list[float]:
+    """The mean return of the training episodes before each mark; of the last ten before it if none ended there."""
+    at, returns = np.array(episodes, dtype=np.float64).T
+    found = []
+    for mark in (steps // 2, steps * 3 // 4, steps):
+        before = returns[at <= mark]
+        inside = returns[(at > mark - steps // 10) & (at <= mark)]
+        found.append(round(float((inside if len(inside) else before[-10:]).mean()), 1))
+    return found
+
+
+def evaluate(name: str, address: str, seed: int) -> float:
+    """The mean return of greedy episodes with the newest policy."""
+    env, totals = gymnasium.make(name), []
+    config = AgentConfig(client_id=CLIENT, train_server_address=address, explore=False, swap="episode", seed=seed)
+    with RL4SysAgent(config=config) as agent:
+        for episode in range(EPISODES):
+            observation, _ = env.reset(seed=1000 + episode)
+            traj: Any = None
+            total, over = 0.0, False
+            while not over:
+                traj, action = agent.request_for_action(traj, observation)
+                observation, reward, terminated, truncated, _ = env.step(action.act)
+                total += float(reward)
+                over = terminated or truncated
+            totals.append(total)
+    return round(float(np.mean(totals)), 1)
+
+
+def random_return(name: str) -> float:
     """The mean return of uniformly random actions."""
-    env = gymnasium.make(ENV)
+    env = gymnasium.make(name)
     env.action_space.seed(0)
     total = 0.0
     for number in range(RANDOM_EPISODES):
@@ -117,21 +173,58 @@ def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1))
 
 
-def compare(rows: list[dict[str, Any]], floor: float) -> dict[str, dict[str, float]]:
-    """For each mark: both interquartile means, the ratio above random, and its interval."""
-    rng = np.random.default_rng(0)
-    figures = {}
-    for k, mark in enumerate(MARKS):
-        ours, theirs = (np.array([row[side][k] for row in rows]) for side in ("ours", "sb3"))
-        draws = rng.integers(len(rows), size=(2, RESAMPLES, len(rows)))
-        ratios = (interquartile_mean(ours[draws[0]]) - floor) / (interquartile_mean(theirs[draws[1]]) - floor)
-        a, b = float(interquartile_mean(ours)), float(interquartile_mean(theirs))
-        low, high = np.quantile(ratios, [0.025, 0.975])
-        figures[str(mark)] = {
-            "ours": round(a, 1), "sb3": round(b, 1), "ratio": round((a - floor) / (b - floor), 3),
-            "low": round(float(low), 3), "high": round(float(high), 3),
-        }  # fmt: skip
-    return figures
+def table(record: dict[str, Any]) -> str:
+    """The rows as a table in Markdown: one line for each case."""
+    lines = [
+        "| case | steps | seeds | ours: half, three quarters, end | greedy | s | Stable-Baselines3 | greedy | s "
+        "| ratio above random [90 %] | reference |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, case in CASES.items():
+        sides = {side: [row for row in record["rows"] if (row["case"], row["side"]) == (name, side)] for side in ("ours", "sb3")}
+        if not sides["ours"]:
+            continue
+        cells = [name + (", equal values" if case.fair else ""), f"{case.steps:,}", str(len(sides["ours"]))]
+        for side in ("ours", "sb3"):
+            cells += side_cells(sides[side])
+        cells += [ratios(sides["ours"], sides["sb3"], record["random"][case.env]) if sides["sb3"] else "", case.reference]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def side_cells(rows: list[dict[str, Any]]) -> list[str]:
+    """The scores with the interval of the last, the greedy return, and the median of the time."""
+    if not rows:
+        return ["", "", ""]
+    training = np.array([row["training"] for row in rows], dtype=np.float64).T
+    middle = interquartile_mean(training)
+    low, high = interval(interquartile_mean(training[-1][draws(len(rows))]))
+    scored = " / ".join(f"{value:.0f}" for value in middle) + f" [{low:.0f}, {high:.0f}]"
+    greedy = float(interquartile_mean(np.array([row["greedy"] for row in rows], dtype=np.float64)))
+    return [scored, f"{greedy:.0f}", f"{np.median([row['seconds'] for row in rows]):.0f}"]
+
+
+def ratios(mine: list[dict[str, Any]], other: list[dict[str, Any]], floor: float) -> str:
+    """(ours - random) / (theirs - random) at each mark, with its interval."""
+    found = []
+    for mark in range(3):
+        a, b = (np.array([row["training"][mark] for row in rows], dtype=np.float64) for rows in (mine, other))
+        ratio = float((interquartile_mean(a) - floor) / (interquartile_mean(b) - floor))
+        resampled = interquartile_mean(b[draws(len(b), seed=1)]) - floor
+        low, high = interval((interquartile_mean(a[draws(len(a))]) - floor) / np.where(resampled == 0, np.nan, resampled))
+        found.append(f"{ratio:.2f} [{low:.2f}, {high:.2f}]")
+    return " / ".join(found)
+
+
+def draws(count: int, seed: int = 0) -> NDArray[np.int64]:
+    """The indices of bootstrap samples, ``[RESAMPLES, count]``."""
+    return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The middle 90 %."""
+    low, high = np.nanquantile(values, [0.05, 0.95])
+    return float(low), float(high)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class PeerMissing(RL4SysError):
     """Raised if the benchmark of another library cannot run, because its script or a package is not installed."""
 
 
-def run_peer(name: str, *arguments: object) -> dict[str, Any]:
+def run_peer(name: str, *arguments: object, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Run the benchmark of another library in a separate process, with one thread for numpy and torch.
 
     The process uses the Python of the environment of ``make peers`` if that exists, otherwise the Python of this process.
@@ -35,6 +35,7 @@ def run_peer(name: str, *arguments: object) -> dict[str, Any]:
     Args:
         name: Name of the script, without ``.py``.
         arguments: Arguments of its command line.
+        limit_s: Longest time, in seconds.
 
     Returns:
         The JSON value that the script printed.
@@ -48,7 +49,7 @@ def run_peer(name: str, *arguments: object) -> dict[str, Any]:
     command = [str(PYTHON) if PYTHON.exists() else sys.executable, str(script), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment, timeout=LIMIT_S
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment, timeout=limit_s
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]

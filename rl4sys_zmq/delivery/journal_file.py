@@ -318,6 +318,7 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
         problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
         raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to start a new one")
     tables = JournalTables(db)
+    tables.check_schema()
     known, bad = tables.known()
     used_bytes, last_row = tables.size()
     return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))

@@ -203,6 +203,17 @@ class JournalTables:
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.replace(known)
 
+    def check_schema(self) -> None:
+        """Check the definitions of the tables and the indexes in the file.
+
+        Raises:
+            sqlite3.DatabaseError: If one is missing or differs, such as by a flipped bit in the name of a column.
+        """
+        found = {text for (text,) in self._db.execute("SELECT sql FROM sqlite_master")}
+        for statement in _SCHEMA:
+            if statement not in found:
+                raise sqlite3.DatabaseError(f"its definition of {' '.join(statement.split()[1:3])} is damaged")
+
     def known(self) -> tuple[ClientAndStreamRows, int]:
         """Read the clients and streams from the tables. Return them, and the number of damaged rows, which are left out.
 

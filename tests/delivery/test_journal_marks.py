@@ -259,6 +259,18 @@ def test_a_damaged_index_costs_no_entry(tmp_path: Path, index: str, empty: bool)
     assert [(entry.first_seq, entry.end_seq) for entry in read.entries] == [(0, 10)]
 
 
+def test_a_damaged_name_of_a_column_is_noticed_at_the_start(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = tmp_path / "journal.db"
+    path.write_bytes(path.read_bytes().replace(b"frames BLOB", b"grames BLOB"))
+    with pytest.raises(JournalLost, match=r"is damaged \(its definition of TABLE entries is damaged"):
+        Bench(tmp_path)
+    bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True))
+    bench.append(10, 12)
+    bench.close()
+    assert bench.restored.streams[0].received == 10
+
+
 def test_nothing_is_told_before_the_marks_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path)
     bench.append(0, 1)

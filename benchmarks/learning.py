@@ -1,4 +1,4 @@
-"""How well each algorithm learns: trainings of this library, with Stable-Baselines3 in turn where it has the algorithm.
+"""The table of learning: trainings of this library, with Stable-Baselines3 in turn where it has the algorithm.
 
     python benchmarks/learning.py                                  # the table of what is in the file
     python benchmarks/learning.py --cases dqn-cartpole sac-pendulum --seeds 1 2 3 4 5
@@ -200,8 +200,10 @@ def side_cells(rows: list[dict[str, Any]]) -> list[str]:
     middle = interquartile_mean(training)
     low, high = interval(interquartile_mean(training[-1][draws(len(rows))]))
     scored = " / ".join(f"{value:.0f}" for value in middle) + f" [{low:.0f}, {high:.0f}]"
-    greedy = float(interquartile_mean(np.array([row["greedy"] for row in rows], dtype=np.float64)))
-    return [scored, f"{greedy:.0f}", f"{np.median([row['seconds'] for row in rows]):.0f}"]
+    greedy = np.array([row["greedy"] for row in rows if "greedy" in row], dtype=np.float64)
+    seconds = [row["seconds"] for row in rows if "seconds" in row]
+    cells = [f"{interquartile_mean(greedy):.0f}" if len(greedy) else "", f"{np.median(seconds):.0f}" if seconds else ""]
+    return [scored, *cells]
 
 
 def ratios(mine: list[dict[str, Any]], other: list[dict[str, Any]], floor: float) -> str:

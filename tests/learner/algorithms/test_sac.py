@@ -23,6 +23,15 @@ OBS, ARM, FOUR = BoxSpace((3,)), BoxSpace((2,), low=(-1.0, 0.0), high=(3.0, 0.5)
 SMALL: dict[str, Any] = {"hidden_sizes": [8, 8], "batch_size": 16, "learning_starts": 8, "train_frequency": 8}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As a learner process does. On a busy machine, two threads of torch take many times as long for such small networks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def continuous(**parameters: Any) -> ContinuousSAC:
     algorithm = make_sac(OBS, ARM, {**SMALL, **parameters}, 3)
     assert isinstance(algorithm, ContinuousSAC)

@@ -4,11 +4,11 @@
     python benchmarks/learning.py --cases dqn-cartpole sac-pendulum --seeds 1 2 3 4 5
     python benchmarks/learning.py --cases all --seeds 1 2 3 4 5    # a day on two cores; stop it and go on at any time
 
-A training of ours is a learner and one actor process over tcp; `learning_cases.py` has the values. The score at a mark (a half,
-three quarters and all of the steps) is the mean return of the training episodes that ended in the last tenth of the steps before
-it. *Greedy* is the mean return of 20 greedy episodes after the training. Over the seeds the table has interquartile means with a
-90 % interval from a bootstrap over the seeds, and (ours - random) / (theirs - random). The file has one row for each case, seed
-and side; a row in it is not repeated.
+A training of ours is a learner and one actor process over tcp; `rl4sys_zmq.bench.learning_cases` has the values. The score at a
+mark (a half, three quarters and all of the steps) is the mean return of the training episodes that ended in the last tenth of the
+steps before it. *Greedy* is the mean return of 20 greedy episodes after the training. Over the seeds the table has interquartile
+means with a 90 % interval from a bootstrap over the seeds, and (ours - random) / (theirs - random). The file has one row for each
+case, seed and side; a row in it is not repeated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from learning_cases import CASES, Case
 from numpy.typing import NDArray
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.bench.learning_cases import CASES, Case
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.peers import PeerMissing, run_peer
 from rl4sys_zmq.config.client import ClientConfig

@@ -1,4 +1,4 @@
-"""The cases of `learning.py`: what is trained on which environment for how many steps, and what stands beside it.
+"""The cases of ``benchmarks/learning.py``: the algorithm, the environment, the number of steps, and the comparison of each.
 
 Values of a case with ``fair=True`` are equal on both sides, as far as both libraries have them. They are those of rl-zoo, without
 its state-dependent exploration and its normalisation of observations. The other cases have this library's tested settings on our
@@ -7,6 +7,7 @@ side and rl-zoo's on the other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,44 +43,58 @@ class Case:
     reference: str = ""
 
 
-def _ppo(
-    env: str, steps: int, *, n_envs: int, n_steps: int, batch: int, epochs: int, gamma: float, gae: float,
-    ent: float = 0.0, rate: float = 3e-4, falling: bool = False, reference: str = "",
-) -> Case:  # fmt: skip
-    ours: dict[str, Any] = {
-        "steps_per_update": n_envs * n_steps, "minibatch_size": batch, "update_epochs": epochs, "gamma": gamma, "gae_lambda": gae,
-        "ent_coef": ent, "learning_rate": rate, "anneal_lr": falling, "anneal_clip": falling, "total_steps": steps,
-        "normalise_observations": False, "normalise_rewards": False,
-    }  # fmt: skip
-    theirs: dict[str, Any] = {
-        "n_envs": n_envs, "n_steps": n_steps, "batch_size": batch, "n_epochs": epochs, "gamma": gamma, "gae_lambda": gae,
-        "ent_coef": ent, "learning_rate": f"lin_{rate}" if falling else rate, "clip_range": "lin_0.2" if falling else 0.2,
-    }  # fmt: skip
+_PPO_NAMES = {
+    "batch_size": "minibatch_size",
+    "n_epochs": "update_epochs",
+    "gamma": "gamma",
+    "gae_lambda": "gae_lambda",
+    "ent_coef": "ent_coef",
+    "learning_rate": "learning_rate",
+}
+_DQN_NAMES = {
+    "learning_rate": "learning_rate",
+    "batch_size": "batch_size",
+    "buffer_size": "buffer_size",
+    "learning_starts": "learning_starts",
+    "gamma": "gamma",
+    "target_update_interval": "target_network_frequency",
+    "train_freq": "train_frequency",
+    "gradient_steps": "gradient_steps",
+    "exploration_fraction": "exploration_fraction",
+    "exploration_final_eps": "epsilon_min",
+}
+"""Our name of each parameter, by its name in Stable-Baselines3."""
+
+
+def _ppo(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = False, reference: str = "") -> Case:
+    """Return a case of PPO: the values have the names of Stable-Baselines3. With `falling`, step size and clip fall to 0."""
+    given = {"ent_coef": 0.0, "learning_rate": 3e-4, **values}
+    ours = {ours: given[theirs] for theirs, ours in _PPO_NAMES.items()}
+    ours |= {"steps_per_update": given["n_envs"] * given["n_steps"], "total_steps": steps}
+    ours |= {"anneal_lr": falling, "anneal_clip": falling, "normalise_observations": False, "normalise_rewards": False}
+    if falling:
+        given |= {"learning_rate": f"lin_{given['learning_rate']}", "clip_range": "lin_0.2"}
     return Case(
-        algorithm="PPO", env=env, steps=steps, values=ours, num_envs=n_envs, peer="PPO", peer_values=theirs, fair=True,
+        algorithm="PPO",
+        env=env,
+        steps=steps,
+        values=ours,
+        num_envs=given["n_envs"],
+        peer="PPO",
+        peer_values=given,
+        fair=True,
         reference=reference,
-    )  # fmt: skip
-
-
-def _dqn(
-    env: str, steps: int, *, rate: float, batch: int, buffer: int, starts: int, gamma: float, target: int, every: int,
-    gradients: int, fraction: float, final: float, reference: str = "",
-) -> Case:  # fmt: skip
-    ours: dict[str, Any] = {
-        "learning_rate": rate, "batch_size": batch, "buffer_size": buffer, "learning_starts": starts, "gamma": gamma,
-        "target_network_frequency": target, "train_frequency": every, "gradient_steps": gradients,
-        "exploration_fraction": fraction, "epsilon_min": final, "total_steps": steps,
-        "hidden_sizes": [256, 256], "n_step": 1, "double_q": False,
-        "huber_delta": 1.0, "adam_epsilon": 1e-8, "rollout_length": min(every, 32),
-    }  # fmt: skip
-    theirs: dict[str, Any] = {
-        "learning_rate": rate, "batch_size": batch, "buffer_size": buffer, "learning_starts": starts, "gamma": gamma,
-        "target_update_interval": target, "train_freq": every, "gradient_steps": gradients, "exploration_fraction": fraction,
-        "exploration_final_eps": final, "policy_kwargs": {"net_arch": [256, 256]},
-    }  # fmt: skip
-    return Case(
-        algorithm="DQN", env=env, steps=steps, values=ours, peer="DQN", peer_values=theirs, fair=True, reference=reference
     )
+
+
+def _dqn(env: str, steps: int, values: Mapping[str, Any], *, reference: str = "") -> Case:
+    """Return a case of DQN with networks of 256 and 256 units: the values have the names of Stable-Baselines3."""
+    ours = {ours: values[theirs] for theirs, ours in _DQN_NAMES.items()}
+    ours |= {"total_steps": steps, "hidden_sizes": [256, 256], "n_step": 1, "double_q": False, "huber_delta": 1.0}
+    ours |= {"adam_epsilon": 1e-8, "rollout_length": min(values["train_freq"], 32)}
+    theirs = {**values, "policy_kwargs": {"net_arch": [256, 256]}}
+    both = {"algorithm": "DQN", "peer": "DQN", "values": ours, "peer_values": theirs}
+    return Case(env=env, steps=steps, fair=True, reference=reference, **both)
 
 
 def _off_policy(algorithm: str, env: str, steps: int, values: dict[str, Any], reference: str = "") -> Case:
@@ -91,6 +106,12 @@ def _off_policy(algorithm: str, env: str, steps: int, values: dict[str, Any], re
     return Case(env=env, steps=steps, fair=True, reference=reference, **both)
 
 
+_LANDER = {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "n_epochs": 4, "gamma": 0.999, "gae_lambda": 0.98, "ent_coef": 0.01}
+_DQN_SMALL_STEPS = {
+    "learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 100, "gamma": 0.99,
+    "target_update_interval": 250, "train_freq": 4, "gradient_steps": 4, "exploration_fraction": 0.12,
+    "exploration_final_eps": 0.1,
+}  # fmt: skip
 _PENDULUM: dict[str, Any] = {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "rollout_length": 16}
 _DETERMINISTIC = {**_PENDULUM, "gamma": 0.98, "learning_starts": 1000}
 _LARGE = {"learning_rate": 3e-4, "learning_starts": 10_000, "hidden_sizes": [256, 256]}
@@ -98,34 +119,39 @@ _A2C_CARTPOLE = {"n_envs": 8}
 
 CASES: dict[str, Case] = {
     "ppo-cartpole": _ppo(
-        "CartPole-v1", 100_000, n_envs=8, n_steps=32, batch=256, epochs=20, gamma=0.98, gae=0.8, rate=1e-3, falling=True
+        "CartPole-v1", 100_000, falling=True, values={
+            "n_envs": 8, "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
+            "learning_rate": 1e-3,
+        },
     ),
-    "ppo-acrobot": _ppo("Acrobot-v1", 200_000, n_envs=16, n_steps=256, batch=64, epochs=4, gamma=0.99, gae=0.94),
-    "ppo-lunarlander": _ppo(
-        "LunarLander-v3", 300_000, n_envs=16, n_steps=1024, batch=64, epochs=4, gamma=0.999, gae=0.98, ent=0.01,
-        reference="SLM-Lab 5: 183 at 300 k",
+    "ppo-acrobot": _ppo(
+        "Acrobot-v1", 200_000,
+        {"n_envs": 16, "n_steps": 256, "batch_size": 64, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94},
     ),
-    "ppo-pendulum": _ppo("Pendulum-v1", 100_000, n_envs=4, n_steps=1024, batch=64, epochs=10, gamma=0.9, gae=0.95, rate=1e-3),
-    "ppo-lunarlander-continuous": _ppo(
-        "LunarLanderContinuous-v3", 300_000, n_envs=16, n_steps=1024, batch=64, epochs=4, gamma=0.999, gae=0.98, ent=0.01
+    "ppo-lunarlander": _ppo("LunarLander-v3", 300_000, _LANDER, reference="SLM-Lab 5: 183 at 300 k"),
+    "ppo-pendulum": _ppo(
+        "Pendulum-v1", 100_000, values={
+            "n_envs": 4, "n_steps": 1024, "batch_size": 64, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95,
+            "learning_rate": 1e-3,
+        },
     ),
-    "ppo-halfcheetah": _ppo("HalfCheetah-v5", 200_000, n_envs=1, n_steps=2048, batch=64, epochs=10, gamma=0.99, gae=0.95),
-    "dqn-cartpole": _dqn(
-        "CartPole-v1", 50_000, rate=2.3e-3, batch=64, buffer=100_000, starts=1000, gamma=0.99, target=10, every=256,
-        gradients=128, fraction=0.16, final=0.04,
+    "ppo-lunarlander-continuous": _ppo("LunarLanderContinuous-v3", 300_000, _LANDER),
+    "ppo-halfcheetah": _ppo(
+        "HalfCheetah-v5", 200_000,
+        {"n_envs": 1, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95},
     ),
-    "dqn-acrobot": _dqn(
-        "Acrobot-v1", 100_000, rate=6.3e-4, batch=128, buffer=50_000, starts=100, gamma=0.99, target=250, every=4, gradients=4,
-        fraction=0.12, final=0.1, reference="rl-zoo: -77, greedy",
-    ),
-    "dqn-mountaincar": _dqn(
-        "MountainCar-v0", 120_000, rate=4e-3, batch=128, buffer=10_000, starts=1000, gamma=0.98, target=600, every=16,
-        gradients=8, fraction=0.2, final=0.07, reference="rl-zoo: -101, greedy",
-    ),
-    "dqn-lunarlander": _dqn(
-        "LunarLander-v3", 100_000, rate=6.3e-4, batch=128, buffer=50_000, starts=100, gamma=0.99, target=250, every=4,
-        gradients=4, fraction=0.12, final=0.1,
-    ),
+    "dqn-cartpole": _dqn("CartPole-v1", 50_000, values={
+        "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
+        "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
+        "exploration_final_eps": 0.04,
+    }),
+    "dqn-acrobot": _dqn("Acrobot-v1", 100_000, _DQN_SMALL_STEPS, reference="rl-zoo: -77, greedy"),
+    "dqn-mountaincar": _dqn("MountainCar-v0", 120_000, reference="rl-zoo: -101, greedy", values={
+        "learning_rate": 4e-3, "batch_size": 128, "buffer_size": 10_000, "learning_starts": 1000, "gamma": 0.98,
+        "target_update_interval": 600, "train_freq": 16, "gradient_steps": 8, "exploration_fraction": 0.2,
+        "exploration_final_eps": 0.07,
+    }),
+    "dqn-lunarlander": _dqn("LunarLander-v3", 100_000, _DQN_SMALL_STEPS),
     "sac-pendulum": _off_policy("SAC", "Pendulum-v1", 20_000, {**_PENDULUM, "learning_starts": 100}, "rl-zoo: -157, greedy"),
     "td3-pendulum": _off_policy("TD3", "Pendulum-v1", 20_000, _DETERMINISTIC, "rl-zoo: -152, greedy"),
     "ddpg-pendulum": _off_policy("DDPG", "Pendulum-v1", 20_000, _DETERMINISTIC, "rl-zoo: -152, greedy"),

@@ -90,11 +90,14 @@ def image_bytes(capacity: int) -> dict[str, float]:
         replay.add(segment(np.stack([frames[first + t : first + t + 4] for t in range(STEPS + 1)])))
     stored = replay.frames * 84 * 84 / len(replay)
     whole = replay.state()
-    first = [part["piece"] for part in whole["pieces"]]
-    names = {piece.name for piece in first}
+    pieces_before = [part["piece"] for part in whole["pieces"]]
+    names = {piece.name for piece in pieces_before}
     replay.add(segment(rng.integers(0, 256, (STEPS + 1, 4, 84, 84), np.uint8)))
-    second = [part["piece"] for part in replay.state(names)["pieces"]]
-    sizes = [sum(array.nbytes for piece in pieces for array in (piece.arrays or {}).values()) for pieces in (first, second)]
+    pieces_after = [part["piece"] for part in replay.state(names)["pieces"]]
+    sizes = [
+        sum(array.nbytes for piece in pieces for array in (piece.arrays or {}).values())
+        for pieces in (pieces_before, pieces_after)
+    ]
     return {
         "bare: both observations of each transition": 2 * 4 * 84 * 84,
         "frames in memory, each once": stored,

@@ -68,8 +68,8 @@ _DQN_NAMES = {
 
 def _ppo(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = False, reference: str = "") -> Case:
     """Return a case of PPO: the values have the names of Stable-Baselines3. With `falling`, step size and clip fall to 0."""
-    given = {"ent_coef": 0.0, "learning_rate": 3e-4, **values}
-    ours = {ours: given[theirs] for theirs, ours in _PPO_NAMES.items()}
+    given: dict[str, Any] = {"ent_coef": 0.0, "learning_rate": 3e-4, **values}
+    ours: dict[str, Any] = {ours: given[theirs] for theirs, ours in _PPO_NAMES.items()}
     ours |= {"steps_per_update": given["n_envs"] * given["n_steps"], "total_steps": steps}
     ours |= {"anneal_lr": falling, "anneal_clip": falling, "normalise_observations": False, "normalise_rewards": False}
     if falling:
@@ -89,11 +89,11 @@ def _ppo(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = Fal
 
 def _dqn(env: str, steps: int, values: Mapping[str, Any], *, reference: str = "") -> Case:
     """Return a case of DQN with networks of 256 and 256 units: the values have the names of Stable-Baselines3."""
-    ours = {ours: values[theirs] for theirs, ours in _DQN_NAMES.items()}
+    ours: dict[str, Any] = {ours: values[theirs] for theirs, ours in _DQN_NAMES.items()}
     ours |= {"total_steps": steps, "hidden_sizes": [256, 256], "n_step": 1, "double_q": False, "huber_delta": 1.0}
     ours |= {"adam_epsilon": 1e-8, "rollout_length": min(values["train_freq"], 32)}
     theirs = {**values, "policy_kwargs": {"net_arch": [256, 256]}}
-    both = {"algorithm": "DQN", "peer": "DQN", "values": ours, "peer_values": theirs}
+    both: dict[str, Any] = {"algorithm": "DQN", "peer": "DQN", "values": ours, "peer_values": theirs}
     return Case(env=env, steps=steps, fair=True, reference=reference, **both)
 
 
@@ -102,12 +102,20 @@ def _off_policy(algorithm: str, env: str, steps: int, values: dict[str, Any], re
     theirs = {key: value for key, value in values.items() if key not in ("hidden_sizes", "rollout_length")}
     theirs = {"batch_size": 256, "train_freq": 1, "gradient_steps": 1, "learning_starts": 1000, "learning_rate": 3e-4, **theirs}
     theirs["policy_kwargs"] = {"net_arch": values.get("hidden_sizes", [256, 256])}
-    both = {"algorithm": algorithm, "peer": algorithm, "values": values, "peer_values": theirs}
+    both: dict[str, Any] = {"algorithm": algorithm, "peer": algorithm, "values": values, "peer_values": theirs}
     return Case(env=env, steps=steps, fair=True, reference=reference, **both)
 
 
-_LANDER = {"n_envs": 16, "n_steps": 1024, "batch_size": 64, "n_epochs": 4, "gamma": 0.999, "gae_lambda": 0.98, "ent_coef": 0.01}
-_DQN_SMALL_STEPS = {
+_LANDER: dict[str, Any] = {
+    "n_envs": 16,
+    "n_steps": 1024,
+    "batch_size": 64,
+    "n_epochs": 4,
+    "gamma": 0.999,
+    "gae_lambda": 0.98,
+    "ent_coef": 0.01,
+}
+_DQN_SMALL_STEPS: dict[str, Any] = {
     "learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 100, "gamma": 0.99,
     "target_update_interval": 250, "train_freq": 4, "gradient_steps": 4, "exploration_fraction": 0.12,
     "exploration_final_eps": 0.1,

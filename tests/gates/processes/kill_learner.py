@@ -156,10 +156,10 @@ def obey_a_full_disk(marker: Path) -> None:
     """While the marker is there, the disk has no room for checkpoints."""
     call = getattr(checkpoints, "write_folder")
 
-    def full(*args: Any) -> None:
+    def full(*args: Any, **named: Any) -> None:
         if marker.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
-        call(*args)
+        call(*args, **named)
 
     setattr(checkpoints, "write_folder", full)  # noqa: B010 its arguments are not of interest here
 

@@ -17,7 +17,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev docs demo test coverage soak long-gate check test-base dist bench guard peers clean
+.PHONY: help venv venv-test venv-dev docs demo test coverage soak long-gate check test-base dist bench guard peers jobs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy, build and the libraries of the adapters
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,sb3,torchrl,test,dev,recipes]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,sb3,torchrl,pettingzoo,test,dev,recipes]'
 	@touch $@
 
 # The Python reference imports the package, so its environment is the learner's.
@@ -56,11 +56,11 @@ docs: $(VENV)/.installed-docs  ## the documentation site in docs/_build/html; a 
 demo: venv  ## train ENV (CartPole-v1) with ALGO (ppo) and SEED (1): a learner and two actor processes
 	$(VENV)/bin/rl4sys-learner demo --env $(ENV) --algorithm $(ALGO) --seed $(SEED)
 
-# Each gate waits for real processes most of its time, so two workers fill two cores. What one has left, the other takes over.
-WORKERS ?= 2
+# Each gate waits for real processes most of its time, so three workers fill two cores. What one has left, another takes over.
+WORKERS ?= 3
 SUITE := pytest -q -n $(WORKERS) --dist worksteal
 
-test: venv-test  ## the whole test suite, in WORKERS (2) processes
+test: venv-test  ## the whole test suite, in WORKERS (3) processes
 	$(VENV)/bin/python -m $(SUITE)
 
 coverage: venv-test  ## the same with coverage over every process; fails below the floor in pyproject.toml
@@ -70,7 +70,7 @@ coverage: venv-test  ## the same with coverage over every process; fails below t
 	$(VENV)/bin/python -m coverage report
 
 soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
-	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py -s --timeout 1800
+	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py tests/end_to_end/test_adapters.py tests/end_to_end/test_ray.py -s --timeout 1800
 
 long-gate: venv-test  ## one gate at its full size, in turn by the commit's number; `make soak` runs them all
 	$(VENV)/bin/python scripts/long-gate
@@ -96,6 +96,13 @@ dist: venv-dev  ## a wheel and an sdist in dist/, their files checked, installed
 	rm -rf dist
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/python -m build --outdir dist
 	$(VENV)/bin/python scripts/check-dist dist
+
+# A short form of examples/job_scheduling: a minute of training, then the comparison with the classic schedulers.
+JOBS_STEPS ?= 60000
+jobs: venv  ## learn to schedule the jobs of a cluster for a minute; table and box plots in runs/jobs
+	rm -rf runs/jobs
+	cd examples && ../$(VENV)/bin/python -m job_scheduling.train ../runs/jobs --steps $(JOBS_STEPS) --max-seconds 75
+	cd examples && ../$(VENV)/bin/python -m job_scheduling.evaluate ../runs/jobs --generated 4 --plot ../runs/jobs/boxes.png
 
 bench: $(VENV)/.installed  ## every script in benchmarks/, each beside its baseline
 	@for script in $(filter-out benchmarks/guard.py,$(wildcard benchmarks/[a-z]*.py)); do \

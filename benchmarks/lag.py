@@ -77,7 +77,8 @@ def run(case: str, lag: int, seed: int, max_steps: int) -> dict[str, Any]:
             num_envs=preset.num_envs * preset.actors, max_steps=max_steps, target_return=preset.target_return,
         )
     )  # fmt: skip
-    return {**asdict(found), "score": round(found.score, 1), "best": round(found.best, 1)}
+    kept = {key: value for key, value in asdict(found).items() if key != "episodes"}
+    return {**kept, "score": round(found.score, 1), "best": round(found.best, 1)}
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

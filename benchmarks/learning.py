@@ -26,7 +26,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.bench.greedy import greedy_returns
 from rl4sys_zmq.bench.learning_cases import CASES, Case
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.peers import PeerMissing, run_peer
@@ -34,10 +34,13 @@ from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.ops.curves import read_curves
+from rl4sys_zmq.ops.episodes import MASK_KEY
 
 CLIENT = "learning"
 FILE = Path(__file__).parent / "results" / "learning.json"
 EPISODES = 20
+FIRST_SEED = 1000
+"""The seed of the first greedy episode."""
 RANDOM_EPISODES = 100
 RESAMPLES = 10_000
 LIMIT_S = 900.0
@@ -78,7 +81,7 @@ def ours(case: Case, seed: int) -> dict[str, Any]:
     """One training of this library."""
     presets = ALGORITHMS.get(case.algorithm).presets
     values = presets[case.env].parameters if case.values is None else case.values
-    pacing_lag = presets[case.env].pacing_lag if case.values is None else None
+    pacing_lag = presets[case.env].pacing_lag if case.values is None else case.pacing_lag
     client = ClientConfig(algorithm_name=case.algorithm, algorithm_parameters=dict(values), pacing_lag=pacing_lag)
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
@@ -103,7 +106,8 @@ def ours(case: Case, seed: int) -> dict[str, Any]:
                 actor.terminate()
                 actor.wait(10)
             seconds = time.monotonic() - began
-            greedy = evaluate(case.env, learner.address, seed)
+            found = greedy_returns(case.env, learner.address, CLIENT, episodes=EPISODES, first_seed=FIRST_SEED)
+            greedy = round(float(np.mean(found)), 1)
         (curve,) = read_curves(run_dir)
     episodes = [(int(at), float(total)) for at, total in zip(curve.steps, curve.returns, strict=True)]
     return {"training": scores(episodes, case.steps), "greedy": greedy, "seconds": round(seconds, 1)}
@@ -130,41 +134,23 @@ def scores(episodes: list[tuple[int, float]], steps: int) -> list[float]:
     for mark in (steps // 2, steps * 3 // 4, steps):
         before = returns[at <= mark]
         inside = returns[(at > mark - steps // 10) & (at <= mark)]
-        found.append(round(float((inside if len(inside) else before[-10:]).mean()), 1))
+        found.append(round(float((inside if len(inside) else before[-10:]).mean()), 3))
     return found
 
 
-def evaluate(name: str, address: str, seed: int) -> float:
-    """The mean return of greedy episodes with the newest policy."""
-    env, totals = gymnasium.make(name), []
-    config = AgentConfig(client_id=CLIENT, train_server_address=address, explore=False, swap="episode", seed=seed)
-    with RL4SysAgent(config=config) as agent:
-        for episode in range(EPISODES):
-            observation, _ = env.reset(seed=1000 + episode)
-            traj: Any = None
-            total, over = 0.0, False
-            while not over:
-                traj, action = agent.request_for_action(traj, observation)
-                observation, reward, terminated, truncated, _ = env.step(action.act)
-                total += float(reward)
-                over = terminated or truncated
-            totals.append(total)
-    return round(float(np.mean(totals)), 1)
-
-
 def random_return(name: str) -> float:
-    """The mean return of uniformly random actions."""
+    """The mean return of uniformly random actions, of those that the environment allows."""
     env = gymnasium.make(name)
     env.action_space.seed(0)
     total = 0.0
     for number in range(RANDOM_EPISODES):
-        env.reset(seed=number)
+        _, info = env.reset(seed=number)
         over = False
         while not over:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            _, reward, terminated, truncated, info = env.step(env.action_space.sample(mask=info.get(MASK_KEY)))
             total += float(reward)
             over = terminated or truncated
-    return round(total / RANDOM_EPISODES, 1)
+    return round(total / RANDOM_EPISODES, 3)
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -199,11 +185,16 @@ def side_cells(rows: list[dict[str, Any]]) -> list[str]:
     training = np.array([row["training"] for row in rows], dtype=np.float64).T
     middle = interquartile_mean(training)
     low, high = interval(interquartile_mean(training[-1][draws(len(rows))]))
-    scored = " / ".join(f"{value:.0f}" for value in middle) + f" [{low:.0f}, {high:.0f}]"
+    scored = " / ".join(map(figure, middle)) + f" [{figure(low)}, {figure(high)}]"
     greedy = np.array([row["greedy"] for row in rows if "greedy" in row], dtype=np.float64)
     seconds = [row["seconds"] for row in rows if "seconds" in row]
-    cells = [f"{interquartile_mean(greedy):.0f}" if len(greedy) else "", f"{np.median(seconds):.0f}" if seconds else ""]
+    cells = [figure(float(interquartile_mean(greedy))) if len(greedy) else "", f"{np.median(seconds):.0f}" if seconds else ""]
     return [scored, *cells]
+
+
+def figure(value: float) -> str:
+    """A return as text: small ones have two decimals."""
+    return f"{value:.0f}" if abs(value) >= 20 else f"{value:.2f}"
 
 
 def ratios(mine: list[dict[str, Any]], other: list[dict[str, Any]], floor: float) -> str:

@@ -19,6 +19,7 @@
     ├── CallbackStuck               a server was stopped while one of its callbacks was still running
     ├── PayloadError (TypeError)    a value that cannot be sent (with its path in the tree)
     ├── Closed                      the object was already closed
+    ├── PolicyError                 a policy cannot compute an action
     ├── PolicyStale                 the policy is older than `policy_max_age_s`, with ``on_stale: raise``
     ├── LearnerUnavailable          no reply from the learner in time (with the stage that was reached)
     ├── HandshakeRefused            the learner refused the actor (with the field and both values)
@@ -75,6 +76,7 @@ __all__ = [
     "MemoryExceeded",
     "ObservationError",
     "PayloadError",
+    "PolicyError",
     "PolicyFolderError",
     "PolicyStale",
     "ProtocolError",
@@ -277,6 +279,10 @@ class LearnerUnavailable(RL4SysError):
         self.timeout_s = timeout_s
         tail = f"; {hint}" if hint else ""
         super().__init__(f"no learner at {address} within {timeout_s:g} s (waiting for {stage}){tail}")
+
+
+class PolicyError(RL4SysError):
+    """A policy that cannot compute an action, for example because its graph needs more memory than it may use."""
 
 
 class PolicyStale(RL4SysError):

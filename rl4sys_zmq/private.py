@@ -5,10 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["create_private", "make_private", "open_private", "others_can_write", "sync_folder", "write_folder", "write_private"]
+__all__ = [
+    "create_private",
+    "exchange_paths",
+    "make_private",
+    "open_private",
+    "others_can_write",
+    "sync_folder",
+    "write_folder",
+    "write_private",
+]
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def make_private(folder: Path) -> None:
@@ -50,6 +62,36 @@ def write_private(path: Path, content: bytes) -> None:
     """
     with os.fdopen(open_private(path), "wb") as file:
         file.write(content)
+
+
+def exchange_paths(one: Path, other: Path) -> None:
+    """Exchange the names of two folders in one step of the file system, so that each name has a whole folder at each moment.
+
+    On a system or file system without such an exchange, `other` is first renamed to a third name beside it, and is missing for a
+    moment.
+
+    Raises:
+        OSError: If a path cannot be renamed.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if rename is not None:
+            arguments = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+            if rename(*arguments) == 0:
+                return
+            code = ctypes.get_errno()
+            if code not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
+                raise OSError(code, os.strerror(code), str(other))
+    third = other.with_name(f".{other.name}.old")
+    os.rename(other, third)
+    try:
+        os.rename(one, other)
+    except OSError:
+        os.rename(third, other)
+        raise
+    os.rename(third, one)
 
 
 def others_can_write(*paths: Path) -> list[str]:

@@ -70,3 +70,15 @@ def test_a_peer_that_cannot_run_says_what_would_help(tmp_path: Path, monkeypatch
         peers.run_peer("broken")
     (tmp_path / "works.py").write_text("import sys; print('noise'); print('{\"got\": \"' + sys.argv[1] + '\"}')")
     assert peers.run_peer("works", 3) == {"got": "3"}
+
+
+def test_the_task_without_velocities_shows_position_and_angle() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    from rl4sys_zmq.bench.hidden_velocities import ENV
+
+    env, whole = gymnasium.make(ENV), gymnasium.make("CartPole-v1")
+    assert env.observation_space.shape == (2,) and env.spec.max_episode_steps == 500
+    shown, every = env.reset(seed=3)[0], whole.reset(seed=3)[0]
+    for action in (0, 1, 1):
+        assert shown.tolist() == every[[0, 2]].tolist() and env.observation_space.contains(shown)
+        shown, every = env.step(action)[0], whole.step(action)[0]

@@ -187,6 +187,7 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "swap": "step",
     "seed": None,
     "explore": True,
+    "report_returns": True,
     "on_bad_input": "raise",
     "reward_timeout_s": 60.0,
     "keys": None,
@@ -376,7 +377,8 @@ AGENT_ERRORS = [
     ({"server_address": "::1:5"}, "server_address", "an IPv6 host in brackets"),
     ({"server_address": "udp://h:1"}, "server_address", "expected an address"),
     ({"observation_space": {"type": "Bx"}}, "observation_space", 'space needs a "type" that is one of Box, Discrete'),
-    ({"action_space": {"type": "Dict", "spaces": {}}}, "action_space", "type Dict is not supported for actions"),
+    ({"action_space": {"type": "Dict", "spaces": {}}}, "action_space", "an empty Dict; expected at least one space"),
+    ({"action_space": {"type": "Text", "max_length": 4}}, "action_space", "Text"),
     (
         {"observation_space": {"type": "Dict", "spaces": {"a": {"type": "Sequence", "space": {"type": "Discrete", "n": 2}}}}},
         "observation_space",

@@ -16,7 +16,7 @@ import pytest
 from test_architecture import FLOOR_OF, GROUND
 
 import rl4sys_zmq
-from rl4sys_zmq.cli.act import SIMULATOR_EXTRAS
+from rl4sys_zmq.ops.episodes import SIMULATOR_EXTRAS
 
 PACKAGE = Path(rl4sys_zmq.__file__).parent
 ROOT = PACKAGE.parent

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq import AgentConfig, RL4SysAgent, plugins
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import AlgorithmEntry, Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
@@ -129,6 +129,7 @@ def test_configurations_name_plugins(tmp_path: Any, monkeypatch: pytest.MonkeyPa
         "register_algorithm('FROM_A_PLUGIN', FakeAlgorithm.factory())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "_imported", {})  # later learners of this process do not import it
     with Learner(LearnerConfig(bind="inproc://*", run_dir=None, plugins=[HERE])):  # type: ignore[arg-type]
         assert ALGORITHMS.has("from_a_plugin")
     for bad in (5, [5], ["a-b"], ["a..b"], [""]):

@@ -161,21 +161,37 @@ def test_make_demo_is_the_demo() -> None:
     assert re.search(r"^demo: venv .*\n\t\$\(VENV\)/bin/rl4sys-learner demo ", makefile, re.MULTILINE)
 
 
+ALONE = ("docs/reference/bandit.md", "docs/howto/demonstrations.md")
+"""Pages whose blocks need no learner."""
+
 EXECUTED = {
+    *ALONE,  # test_the_blocks_of_a_page_run
     "README.md",
     *("docs/howto/embed.md", "docs/howto/inference.md", "docs/howto/action.md"),  # tests/docs/test_howto.py
     *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
     "docs/howto/deploy.md",  # tests/docs/test_deploy.py
     "docs/howto/engines.md",  # test_the_engine_of_the_page_is_a_valid_entry
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
+    "docs/reference/networks.md",  # tests/learner/algorithms/test_network_kinds.py
     "docs/howto/environments.md",  # tests/serving/test_environments.py
     "docs/howto/serving_data.md",  # tests/serving/data/test_document.py
     "docs/howto/trainer.md",  # tests/serving/test_trainer_page.py
     *(f"docs/tutorials/{name}.md" for name in ("first_policy", "embed", "trainer")),  # tests/docs/test_tutorials.py
 }
-NOT_EXECUTED = {"docs/howto/migration_agentlace.md": "one of its blocks imports agentlace, to show what changes"}
+NOT_EXECUTED = {
+    "docs/howto/migration_agentlace.md": "one of its blocks imports agentlace, to show what changes",
+    "docs/howto/spaces.md": "its block is one line of a host's loop",
+}
 
 
 def test_every_page_with_python_is_executed() -> None:
     with_blocks = {page.relative_to(ROOT).as_posix() for page in pages() if blocks(str(page))}
     assert with_blocks == EXECUTED | set(NOT_EXECUTED)
+
+
+@pytest.mark.parametrize("page", ALONE)
+def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        exec(compile(block, page, "exec"), names)

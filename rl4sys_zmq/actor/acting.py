@@ -27,6 +27,8 @@ from rl4sys_zmq.actor.trajectory import RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySpec
+from rl4sys_zmq.values.action_layout import assemble_action
+from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "idle_action", "with_leading_axis"]
@@ -124,7 +126,7 @@ class FallbackActions:
                 action = new_action(observation, *previous.act(observation, mask, thread.sampler, self._explore), stamp, mask)
             else:
                 thread.take(previous)
-                action = self._recorder.choose(previous, thread, None, observation, mask)
+                action = self._recorder.choose(thread, None, observation, mask)
             if math.isfinite(action.log_prob):
                 action.act = with_leading_axis(action.act, leading)
                 return action
@@ -166,12 +168,16 @@ def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
 
     In a dimension of the box with an infinite bound, it is the value nearest to 0.
     """
-    space = spec.action_space
-    if not isinstance(space, BoxSpace):
-        return np.int64(space.start + (int(np.argmax(mask)) if mask is not None else 0))
+    return assemble_action(spec.action_space, mask, _first_allowed, _middle)
+
+
+def _first_allowed(allowed: Sequence[int]) -> int:
+    return allowed[0]
+
+
+def _middle(space: BoxSpace) -> NDArray[np.float64]:
     low, high = space.low_array(), space.high_array()
-    middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.clip(0.0, low, high))
-    return middle.astype(space.dtype)
+    return np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.clip(0.0, low, high))
 
 
 def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
@@ -179,21 +185,24 @@ def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSou
 
     A dimension of the box with an infinite bound gets a standard normal number, clipped to the other bound.
     """
-    space = spec.action_space
-    if not isinstance(space, BoxSpace):
-        allowed = np.arange(space.n) if mask is None else np.flatnonzero(mask)
-        return np.int64(space.start + allowed[int(sampler.uniform() * len(allowed))])
-    low, high = space.low_array(), space.high_array()
-    finite = np.isfinite(low) & np.isfinite(high)
-    first, width = np.where(finite, low, 0.0), np.where(finite, high - low, 0.0)
-    drawn = first + width * sampler.uniforms(space.shape)
-    unbounded = np.clip(sampler.normals(space.size).reshape(space.shape), low, high)
-    return np.where(finite, drawn, unbounded).astype(space.dtype)
+
+    def pick(allowed: Sequence[int]) -> int:
+        return allowed[int(sampler.uniform() * len(allowed))]
+
+    def spread(space: BoxSpace) -> NDArray[np.float64]:
+        low, high = space.low_array(), space.high_array()
+        finite = np.isfinite(low) & np.isfinite(high)
+        first, width = np.where(finite, low, 0.0), np.where(finite, high - low, 0.0)
+        drawn = first + width * sampler.uniforms(space.shape)
+        unbounded = np.clip(sampler.normals(space.size).reshape(space.shape), low, high)
+        return np.where(finite, drawn, unbounded)
+
+    return assemble_action(spec.action_space, mask, pick, spread)
 
 
-Choices = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], PolicyStamp]
-"""The actions for ``N`` observations: raw actions ``[N, *act]`` to train on, actions ``[N, *act]`` for the environment, their
-log-probabilities ``[N]``, and the policy version that chose them."""
+Choices = tuple[Any, Any, NDArray[np.float32], PolicyStamp]
+"""The actions for ``N`` observations: ``N`` raw actions to train on, ``N`` actions for the environment, their log-probabilities
+``[N]``, and the policy version that chose them."""
 
 
 class ActionSelector:
@@ -225,6 +234,7 @@ class ActionSelector:
         """
         self._context = context
         self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space)
+        self._actions = leaves_of(spec.action_space, "actions")
         if before is None:
             self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)
         else:
@@ -308,7 +318,7 @@ class ActionSelector:
         if self._recorder is None:
             action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
         else:
-            action = self._recorder.choose(policy, thread, traj.state, observation, mask)
+            action = self._recorder.choose(thread, traj.state, observation, mask)
         if not isfinite(action.log_prob):
             return self._fallback.for_unusable(policy, traj, observation, mask, leading)
         thread.last_act = action.act = with_leading_axis(action.act, leading)
@@ -374,12 +384,13 @@ class ActionSelector:
                 raise
             return [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
         if answers is None:
-            raws, acts, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
+            raw, act, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
             if not np.isfinite(log_probs).all():
                 return self._unusable_batch(policy, running, each, rows)
             thread.take(policy)
-            answers = raws, acts, log_probs, thread.stamp
-        return new_actions(each, *answers, rows)
+            answers = self._actions.rows(raw), self._actions.rows(act), log_probs, thread.stamp
+        raws, acts, log_probs, stamp = answers
+        return new_actions(each, raws, acts, log_probs, stamp, rows)
 
     def _unusable_batch(
         self,

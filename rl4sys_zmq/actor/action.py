@@ -136,8 +136,8 @@ def new_action(
 
 def new_actions(
     observations: Iterable[Tree],
-    raws: NDArray[Any],
-    acts: NDArray[Any],
+    raws: Iterable[Any],
+    acts: Iterable[Any],
     log_probs: NDArray[np.float32],
     stamp: PolicyStamp,
     masks: Iterable[NDArray[np.bool_] | None],

@@ -335,7 +335,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         """Return a copy of this actor's counters and state.
 
         ``episodes`` counts the episodes whose data were complete and were queued for sending, and ``mean_return`` is the mean of
-        the last 100 of them. With ``explore: false`` nothing is stored, so no episode is counted.
+        the last 100 of them. With ``explore: false`` and ``report_returns: false`` no episode is counted.
 
         The counts of segments (runs of steps, sent as a unit) add up: ``submitted = dropped_at_source + in_actor + refused +
         accepted``. The equation holds for each copy that is made while no segment is being queued or sent.

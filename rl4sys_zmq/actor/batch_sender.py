@@ -49,6 +49,7 @@ class BatchSender:
         self._linger_s = config.linger_ms / 1000
         self._min_batch_items = max(1, config.send_frequency)
         self._prefers_new = config.overflow == "drop_oldest"
+        self._evaluates = not config.explore
         self._segment_queue, self._session, self._yield_to_host = segment_queue, session, yield_to_host
         self._oldest_since: float | None = None
         self._shipped_at = float("-inf")
@@ -164,12 +165,14 @@ class BatchSender:
         A version is too old if the learner would not train on it, or if newer segments in the queue use up the credit (the
         steps that may be sent). So a host that collects faster than the learner trains sends its newest segments.
 
-        Nothing is dropped if the segments are also on disk (spool), or if the learner does not drop old segments itself.
+        Nothing is dropped if the segments are also on disk (spool), if the learner does not drop old segments itself, or if they
+        are evaluations.
         `generation` (number of a learner thread) and `version` are those of the current policy.
         """
         segment_queue, session_parameters = self._segment_queue, self.session_parameters
         if (
             segment_queue.spool is not None
+            or self._evaluates
             or session_parameters is None
             or session_parameters.max_policy_lag < 0
             or session_parameters.on_lag != "drop"

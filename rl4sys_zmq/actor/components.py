@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.actor.remote import InferenceCaller, PlaceholderPolicy
 from rl4sys_zmq.actor.segment_queue import Outbox
@@ -23,7 +25,8 @@ from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
-from rl4sys_zmq.policies import Act, Policy, RandomSource, bind
+from rl4sys_zmq.policies import Act, ExtraColumnPolicy, Policy, RandomSource, bind
+from rl4sys_zmq.policies.column_policy import BoundStep
 from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.version import package_version
@@ -45,6 +48,7 @@ class ThreadState:
         sampler: The thread's source of random numbers.
         policy: The policy version that the thread acts by, None before the first action.
         act: The method `act` of `policy`, bound to this thread's random numbers and buffers.
+        step: The method `step` of `policy` in the same form, if the policy has extra columns.
         stamp: The policy version as the thread's actions record it. The actions share this object.
         last_act: The thread's last action for the environment, None before the first. It is used again after invalid input.
         calls_until_cut: The number of batched requests until all trajectories of the batch are cut into segments (runs of steps
@@ -52,14 +56,15 @@ class ThreadState:
         batch_width: The number of environments in the last batched request.
     """
 
-    __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp")
+    __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp", "step")
 
     act: Act
+    step: BoundStep
     stamp: PolicyStamp
 
-    def __init__(self, seed: int, explore: bool, owner: object) -> None:
+    def __init__(self, seed: int, explore: bool, owner: object, place: float = 0.0) -> None:
         self._explore, self._owner = explore, owner
-        self.sampler = RandomSource(seed)
+        self.sampler = RandomSource(seed, place)
         self.policy: Policy | None = None
         self.last_act: Any = None
         self.calls_until_cut = 0
@@ -68,6 +73,8 @@ class ThreadState:
     def take(self, policy: Policy) -> None:
         """Make `policy` the policy for the next actions of this thread."""
         if policy is not self.policy:
+            if isinstance(policy, ExtraColumnPolicy):
+                self.step = policy.bind_step(self.sampler, self._explore)
             self.act = bind(policy, self.sampler, self._explore)
             self.stamp = PolicyStamp(policy.generation, policy.version, self._owner)
             self.policy = policy
@@ -79,8 +86,16 @@ class CurrentThreadState(threading.local):
     The thread's random numbers depend on the agent's seed and on the number of threads that used the agent before.
     """
 
-    def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object) -> None:
-        self.state = ThreadState(seed << 32 | next(numbers), explore, owner)
+    def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object, place: float = 0.0) -> None:
+        self.state = ThreadState(seed << 32 | next(numbers), explore, owner, place)
+
+
+def exploration_place(actor_id: str) -> float:
+    """Return a number in ``[0, 1)`` that depends only on an actor's name, for `RandomSource.place`.
+
+    The numbers of many names are spread evenly, so the actors need not know each other.
+    """
+    return (xxhash.xxh3_64_intdigest(actor_id.encode()) >> 11) * 2.0**-53
 
 
 class AgentComponents:
@@ -123,7 +138,7 @@ class AgentComponents:
         self.closed = False
         self.credit_wait = WaitTimer()
         self._waits = config.overflow == "wait" and config.explore
-        self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=config.overflow == "drop_oldest")
+        self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=not self._waits)
         hello = _hello(config, self.actor_id)
         try:
             encode(hello)
@@ -134,13 +149,14 @@ class AgentComponents:
         if parent is not None:
             self.io.inherit(parent.io)
             seed = seed << 32 | os.getpid()
-        self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner)
-        self.pending = LateRewardQueue(self.outbox, config.reward_timeout_s, self.io.wake_up)
+        self.pending = LateRewardQueue(self.outbox, config.reward_timeout_s, self.io.wake_up, evaluates=not config.explore)
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
         self.io.start()
         self.io.opened.wait()
         if self.io.spool is not None:
             self.actor_id = self.io.spool.actor_id
+        place = exploration_place(self.actor_id)
+        self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
 
     @property
     def longest_segment(self) -> int:
@@ -187,6 +203,9 @@ class AgentComponents:
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: As for the constructor of `RL4SysAgent`.
         """
+        if not timeout_s and not self.has_policy and self.io.open_error is None:
+            # A refusal that happens to be here already is no different from one that comes a moment later: `stats` has it.
+            raise LearnerUnavailable(self.config.address, self.io.credit_gate.stage, 0.0)
         began = time.monotonic()
         until, limit = began + timeout_s, began + (CLIENT_START_S if patient and timeout_s else 0.0)
         while True:
@@ -300,7 +319,7 @@ def _hello(config: AgentConfig, actor_id: str) -> Hello:
         config.type or "",
         observation,
         action,
-        config.explore,
+        config.submits,
         f"rl4sys_zmq {package_version()}",
         weights=config.weights.to_json(),
         relay=config.relays[0].address if config.relays else "",

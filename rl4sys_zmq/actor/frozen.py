@@ -23,7 +23,8 @@ from rl4sys_zmq.errors import ActionError, Closed
 from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, read_policy
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.values.observations import leaves_of
+from rl4sys_zmq.values.trees import Tree, flatten
 
 __all__ = ["FrozenAgent", "FrozenTrajectory"]
 
@@ -132,10 +133,10 @@ class FrozenAgent(Resource):
         thread.take(self._policy)
         action: RL4SysAction
         if self._recorder is not None:
-            action = self._recorder.choose(self._policy, thread, traj.state, observation, allowed)
+            action = self._recorder.choose(thread, traj.state, observation, allowed)
         else:
             action = new_action(observation, *thread.act(observation, allowed), self._stamp, allowed)
-        if not (isfinite(action.log_prob) and np.isfinite(action.raw).all()):
+        if not (isfinite(action.log_prob) and _is_finite(action.raw)):
             action = self._fallback(observation, allowed)
         action.act = with_leading_axis(action.act, leading)
         return traj, action
@@ -171,9 +172,10 @@ class FrozenAgent(Resource):
             actions = [*self._recorder.choose_batch(self._policy, thread, states, observations, allowed)]
         else:
             raws, acts, log_probs = self._policy.act_batch(observations, allowed, thread.sampler, self._explore)
-            actions = new_actions(each, raws, acts, log_probs, self._stamp, rows)
+            leaves = leaves_of(self._spec.action_space, "actions")
+            actions = new_actions(each, leaves.rows(raws), leaves.rows(acts), log_probs, self._stamp, rows)
         for index, action in enumerate(actions):
-            if not (isfinite(action.log_prob) and np.isfinite(action.raw).all()):
+            if not (isfinite(action.log_prob) and _is_finite(action.raw)):
                 actions[index] = self._fallback(each[index], rows[index])
         return running, actions
 
@@ -290,3 +292,8 @@ class FrozenAgent(Resource):
     def _check_trajectory(self, traj: object) -> None:
         if not isinstance(traj, FrozenTrajectory) or traj.agent is not self:
             raise ActionError(f"expected a trajectory of this agent, not {traj!r:.60}")
+
+
+def _is_finite(action: Tree) -> bool:
+    """Return True if all numbers of a raw action, an array or a tree of arrays, are finite."""
+    return all(np.isfinite(leaf).all() for leaf in flatten(action)[0])

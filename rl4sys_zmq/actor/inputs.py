@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError, ObservationError
 from rl4sys_zmq.values import DictSpace, DiscreteSpace, ObservationSpace, Space, TupleSpace
+from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
@@ -41,7 +42,9 @@ class InputValidator:
         plain = self._dtype in (np.float32, np.float64) and len(self._shape) == 1 and self._shape[0] <= SMALL
         self.plain_dtype: np.dtype[Any] | None = self._dtype if plain else None
         self.plain_shape: tuple[int, ...] | None = self._shape if plain else None
-        self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
+        self._layout = action_layout(action_space)
+        self._actions = self._layout.logits
+        self._parts = not isinstance(action_space, DiscreteSpace)
 
     def count(self, given: object) -> int:
         """Return the number of observations in a batch that the host passed in. The batch is not checked."""
@@ -90,20 +93,26 @@ class InputValidator:
         """Check a mask and return a boolean copy.
 
         Args:
-            given: ``[n]`` or ``[1, n]`` for ``n`` discrete actions, ``[count, n]`` for a batch. None allows all actions.
+            given: ``[n]`` or ``[1, n]`` for ``n`` discrete actions, ``[count, n]`` for a batch. None allows all actions. For
+                actions with several parts, ``n`` is the number of options of all choices (`ActionLayout`). Such a mask can also
+                have Gymnasium's form, as `ActionLayout.join_mask` describes; a batch is then a list of `count` masks.
             count: The number of observations in a batch. None for a single observation.
 
         Returns:
             ``[n]``, or ``[count, n]`` for a batch. None if `given` is None.
 
         Raises:
-            MaskError: If the shape differs, a value is not 0 or 1, the action space is continuous, or no action is allowed.
+            MaskError: If the shape differs, a value is not 0 or 1, the action space is continuous, or every option of a choice
+                is forbidden.
         """
         if given is None:
             return None
-        if self._actions is None:
+        if not self._actions:
             raise MaskError("the action space is continuous; a mask needs a discrete one")
-        array = np.asarray(_host(given))
+        given = _host(given)
+        if self._parts and not isinstance(given, np.ndarray):
+            given = self._joined(given, count)
+        array = np.asarray(given)
         wanted = (self._actions,) if count is None else (count, self._actions)
         if array.shape != wanted:
             if count is not None or array.shape != (1, self._actions):
@@ -112,9 +121,24 @@ class InputValidator:
         mask = array.astype(np.bool_)
         if array.dtype != np.bool_ and not np.array_equal(mask, array):
             raise MaskError(f"a mask must hold 0 and 1 (or booleans), not {array.tolist()!r:.80}")
-        if not mask.any(axis=-1).all():
+        if self._parts:
+            forbidden = self._layout.forbidden_choice(mask if count is not None else mask[None])
+            if forbidden is not None:
+                which = "the mask" if count is None else f"mask {forbidden[0]}"
+                raise MaskError(f"{which} forbids every value of {forbidden[1]}")
+        elif not mask.any(axis=-1).all():
             raise MaskError(f"the mask forbids all {self._actions} actions")
         return mask
+
+    def _joined(self, given: object, count: int | None) -> NDArray[np.bool_]:
+        """Return a mask in Gymnasium's form, or `count` of them in a list, as an array of bools."""
+        if count is None:
+            return self._layout.join_mask(given)
+        if not isinstance(given, list) or len(given) != count:
+            raise MaskError(
+                f"the masks are {given!r:.60}; expected an array [{count}, {self._actions}] or a list of {count} masks"
+            )
+        return np.stack([self._layout.join_mask(mask) for mask in given])
 
     def _array(self, given: object) -> NDArray[Any]:
         given = _host(given)
@@ -152,7 +176,8 @@ class TreeInputValidator(InputValidator):
     def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
         self._leaves = leaves_of(observation_space)
         self._readers = [InputValidator(space, action_space) for space in self._leaves.spaces]
-        self._actions = self._readers[0]._actions
+        one = self._readers[0]
+        self._layout, self._actions, self._parts = one._layout, one._actions, one._parts
         self.plain_dtype = self.plain_shape = None
 
     def count(self, given: object) -> int:

@@ -57,16 +57,14 @@ class ExtraColumnActionSelector:
         self._kind = spec.kind
         self._explore = explore
         self._leaves = leaves_of(spec.observation_space)
+        self._actions = leaves_of(spec.action_space, "actions")
         self._wanted = {column.name: (column.shape, np.dtype(column.dtype)) for column in spec.columns}
 
-    def choose(
-        self, policy: Policy, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None
-    ) -> ExtraColumnAction:
+    def choose(self, thread: ThreadState, state: Any, observation: Tree, mask: NDArray[np.bool_] | None) -> ExtraColumnAction:
         """Choose an action for one observation, with the policy in a given state.
 
         Args:
-            policy: The policy. Call ``thread.take(policy)`` before.
-            thread: The data of this host thread, such as its random numbers.
+            thread: The data of this host thread. Call ``thread.take(policy)`` before: that policy chooses.
             state: The state of the policy after the previous step, None at the start of an episode.
             observation: ``[*obs]``, checked.
             mask: ``[n]`` or None, checked.
@@ -74,8 +72,7 @@ class ExtraColumnActionSelector:
         Raises:
             ConfigError: If the columns that the policy returns differ from its spec in name, shape or dtype.
         """
-        parts = cast(ExtraColumnPolicy, policy).step(observation, mask, thread.sampler, self._explore, state)
-        raw, act, log_prob, columns, after = parts
+        raw, act, log_prob, columns, after = thread.step(observation, mask, state)
         return _action(observation, (raw, act, log_prob, self._checked(columns, ()), after), thread, mask, state)
 
     def choose_batch(
@@ -99,7 +96,8 @@ class ExtraColumnActionSelector:
             ConfigError: If the columns that the policy returns differ from its spec in name, shape or dtype.
         """
         parts = cast(ExtraColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
-        raws, acts, log_probs, columns, after = parts
+        log_probs, columns, after = parts[2:]
+        raws, acts = (self._actions.rows(actions) for actions in parts[:2])
         found = self._checked(columns, (len(states),))
         return [
             _action(
@@ -132,7 +130,11 @@ class ExtraColumnActionSelector:
             )
         out = {}
         for name, (shape, dtype) in self._wanted.items():
-            value = np.asarray(columns[name])
+            value = columns[name]
+            if type(value) is np.ndarray and value.dtype == dtype and value.shape == rows + shape:
+                out[name] = value
+                continue
+            value = np.asarray(value)
             if value.shape != rows + shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 problem = f"is {value.dtype} {value.shape}; expected {dtype} {rows + shape}"
                 raise ConfigError(f"column {name!r} of a policy of kind {self._kind!r} {problem}", key="columns")

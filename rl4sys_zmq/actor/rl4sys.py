@@ -73,8 +73,8 @@ class RL4SysCompatibility:
         There is no `input_size` if observations are dicts or tuples. Parameters that the learner's configuration sets are not
         in the dict.
         """
-        observations, actions = self.spec.observation_space, self.spec.action_space
-        sizes: dict[str, object] = {"act_dim": actions.size if isinstance(actions, BoxSpace) else actions.n}
+        observations = self.spec.observation_space
+        sizes: dict[str, object] = {"act_dim": self.spec.outputs}
         if isinstance(observations, BoxSpace | DiscreteSpace):
             sizes["input_size"] = observations.size if isinstance(observations, BoxSpace) else observations.n
         return {**self.config.algorithm_parameters, **sizes}

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.observation_column import TreeColumn, new_column
+from rl4sys_zmq.actor.observation_column import TreeColumn, new_action_column, new_column
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.errors import RewardError
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
+from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.trees import Tree
-from rl4sys_zmq.wire import action_dtype
 
 __all__ = ["PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
 
@@ -138,7 +138,7 @@ class SegmentWriter:
         self.rows = rows
         self._space = action_space
         self.observations = new_column(observation_space, rows + 1)
-        self.actions = np.empty((rows, *action_space.shape), dtype=action_dtype(action_space))
+        self.actions: Tree = new_action_column(action_space, rows)
         self.rewards = NO_REWARDS[:rows].copy()  # takes a third of the time of np.full, at each cut
         self.log_probs = np.empty(rows, dtype=np.float32)
         self.versions = np.empty(rows, dtype=np.uint64)
@@ -248,7 +248,7 @@ class SegmentWriter:
             owner: The object that identifies the agent, as in `PolicyStamp`.
         """
         reward = self._reward_cells[row]
-        step.obs, step.raw, step.log_prob = self._row(row), self.actions[row].copy(), self._log_prob_cells[row]
+        step.obs, step.raw, step.log_prob = self._row(row), _copied_row(self.actions, row), self._log_prob_cells[row]
         step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner)
         step.mask = None if self.masks is None else self.masks[row].copy()
         step.known_reward = None if isnan(reward) else reward
@@ -295,13 +295,11 @@ class SegmentWriter:
 
     def _row(self, row: int) -> Tree:
         """Return a copy of the observation in the row with this index."""
-        observations = self.observations
-        return observations.copy_row(row) if isinstance(observations, TreeColumn) else np.array(observations[row])
+        return _copied_row(self.observations, row)
 
     def _set_mask(self, row: int, mask: NDArray[np.bool_] | None) -> None:
         if self.masks is None:
-            assert isinstance(self._space, DiscreteSpace)
-            self.masks = np.ones((self.rows + 1, self._space.n), dtype=np.bool_)
+            self.masks = np.ones((self.rows + 1, action_layout(self._space).logits), dtype=np.bool_)
         self.masks[row] = True if mask is None else mask
 
     def _grow(self) -> None:
@@ -310,7 +308,10 @@ class SegmentWriter:
             self.observations.grow(rows)
         else:
             self.observations = np.concatenate([self.observations, np.empty_like(self.observations[:rows])])
-        self.actions = np.concatenate([self.actions, np.empty_like(self.actions)])
+        if isinstance(self.actions, TreeColumn):
+            self.actions.grow(rows)
+        else:
+            self.actions = np.concatenate([self.actions, np.empty_like(self.actions)])
         self.rewards = np.concatenate([self.rewards, np.full(rows, np.nan, dtype=np.float32)])
         self.log_probs = np.concatenate([self.log_probs, np.empty_like(self.log_probs)])
         self.versions = np.concatenate([self.versions, np.full_like(self.versions, self.versions[-1])])
@@ -324,6 +325,11 @@ class SegmentWriter:
         self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells: Any = self.log_probs.data
         self._reward_cells: Any = self.rewards.data
+
+
+def _copied_row(column: Tree, row: int) -> Tree:
+    """Return a copy of the element in one row of a column."""
+    return column.copy_row(row) if isinstance(column, TreeColumn) else column[row].copy()
 
 
 class PendingEpisodeSegments:
@@ -363,8 +369,17 @@ class LateRewardQueue:
             dropped are not included.
     """
 
-    def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None]) -> None:
-        self._outbox = outbox
+    def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None], *, evaluates: bool = False) -> None:
+        """Create an empty queue.
+
+        Args:
+            outbox: The queue for sending.
+            reward_timeout_s: Longest time that a segment waits for a reward, in seconds.
+            wake: Wakes the I/O thread.
+            evaluates: True for an actor that does not explore. Of each episode with a known return, only the last step goes to
+                the outbox, marked as an evaluation.
+        """
+        self._outbox, self._evaluates = outbox, evaluates
         self._reward_timeout_s = reward_timeout_s
         self._wake = wake
         self._lock = threading.RLock()
@@ -452,5 +467,10 @@ class LateRewardQueue:
                 if not closed.lost:
                     total = closed.reward_sum
                     self.returns.append(total)
-            self._outbox.put(writer.build(closed.episode_id, total))
+            segment = writer.build(closed.episode_id, total)
+            if self._evaluates:
+                if total is None:
+                    continue
+                segment = evaluation_of(segment)
+            self._outbox.put(segment)
             self._wake()

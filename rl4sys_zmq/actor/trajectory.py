@@ -162,8 +162,9 @@ class TrajectoryManager:
         self.owner = context.owner
         self.use(spec, inputs, rollout)
         self._context, self._pending, self._counters = context, context.pending, context.counters
-        self._stores = config.explore
-        self._lenient = config.overflow == "drop_oldest"  # an embedded host must not fail because of late rewards
+        self._stores, self._explores = config.submits, config.explore
+        # An embedded host must not fail because of late rewards, and an evaluation not because it has none.
+        self._lenient = config.overflow == "drop_oldest" or not config.explore
         self._max_steps = config.max_traj_length
         self._ids = random.Random()
 
@@ -338,6 +339,37 @@ class TrajectoryManager:
             log.warning("an action was added after the end of its trajectory and is dropped; the counter is late_actions_dropped")
         self._counters.add("late_actions_dropped")
 
+    def _final_observation(self, traj: RL4SysTrajectory, final_obs: object) -> Tree | None:
+        """Return the observation after the last step of an episode that was ended from outside.
+
+        An evaluation needs none: without `final_obs` it is the last observation, or None if no step is stored.
+
+        Raises:
+            ObservationError: If `final_obs` is missing and the episode is to be trained on, or if it is invalid.
+        """
+        if final_obs is not None:
+            return self.inputs.observation(final_obs)[0]
+        if self._explores:
+            raise ObservationError("truncated=True needs final_obs, the observation after the last action")
+        return traj.writer.last_observation if traj.writer.steps else None
+
+    def _check_rewards(self, writers: Sequence[SegmentWriter]) -> None:
+        """Check that the segments of an episode that ends have all rewards. If late rewards are allowed, count the episode.
+
+        Raises:
+            RewardError: If a reward is missing and rewards must not be late.
+        """
+        for part in writers:
+            if not part.missing:
+                continue
+            step = f"step {part.first_missing()} of segment {part.segment_index}"
+            if not self._lenient:
+                raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
+            if not self._counters.get("ended_without_rewards"):
+                log.warning("an episode ended and %s has no reward: the segment waits for it (ended_without_rewards)", step)
+            self._counters.add("ended_without_rewards")
+            return
+
     def end(
         self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
     ) -> None:
@@ -348,26 +380,12 @@ class TrajectoryManager:
             raise ActionError("this trajectory belongs to another agent")
         if traj.completed or traj.episodes is not self:
             return
-        final = None
-        if truncated and self._stores:
-            if final_obs is None:
-                raise ObservationError("truncated=True needs final_obs, the observation after the last action")
-            final = self.inputs.observation(final_obs)[0]
+        final = self._final_observation(traj, final_obs) if truncated and self._stores else None
         if action is not None and action.writer is None and action is not traj.last:
             self.add(traj, action)
         writer = traj.writer
         if self._stores and traj.steps:
-            for part in (*traj.closed.writers, writer):
-                if part.missing:
-                    step = f"step {part.first_missing()} of segment {part.segment_index}"
-                    if not self._lenient:
-                        raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
-                    if not self._counters.get("ended_without_rewards"):
-                        log.warning(
-                            "an episode ended and %s has no reward: the segment waits for it (ended_without_rewards)", step
-                        )
-                    self._counters.add("ended_without_rewards")
-                    break
+            self._check_rewards([*traj.closed.writers, writer])
             if writer.steps:  # an empty one follows an automatic cut after the last step: the segment before it was the last
                 if action is not None:
                     action.done = True

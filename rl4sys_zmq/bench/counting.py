@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.policies.gru import GRUParameters, gru_spec
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
@@ -45,6 +46,8 @@ class CountingAlgorithm(FakeAlgorithm):
 
 class CountingLearner(Resource):
     """A running learner process that only counts steps.
+
+    A client has an MLP policy, or a recurrent one if its algorithm parameters have the number of ``units``.
 
     Attributes:
         address: Address that actors connect to.
@@ -88,12 +91,13 @@ def _serve(bind: str) -> None:
     def factory(
         observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> CountingAlgorithm:
-        head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
-        made.append(
-            CountingAlgorithm(
-                mlp_spec(observation_space, action_space, head, HIDDEN), FakeParameters(rollout_length=ROLLOUT), seed
-            )
-        )
+        units = parameters.get("units")
+        if isinstance(units, int):
+            spec = gru_spec(observation_space, action_space, GRUParameters(units=units))
+        else:
+            head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
+            spec = mlp_spec(observation_space, action_space, head, HIDDEN)
+        made.append(CountingAlgorithm(spec, FakeParameters(rollout_length=ROLLOUT), seed))
         return made[-1]
 
     register_algorithm(ALGORITHM, factory)

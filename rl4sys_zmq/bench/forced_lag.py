@@ -59,6 +59,7 @@ class LagResult:
         updates: The number of updates.
         score: The score at the end.
         best: The highest score.
+        episodes: The number of steps at the end of each training episode, about, and the episode's return.
     """
 
     solved_steps: int | None
@@ -66,6 +67,7 @@ class LagResult:
     updates: int
     score: float
     best: float
+    episodes: tuple[tuple[int, float], ...] = field(default=(), repr=False)
 
 
 class _Episode:
@@ -158,16 +160,19 @@ def train_with_lag(run: LagRun) -> LagResult:
     spaces = observation_space_from(env.observation_space), space_from(env.action_space)
     algorithm = make_algorithm(run.algorithm, *spaces, run.parameters, run.seed)
     actor, recent = _Actor(algorithm, run.lag, run.seed), deque[float](maxlen=RECENT)
+    ended: list[tuple[int, float]] = []
     steps = updates = 0
     score = best = -np.inf
     try:
         while steps < run.max_steps and best < run.target_return:
             for segment, total in actor.steps(episodes):
-                recent.extend([] if total is None else [total])
                 if segment is None:
                     continue
                 algorithm.observe(segment)
                 steps += segment.steps
+                if total is not None:
+                    recent.append(total)
+                    ended.append((steps, total))
                 while algorithm.update() is not None:
                     updates += 1
                     actor.publish()
@@ -177,5 +182,10 @@ def train_with_lag(run: LagRun) -> LagResult:
         for episode in episodes:
             episode.env.close()
     return LagResult(
-        solved_steps=steps if best >= run.target_return else None, steps=steps, updates=updates, score=score, best=best
+        solved_steps=steps if best >= run.target_return else None,
+        steps=steps,
+        updates=updates,
+        score=score,
+        best=best,
+        episodes=tuple(ended),
     )

@@ -107,6 +107,7 @@ def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
     """
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
+    assert isinstance(obs, BoxSpace) and isinstance(act, BoxSpace | DiscreteSpace)
     actions: Any
     if isinstance(act, DiscreteSpace):
         actions = rng.integers(0, act.n, steps)

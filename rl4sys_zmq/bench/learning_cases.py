@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CASES", "Case"]
+from rl4sys_zmq.bench.hidden_velocities import ENV as HIDDEN_VELOCITIES
+
+__all__ = ["CASES", "COURIER", "PIXEL_CATCH", "Case"]
+
+COURIER = "rl4sys_zmq.bench.courier:Courier-v0"
+"""The id of `rl4sys_zmq.bench.courier.Courier`, whose module Gymnasium imports."""
+
+PIXEL_CATCH = "rl4sys_zmq.bench.pixel_catch:PixelCatch-v0"
+"""The id of `rl4sys_zmq.bench.pixel_catch.PixelCatch`, whose module Gymnasium imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +32,8 @@ class Case:
         steps: Environment steps of both sides.
         values: Our parameters. None: the algorithm's tested settings for the environment.
         num_envs: Environments in our one actor process.
+        pacing_lag: The number of batches that our actor can collect ahead of the training. None: that of the tested settings, or
+            the algorithm's default. With 0, collecting and training alternate, as in Stable-Baselines3.
         peer: The algorithm's name in Stable-Baselines3 or sb3-contrib, or None.
         peer_values: Its keyword arguments, as `peers/sb3.py` reads them.
         fair: True if both sides have the same values.
@@ -36,6 +46,7 @@ class Case:
     steps: int
     values: dict[str, Any] | None = None
     num_envs: int = 1
+    pacing_lag: int | None = None
     peer: str | None = None
     peer_values: dict[str, Any] = field(default_factory=dict)
     fair: bool = False
@@ -87,14 +98,23 @@ def _ppo(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = Fal
     )
 
 
-def _dqn(env: str, steps: int, values: Mapping[str, Any], *, reference: str = "") -> Case:
-    """Return a case of DQN with networks of 256 and 256 units: the values have the names of Stable-Baselines3."""
+def _dqn(env: str, steps: int, values: Mapping[str, Any], *, quantiles: int | None = None, reference: str = "") -> Case:
+    """Return a case of DQN with networks of 256 and 256 units: the values have the names of Stable-Baselines3.
+
+    With `quantiles`, it is QR-DQN on both sides, which has no limit on the gradient in sb3-contrib, and another epsilon of Adam.
+    """
     ours: dict[str, Any] = {ours: values[theirs] for theirs, ours in _DQN_NAMES.items()}
     ours |= {"total_steps": steps, "hidden_sizes": [256, 256], "n_step": 1, "double_q": False, "huber_delta": 1.0}
     ours |= {"adam_epsilon": 1e-8, "rollout_length": min(values["train_freq"], 32)}
-    theirs = {**values, "policy_kwargs": {"net_arch": [256, 256]}}
-    both: dict[str, Any] = {"algorithm": "DQN", "peer": "DQN", "values": ours, "peer_values": theirs}
-    return Case(env=env, steps=steps, fair=True, reference=reference, **both)
+    network: dict[str, Any] = {"net_arch": [256, 256]}
+    if quantiles is not None:
+        network["n_quantiles"] = quantiles
+        ours |= {"distribution": "quantile", "quantiles": quantiles, "max_grad_norm": None}
+        ours["adam_epsilon"] = 0.01 / values["batch_size"]
+    theirs = {**values, "policy_kwargs": network}
+    peer = "DQN" if quantiles is None else "QRDQN"
+    both: dict[str, Any] = {"algorithm": "DQN", "peer": peer, "values": ours, "peer_values": theirs}
+    return Case(env=env, steps=steps, fair=True, pacing_lag=0, reference=reference, **both)
 
 
 def _off_policy(algorithm: str, env: str, steps: int, values: dict[str, Any], reference: str = "") -> Case:
@@ -119,6 +139,11 @@ _DQN_SMALL_STEPS: dict[str, Any] = {
     "learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 100, "gamma": 0.99,
     "target_update_interval": 250, "train_freq": 4, "gradient_steps": 4, "exploration_fraction": 0.12,
     "exploration_final_eps": 0.1,
+}  # fmt: skip
+_DQN_CARTPOLE: dict[str, Any] = {
+    "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
+    "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
+    "exploration_final_eps": 0.04,
 }  # fmt: skip
 _PENDULUM: dict[str, Any] = {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "rollout_length": 16}
 _DETERMINISTIC = {**_PENDULUM, "gamma": 0.98, "learning_starts": 1000}
@@ -148,11 +173,11 @@ CASES: dict[str, Case] = {
         "HalfCheetah-v5", 200_000,
         {"n_envs": 1, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95},
     ),
-    "dqn-cartpole": _dqn("CartPole-v1", 50_000, values={
-        "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
-        "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
-        "exploration_final_eps": 0.04,
-    }),
+    "dqn-cartpole": _dqn("CartPole-v1", 50_000, _DQN_CARTPOLE),
+    "qr-dqn-cartpole": _dqn("CartPole-v1", 50_000, _DQN_CARTPOLE, quantiles=10, reference="rl-zoo: 500, greedy"),
+    "c51-cartpole": Case(
+        algorithm="C51", env="CartPole-v1", steps=100_000, num_envs=4, reference="CleanRL: 481 at 500 k"
+    ),
     "dqn-acrobot": _dqn("Acrobot-v1", 100_000, _DQN_SMALL_STEPS, reference="rl-zoo: -77, greedy"),
     "dqn-mountaincar": _dqn("MountainCar-v0", 120_000, reference="rl-zoo: -101, greedy", values={
         "learning_rate": 4e-3, "batch_size": 128, "buffer_size": 10_000, "learning_starts": 1000, "gamma": 0.98,
@@ -180,12 +205,59 @@ CASES: dict[str, Case] = {
         algorithm="REINFORCE", env="CartPole-v1", steps=200_000, num_envs=8, reference="SLM-Lab 5: 483"
     ),
     "impala-cartpole": Case(algorithm="IMPALA", env="CartPole-v1", steps=200_000, num_envs=8),
+    "ppo-pixels": Case(
+        algorithm="PPO", env=PIXEL_CATCH, steps=100_000, num_envs=8,
+        values={
+            "network": {"kind": "cnn"}, "steps_per_update": 512, "minibatch_size": 128, "update_epochs": 4, "gamma": 0.95,
+            "gae_lambda": 0.9, "learning_rate": 1e-3, "ent_coef": 0.01, "normalise_rewards": False,
+        },
+    ),
+    "ppo-frozenlake": Case(
+        algorithm="PPO", env="FrozenLake-v1", steps=100_000, num_envs=8, reference="solved at 0.7",
+        values={
+            "steps_per_update": 1024, "rollout_length": 64, "minibatch_size": 256, "update_epochs": 8, "learning_rate": 2e-3,
+            "anneal_lr": True, "total_steps": 100_000, "gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.01,
+            "normalise_rewards": False,
+        },
+    ),
+    "ppo-taxi": Case(
+        algorithm="PPO", env="Taxi-v4", steps=120_000, num_envs=8, reference="solved at 8",
+        values={
+            "steps_per_update": 2048, "rollout_length": 64, "minibatch_size": 512, "update_epochs": 10, "learning_rate": 2e-3,
+            "anneal_lr": True, "total_steps": 120_000, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.01, "reward_scale": 0.1,
+            "normalise_rewards": False,
+        },
+    ),
+    "ppo-dict-mask": Case(
+        algorithm="PPO", env=COURIER, steps=40_000, num_envs=8, reference="the best is 6.7",
+        values={
+            "steps_per_update": 1024, "rollout_length": 64, "minibatch_size": 256, "update_epochs": 8, "learning_rate": 2e-3,
+            "anneal_lr": True, "total_steps": 40_000, "gamma": 0.95, "gae_lambda": 0.9, "reward_scale": 0.2,
+            "normalise_observations": False, "normalise_rewards": False,
+        },
+    ),
+    "dqn-pixels": Case(
+        algorithm="DQN", env=PIXEL_CATCH, steps=15_000, num_envs=2,
+        values={
+            "network": {"kind": "cnn", "channels": [16, 32], "kernels": [3, 3], "strides": [1, 1]}, "learning_rate": 1e-3,
+            "batch_size": 32, "buffer_size": 50_000, "learning_starts": 500, "train_frequency": 1, "gamma": 0.95, "n_step": 1,
+            "target_net_update_frequency": 100, "exploration_fraction": 0.2, "total_steps": 15_000, "rollout_length": 16,
+        },
+    ),
     "rpo-pendulum": Case(algorithm="RPO", env="Pendulum-v1", steps=100_000, num_envs=4),
     "sac-cartpole": Case(
         algorithm="SAC", env="CartPole-v1", steps=50_000, reference="SLM-Lab 5: 406",
         values={
             "learning_rate": 1e-3, "hidden_sizes": [64, 64], "target_entropy_ratio": 0.3, "rollout_length": 16,
             "train_frequency": 2,
+        },
+    ),
+    "gru-cartpole": Case(
+        algorithm="PPO", env=HIDDEN_VELOCITIES, steps=100_000, num_envs=8, reference="rl-zoo, PPO-LSTM: 500, greedy",
+        values={
+            "network": {"kind": "gru", "units": 64}, "steps_per_update": 1024, "rollout_length": 32, "minibatch_size": 512,
+            "update_epochs": 10, "learning_rate": 2e-3, "anneal_lr": True, "anneal_clip": True, "total_steps": 100_000,
+            "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0,
         },
     ),
     "trpo-cartpole": Case(

@@ -23,7 +23,7 @@ from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
 from rl4sys_zmq.bench.peers import PeerMissing, run_peer
 from rl4sys_zmq.bench.ppo_versions import own_pairs
-from rl4sys_zmq.bench.step import measure_step
+from rl4sys_zmq.bench.step import UNITS, measure_recurrent_step, measure_step
 from rl4sys_zmq.bench.training import LIMIT_S, train_ours
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 
@@ -127,6 +127,12 @@ def _step(options: BenchOptions, say: PrintLine) -> Record:
             }
             say(f"{'  forward pass alone, plain numpy':46} {'':12} {times.forward_us:12.2f}")
     return record
+
+
+def _recurrent(options: BenchOptions, say: PrintLine) -> Record:
+    with CountingLearner() as learner:
+        times = measure_recurrent_step(learner.address, options.pairs, options.steps)
+    return {"median_us": _line(say, f"step, us, GRU of {UNITS} units, beside the MLP", times)}
 
 
 def _footprint(options: BenchOptions, say: PrintLine) -> Record:
@@ -300,6 +306,7 @@ def _line(say: PrintLine, label: str, pairs: PairedFigures, digits: int = 2, bet
 
 QUESTIONS: dict[str, Callable[[BenchOptions, PrintLine], Record]] = {
     "step": _step,
+    "recurrent": _recurrent,
     "footprint": _footprint,
     "overhead": _overhead,
     "collect": _collect,

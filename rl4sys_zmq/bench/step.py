@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import AgentConfig, RL4SysAgent, RL4SysTrajectory
 from rl4sys_zmq.bench.counting import ALGORITHM, HIDDEN, ROLLOUT
-from rl4sys_zmq.bench.pairs import PairedFigures
+from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
-__all__ = ["ACTIONS", "OBSERVATION", "StepTimeComparison", "forward_only", "measure_step", "plain_step"]
+__all__ = ["ACTIONS", "OBSERVATION", "StepTimeComparison", "forward_only", "measure_recurrent_step", "measure_step", "plain_step"]
 
 OBSERVATION, ACTIONS = 8, 4
 SEED = 1
+UNITS = 64
+"""The number of units of the recurrent policy."""
 MANY = 256
 """Number of different observations that a measurement uses in turn."""
 
@@ -183,6 +185,25 @@ def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> 
             p99.append((float(np.percentile(taken[ours], 99)), float(np.percentile(taken[plain], 99))))
             alone.append(float(np.median(times_us(forward, steps // 4))))
     return StepTimeComparison(_pairs(medians), _pairs(p99), float(np.median(alone)))
+
+
+def measure_recurrent_step(address: str, pairs: int, steps: int) -> PairedFigures:
+    """Measure a step with a recurrent policy of `UNITS` units and a step with an MLP alternately. Both are steps with an agent.
+
+    Args:
+        address: Address of a `CountingLearner`, to which the agents send their data.
+        pairs: Number of pairs of measurements.
+        steps: Number of steps in each measurement.
+
+    Returns:
+        The median times of a step in microseconds.
+    """
+    options: dict[str, Any] = {"client_id": "bench-gru", "algorithm_parameters": {"units": UNITS}}
+    with agent_for(address, **options) as recurrent, agent_for(address) as plain:
+        ours, baseline = agent_step(recurrent), agent_step(plain)
+        return measure_pairs(
+            lambda: float(np.median(times_us(ours, steps))), lambda: float(np.median(times_us(baseline, steps))), pairs
+        )
 
 
 def _pairs(figures: list[tuple[float, float]]) -> PairedFigures:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.cli.app import as_config_error, configure_logging, print_line, require
+from rl4sys_zmq.actor.observation_column import new_column
+from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
@@ -23,9 +24,11 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.ops.episodes import MASK_KEY, make_environment
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.values import DiscreteSpace, Space, observation_space_from, space_from
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, observation_space_from, space_from
+from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.observations import have_same_form
 
 __all__ = ["RunOptions", "act", "environment_spaces", "make_environments", "play"]
 
@@ -33,8 +36,6 @@ LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
-SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
-"""The pip extra of this package that installs a simulator, by a word in Gymnasium's message about the missing simulator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class RunOptions:
     sidecar: bool = False
     actor_id: str | None = None
     json: bool = False
+    masks: bool = True
     plugin: tuple[str, ...] = ()
 
 
@@ -89,7 +91,7 @@ def act(run: RunOptions) -> None:
         flush_s = SIGNALLED_FLUSH_S
         try:
             output.begin(f"{run.num_envs} x {run.env_id} for client {config.client_id!r} at {config.address}")
-            play(agent, envs, [_number(s) for s in seeds[1].spawn(run.num_envs)], tally)
+            play(agent, envs, [_number(s) for s in seeds[1].spawn(run.num_envs)], tally, masks=run.masks)
             flush_s = LAST_FLUSH_S
         finally:
             agent.close(flush_s)
@@ -176,7 +178,7 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
         known = replace(known, observation_space=None)  # the file has input_size alone, which fits a Discrete space too
     for key, real in spaces.items():
         said = getattr(known, key)
-        if said is not None and (said.shape, getattr(said, "n", None)) != (real.shape, getattr(real, "n", None)):
+        if said is not None and not have_same_form(said, real):
             raise ConfigError(f"{run.config_path}: {key} is {said}, but {run.env_id} has {real}; correct one of them", key=key)
     overrides: dict[str, Any] = {
         "client_id": run.client_id,
@@ -199,15 +201,15 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     return AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
 
 
-def environment_spaces(env: Any, env_id: str) -> dict[str, Space]:
+def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
     """Return the spaces of an environment as ``observation_space`` and ``action_space``.
 
     Raises:
-        ConfigError: If one of them is neither Box nor Discrete. The message names it.
+        ConfigError: If one of them is of a kind that learners do not support. The message names it.
     """
     observations = check_value(f"{env_id}: observation_space", env.observation_space, observation_space_from)
     return {
-        "observation_space": flat_space(observations, f"{env_id}: this command"),
+        "observation_space": observations,
         "action_space": check_value(f"{env_id}: action_space", env.action_space, space_from),
     }
 
@@ -218,17 +220,8 @@ def make_environments(env_id: str, count: int, render_mode: str | None = None) -
     Raises:
         ConfigError: If Gymnasium, the environment or a package that it needs is missing.
     """
-    require("gym", "gymnasium")
-    import gymnasium
-
-    try:
-        with as_config_error(gymnasium.error.Error, ModuleNotFoundError, TypeError):
-            return [gymnasium.make(env_id, render_mode=render_mode, disable_env_checker=True) for _ in range(count)]
-    except ConfigError as exc:
-        needs = isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
-        extra = next((extra for name, extra in SIMULATOR_EXTRAS.items() if needs and name in str(exc).lower()), "")
-        hint = f"; this library's extra: pip install 'rl4sys-zmq[{extra}]'" if extra else ""
-        raise ConfigError(f"environment {env_id!r}: {exc}{hint}") from exc.__cause__
+    arguments = {"id": env_id, "render_mode": render_mode}
+    return [make_environment(arguments) for _ in range(count)]
 
 
 class EpisodeCounts:
@@ -288,25 +281,37 @@ class EpisodeCounts:
             print_line(f"{self.summary()}, version {version()}")
 
 
-def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: EpisodeCounts) -> None:
+def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: EpisodeCounts, *, masks: bool = True) -> None:
     """Act in all environments until `tally.done`, which counts the steps and episodes.
 
     This is the hot loop of an actor process: one request for all environments, then one step in each.
+
+    Args:
+        agent: The agent that acts.
+        envs: The environments.
+        seeds: The seed of each environment.
+        tally: The counts.
+        masks: True to pass on the masks of environments that have one in the ``info`` of their first reset (`MASK_KEY`).
     """
     request, add = agent.request_for_actions, agent.add_to_trajectory
     indices = range(len(envs))
     steps = [env.step for env in envs]
-    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+    first, infos = zip(*(env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)), strict=True)
+    every = np.ones(action_layout(agent.spec.action_space).logits, np.bool_)
+    masked = masks and len(every) > 0 and any(MASK_KEY in info for info in infos)
+    allowed = [info.get(MASK_KEY, every) for info in infos]
+    batch = _batch(agent.spec.observation_space, first)
+    obs = batch[:]  # views: assigning to a row of the batch changes them
     totals = [0.0] * len(envs)
     signals = SignalHandlers.current
     trajs: Any = None
     rounds = 0
     tally.begin(len(envs))
     while not tally.done:
-        trajs, actions = request(trajs, obs)
+        trajs, actions = request(trajs, obs, allowed if masked else None)
         for i in indices:
             action = actions[i]
-            observation, reward, terminated, truncated, _ = steps[i](action.act)
+            observation, reward, terminated, truncated, info = steps[i](action.act)
             action.update_reward(reward)
             add(trajs[i], action)
             totals[i] += reward
@@ -315,14 +320,26 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
                 agent.mark_end_of_trajectory(trajs[i], action, truncated=cut, final_obs=observation if cut else None)
                 tally.ended(i, float(totals[i]))
                 totals[i] = 0.0
-                observation, _ = envs[i].reset()
-            obs[i] = observation
+                observation, info = envs[i].reset()
+            batch[i] = observation
+            if masked:
+                allowed[i] = info.get(MASK_KEY, every)
         tally.steps += len(envs)
         rounds += 1
         if rounds % CHECK_STEPS == 0:
             if signals is not None:
                 signals.check()
             tally.print_progress(lambda: agent.version)
+
+
+def _batch(space: ObservationSpace, observations: Sequence[Any]) -> Any:
+    """Return the observations of all environments as one batch, whose rows can be assigned."""
+    if space.shape is not None:
+        return np.stack(observations)
+    column = new_column(space, len(observations))
+    for row, observation in enumerate(observations):
+        column[row] = observation
+    return column
 
 
 def _number(seed: np.random.SeedSequence) -> int:

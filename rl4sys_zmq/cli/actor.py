@@ -45,6 +45,11 @@ def main() -> None:
     help="Store finished segments here until the learner has them; in a fleet, in a folder for each actor.",
 )
 @option("--sidecar", is_flag=True, help="Keep the sockets in a separate process.")
+@option(
+    "--masks/--no-masks",
+    default=True,
+    help="Choose only actions that `action_mask` in an environment's info allows, or ignore it, for an algorithm without masks.",
+)
 @option("--connect-timeout", type=click.FloatRange(0), help="Seconds to wait for the learner.  [default: 10]")
 @option("--actor-id", metavar="NAME", help="The name of the actor; in a fleet, its beginning.  [default: random]")
 @option("--num-actors", type=click.IntRange(1, 10_000), help="Keep this number of actor processes alive, as a fleet.")
@@ -127,6 +132,31 @@ def evaluate(**options: Any) -> None:
     if options["render"] and options["video"] is not None:
         raise click.UsageError("give either --render or --video")
     run(EvaluateOptions(**options))
+
+
+@main.command()
+@option("--policy", type=click.Path(path_type=Path), metavar="DIR", help="The folder of a policy, from rl4sys-learner export.")
+@option("--run", type=click.Path(path_type=Path), metavar="RUN", help="A run directory: record its newest checkpoint.")
+@option("--client", metavar="ID", help="With --run: the client whose policy acts.  [default: the only one]")
+@option("--env", metavar="ID", help="With a policy: the Gymnasium environment.")
+@option("--minari", metavar="ID", help="A Minari dataset on this machine, instead of a policy and an environment.")
+@option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The new file, such as pole.npz.")
+@option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
+@option("--seed", type=click.IntRange(0), default=0, help="Seed of the episodes.")
+@option("--explore", is_flag=True, help="Sample actions as in training.  [default: the most probable action]")
+@plugin_option(expose_value=False)
+def record(**options: Any) -> None:
+    """Write a file of demonstrations, from which a training can start: episodes of a stored policy or of a Minari dataset."""
+    from rl4sys_zmq.cli.record import RecordOptions
+    from rl4sys_zmq.cli.record import record as run
+
+    if sum(options[name] is not None for name in ("policy", "run", "minari")) != 1:
+        raise click.UsageError("give one of --policy DIR, --run RUN and --minari ID")
+    if (options["env"] is None) == (options["minari"] is None):
+        raise click.UsageError("--env is required with --policy and --run, and does not apply to --minari")
+    if options["client"] is not None and options["run"] is None:
+        raise click.UsageError("--client applies to --run")
+    run(RecordOptions(**options))
 
 
 @main.command(name="serve-env")

@@ -11,7 +11,7 @@ from rl4sys_zmq.cli.app import print_line
 __all__ = ["PARTS", "bench"]
 
 PARTS = {
-    "step": ("step", "footprint", "overhead", "collect"),
+    "step": ("step", "recurrent", "footprint", "overhead", "collect"),
     "ingress": ("ingress", "durable", "coding"),
     "weights": ("weights",),
     "fanout": ("fanout",),

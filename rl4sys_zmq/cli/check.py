@@ -15,6 +15,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
+from rl4sys_zmq.learner.algorithms.network_kinds import NETWORKS, network_names
 from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.parameters import algorithm_parameters
 from rl4sys_zmq.plugins import import_plugins
@@ -174,7 +175,7 @@ def _text(value: object) -> str:
 
 
 def list_algorithms() -> None:
-    """Print the summary, the parameters and the presets of each algorithm.
+    """Print the summary, the parameters and the presets of each algorithm, then the kinds of networks with their options.
 
     Each parameter has its default, synonyms and meaning. ``*`` marks a parameter that can be changed during the training.
     """
@@ -187,7 +188,9 @@ def list_algorithms() -> None:
         for line in _described(entry):
             print_line(line)
         print_line()
-    for fault in broken:
+    for line in _described_networks():
+        print_line(line)
+    for fault in [*broken, *NETWORKS.faults()]:
         print_line(f"!! {fault}")
 
 
@@ -202,14 +205,33 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
         yield f"  staleness: {entry.staleness}"
     if entry.reference:
         yield f"  reference: {entry.reference}"
+    if entry.chooses_network:
+        yield f"  networks: {', '.join(network_names(entry.kind))}"
     if entry.isolated:
         yield "  needs engine: process"
     if entry.parameters is None:
         yield "  (the entry of this algorithm does not list its parameters)"
     else:
-        for key, default, synonyms, meaning in parameter_table(entry.parameters):
-            also = f"  [also: {', '.join(synonyms)}]" if synonyms else ""
-            yield f"  {key} = {_text(default)}" + (" *" if key in entry.changeable else "")
-            yield f"      {meaning}{also}"
+        yield from _parameters(entry.parameters, entry.changeable)
     if entry.presets:
         yield f"  presets: {', '.join(sorted(entry.presets))}"
+
+
+def _described_networks() -> Iterator[str]:
+    """Yield the lines that describe each kind of network: its name, its summary, its source and its options."""
+    for name in network_names():
+        entry = NETWORKS.get(name)
+        yield f"network {{kind: {entry.name}}}"
+        yield f"  {entry.summary}"
+        if entry.reference:
+            yield f"  reference: {entry.reference}"
+        yield from _parameters(entry.options)
+        yield ""
+
+
+def _parameters(cls: type[DataclassInstance], changeable: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield two lines for each parameter of a dataclass: its name with the default, and its meaning with the synonyms."""
+    for key, default, synonyms, meaning in parameter_table(cls):
+        also = f"  [also: {', '.join(synonyms)}]" if synonyms else ""
+        yield f"  {key} = {_text(default)}" + (" *" if key in changeable else "")
+        yield f"      {meaning}{also}"

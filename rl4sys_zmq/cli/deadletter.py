@@ -33,7 +33,7 @@ __all__ = ["clear_letters", "print_letters", "show_letter"]
 MAX_LETTER_BYTES = 1 << 28
 MAX_SEGMENTS_SHOWN = 16
 _LENGTH = struct.Struct("<I")
-_COLUMNS = ("actions", "rewards", "log_probs", "versions", "masks")
+_COLUMNS = ("rewards", "log_probs", "versions", "masks")
 
 
 class ColumnSummary(TypedDict):
@@ -243,10 +243,9 @@ def _outline(path: Path) -> str:
 
 def _described(segment: Segment) -> SegmentSummary:
     how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
-    observed = segment.observation_leaves
-    names = ["observations"] if len(observed) == 1 else [f"observations[{n}]" for n in range(len(observed))]
     columns = [
-        *zip(names, observed, strict=True),
+        *_named("observations", segment.observation_leaves),
+        *_named("actions", segment.action_leaves),
         *((name, getattr(segment, name)) for name in _COLUMNS),
         *segment.extras.items(),
         *segment.initial.items(),
@@ -262,6 +261,11 @@ def _described(segment: Segment) -> SegmentSummary:
         "episode_length": segment.episode_length,
         "columns": {name: _column(column) for name, column in columns if column is not None},
     }
+
+
+def _named(name: str, leaves: list[NDArray[Any]]) -> list[tuple[str, NDArray[Any]]]:
+    """Return the arrays of observations or actions with their names, which have an index if there are several."""
+    return [(name, leaves[0])] if len(leaves) == 1 else [(f"{name}[{n}]", leaf) for n, leaf in enumerate(leaves)]
 
 
 def _column(column: NDArray[Any]) -> ColumnSummary:

@@ -16,11 +16,10 @@ from rl4sys_zmq.cli.app import as_config_error, print_line, require
 from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.stored_policies import newest_policy
-from rl4sys_zmq.values import observation_space_from, space_from
+from rl4sys_zmq.ops.episodes import check_spaces, play_episode
 
 __all__ = ["EvaluateOptions", "bootstrap_interval", "evaluate"]
 
-CHECK_STEPS = 64
 RESAMPLES = 10_000
 LEVEL = 0.95
 
@@ -56,8 +55,10 @@ def evaluate(options: EvaluateOptions) -> None:
     with FrozenAgent(folder, explore=options.explore, seed=options.seed) as agent:
         env = _environment(options)
         try:
-            _check_spaces(agent, env, options.env)
-            episodes = [_episode(agent, env, int(seed)) for seed in seeds.generate_state(options.episodes)]
+            check_spaces(agent, env, options.env)
+            signals = SignalHandlers.current
+            check = signals.check if signals is not None else None
+            episodes = [play_episode(agent, env, int(seed), check) for seed in seeds.generate_state(options.episodes)]
         finally:
             env.close()
     returns = np.array([total for total, _ in episodes])
@@ -104,24 +105,6 @@ def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[floa
     return float(low), float(high)
 
 
-def _episode(agent: FrozenAgent, env: Any, seed: int) -> tuple[float, int]:
-    """Run one episode. Return its return and its length in steps."""
-    signals = SignalHandlers.current
-    observation, _ = env.reset(seed=seed)
-    traj, total, length = None, 0.0, 0
-    while True:
-        traj, action = agent.request_for_action(traj, observation)
-        agent.add_to_trajectory(traj, action)
-        observation, reward, terminated, truncated, _ = env.step(action.act)
-        total += float(reward)
-        length += 1
-        if terminated or truncated:
-            agent.mark_end_of_trajectory(traj)
-            return total, length
-        if signals is not None and length % CHECK_STEPS == 0:
-            signals.check()
-
-
 def _environment(options: EvaluateOptions) -> Any:
     if options.video is None:
         [env] = make_environments(options.env, 1, "human" if options.render else None)
@@ -138,15 +121,6 @@ def _environment(options: EvaluateOptions) -> Any:
     except ConfigError:
         env.close()
         raise
-
-
-def _check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
-    for key, ours, theirs in (
-        ("observation_space", agent.spec.observation_space, observation_space_from(env.observation_space)),
-        ("action_space", agent.spec.action_space, space_from(env.action_space)),
-    ):
-        if (ours.shape, getattr(ours, "n", None)) != (theirs.shape, getattr(theirs, "n", None)):
-            raise ConfigError(f"the policy has the {key} {ours}, but {env_id} has {theirs}; choose another --env", key=key)
 
 
 def _print(figures: dict[str, Any]) -> None:

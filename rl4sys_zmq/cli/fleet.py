@@ -184,7 +184,13 @@ def actor_command(run: RunOptions, shared: SharedPaths, index: int, start: int) 
         "spool": shared.spool / f"actor-{index}" if shared.spool is not None else None,
         "connect-timeout": run.connect_timeout_s,
     }
-    flags = ["--exit-with-stdin", "--json", *["--sidecar"] * run.sidecar, *["--debug"] * run.debug]
+    flags = [
+        "--exit-with-stdin",
+        "--json",
+        *["--sidecar"] * run.sidecar,
+        *["--no-masks"] * (not run.masks),
+        *["--debug"] * run.debug,
+    ]
     return [
         *(sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", *flags),
         *(word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))),

@@ -421,8 +421,8 @@ def plot(runs: tuple[Path, ...], output: Path | None, target: float | None) -> N
 def export(run: Path, client: str | None, output: Path, force: bool) -> None:
     """Write the policy in the newest checkpoint of the run directory RUN to a folder, for use without a learner.
 
-    The folder gets the weights as named tensors (safetensors), the description of the policy, and an ONNX file if the extra onnx
-    is installed. RUN can also be the folder of one checkpoint. A running learner is not disturbed.
+    The folder gets the weights as named tensors (safetensors), the description of the policy, and an ONNX file if the policy
+    has that form. RUN can also be the folder of one checkpoint. A running learner is not disturbed.
     """
     from rl4sys_zmq.cli.export import export as run_export
 

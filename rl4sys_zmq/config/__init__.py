@@ -21,6 +21,8 @@ from rl4sys_zmq._lazy import lazy_getattr
 if TYPE_CHECKING:
     from rl4sys_zmq.config.agent import AgentConfig
     from rl4sys_zmq.config.client import ClientConfig
+    from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
+    from rl4sys_zmq.config.evaluation import EvaluationConfig
     from rl4sys_zmq.config.learner import LearnerConfig
     from rl4sys_zmq.config.relay import RelayAddress, RelayConfig, RelayRule
     from rl4sys_zmq.config.resources import ResourcesConfig
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentConfig",
     "ClientConfig",
+    "DemonstrationsConfig",
+    "EvaluationConfig",
     "LearnerConfig",
     "RelayAddress",
     "RelayConfig",
@@ -42,6 +46,8 @@ __getattr__ = lazy_getattr(
     {
         "agent": ("AgentConfig",),
         "client": ("ClientConfig",),
+        "demonstrations": ("DemonstrationsConfig",),
+        "evaluation": ("EvaluationConfig",),
         "learner": ("LearnerConfig",),
         "relay": ("RelayAddress", "RelayConfig", "RelayRule"),
         "resources": ("ResourcesConfig",),

@@ -36,7 +36,7 @@ from rl4sys_zmq.config.options import (
 from rl4sys_zmq.config.relay import RelayAddress, check_relay_keys, relay_addresses
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, PARAMETER_HINT, algorithm_name, expand_sections, lift_actor_keys
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
-from rl4sys_zmq.config.weights import WeightsConfig, weights_options
+from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
 from rl4sys_zmq.values import ObservationSpace, Space
@@ -128,7 +128,10 @@ class AgentConfig:
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
     """The seed from which each thread of the host gets its own random number generator. Default: from the operating system."""
     explore: bool = option(flag, True)
-    """False: choose the most probable action and send no data, for evaluation. True: sample actions."""
+    """False: choose the most probable action, for evaluation. No step is trained on. True: sample actions."""
+    report_returns: bool = option(flag, True)
+    """With ``explore: false``: send the return and the length of each finished episode to the learner, which counts them as
+    evaluation. False: send nothing, so that the right to read the weights is enough. No effect with ``explore: true``."""
     on_bad_input: str = option(one_of("raise", "drop"), "raise")
     """Behavior on invalid input from the host. ``raise``: raise an exception. ``drop``: count the input, and return the last
     action, or an idle action (the first allowed one, or the middle of the range) if there is none."""
@@ -160,7 +163,7 @@ class AgentConfig:
     request at each step and no policy in this process. ``auto``: by the learner if it replies in time, else by the copy."""
     inference_timeout_s: float = option(number(0, above=True), 0.1)
     """Longest time to wait for the learner's action, in seconds."""
-    weights: WeightsConfig = option(weights_options, WeightsConfig())
+    weights: WeightsConfig = option(WeightsConfig.read, WeightsConfig())
     """Encoding of the weights that the learner sends. An option in the learner's entry for the client overrides it; the learner's
     `weights` set the options that are set in neither."""
     relays: tuple[RelayAddress, ...] | None = option(optional(relay_addresses), None)
@@ -216,6 +219,11 @@ class AgentConfig:
             wanted = "a uint8 box that ends in [height, width] or [height, width, 1 or 3], of 8 to 65500 pixels a side"
             found = f"{observation_space!s:.80}" if shape is None else f"{observation_space.dtype} of shape {shape}"
             raise ConfigError(f"image_codec: needs {wanted}, not {found}; or turn it off", key="image_codec")
+
+    @property
+    def submits(self) -> bool:
+        """True if the actor sends segments: to train on, or with the returns of its evaluation."""
+        return self.explore or self.report_returns
 
     @property
     def cache_file(self) -> Path | None:

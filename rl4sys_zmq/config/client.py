@@ -7,6 +7,8 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Self
 
+from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
+from rl4sys_zmq.config.evaluation import EvaluationConfig
 from rl4sys_zmq.config.options import (
     OBSERVATION_SPACE,
     SPACE,
@@ -24,10 +26,10 @@ from rl4sys_zmq.config.options import (
     parse_options,
     path,
 )
-from rl4sys_zmq.config.resources import ResourcesConfig, resources_options
+from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import PARAMETER_HINT, algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
-from rl4sys_zmq.config.weights import WeightsConfig, weights_options
+from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.values import ObservationSpace, Space
 
 __all__ = ["ClientConfig"]
@@ -72,7 +74,7 @@ class ClientConfig:
     learner's option."""
     max_reward: float | None = option(optional(number(0, 1e39, above=True)), None)
     """Largest valid absolute value of a reward. Default: the learner's option."""
-    weights: WeightsConfig = option(weights_options, WeightsConfig())
+    weights: WeightsConfig = option(WeightsConfig.read, WeightsConfig())
     """Encoding of the client's weights. The learner's `weights` set the options that are not set here."""
     device: str | None = option(optional(device_name), None)
     """Device on which the client trains: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``. Default: the learner's option."""
@@ -84,9 +86,14 @@ class ClientConfig:
     init: Path | None = option(optional(path), None)
     """A policy folder, or a ``.safetensors`` file of named tensors, with whose weights the training starts. It has no effect on
     a client with a checkpoint. Default: random weights."""
+    demonstrations: DemonstrationsConfig | None = option(optional(DemonstrationsConfig.read), None)
+    """Recorded episodes of the task, as a part of the replay or to clone the policy from before the training. Default: none."""
+    evaluation: EvaluationConfig | None = option(optional(EvaluationConfig.read), None)
+    """The periodic evaluation of the policy without exploration, in a process of the learner: environment, period, episodes. The
+    best version is kept in ``best/`` of the run directory. Default: no evaluation."""
     engine: str | None = option(optional(name), None)
     """The engine that runs the training of this client: ``thread``, ``process`` or ``ray``. Default: the learner's option."""
-    resources: ResourcesConfig | None = option(optional(resources_options), None)
+    resources: ResourcesConfig | None = option(optional(ResourcesConfig.read), None)
     """What the engine ``ray`` reserves for the training of this client. Default: the learner's option."""
     input_size: InitVar[int | None] = None
     """Number of elements of an observation. The observation space becomes a float32 Box of this size."""

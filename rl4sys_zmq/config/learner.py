@@ -34,10 +34,10 @@ from rl4sys_zmq.config.options import (
     with_source,
 )
 from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, relay_rules
-from rl4sys_zmq.config.resources import ResourcesConfig, resources_options
+from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
-from rl4sys_zmq.config.weights import WeightsConfig, weights_options
+from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
@@ -132,7 +132,7 @@ class LearnerConfig:
     engine: str = option(name, "thread")
     """The engine that runs the training of a client. ``thread``: a thread of this process. ``process``: a separate process.
     ``ray``: an actor of a Ray cluster, on any of its nodes."""
-    resources: ResourcesConfig | None = option(optional(resources_options), None)
+    resources: ResourcesConfig | None = option(optional(ResourcesConfig.read), None)
     """What the engine ``ray`` reserves for the training of each client. Default: one core."""
     ray_address: str | None = option(optional(ray_address), None)
     """The Ray cluster of the engine ``ray``. ``HOST:PORT``: the address of its head node. ``auto``: the cluster of which this
@@ -171,7 +171,7 @@ class LearnerConfig:
     IMPALA: 1), or else 0 for on-policy algorithms, which learn worse from older data, and 1 for off-policy algorithms."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """Number of training updates between two published versions of the policy. Default: the algorithm's choice."""
-    weights: WeightsConfig = option(weights_options, WeightsConfig())
+    weights: WeightsConfig = option(WeightsConfig.read, WeightsConfig())
     """Encoding of weights, for options that neither a client's entry nor its first actor sets. The defaults are ``fp32`` and
     level 1."""
     lease_s: float = option(number(0, above=True), 30.0)

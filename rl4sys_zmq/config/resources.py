@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 from rl4sys_zmq.config.options import (
     InvalidValue,
-    as_json,
-    check_fields,
     check_value,
     checked_arguments,
     integer,
@@ -18,10 +15,10 @@ from rl4sys_zmq.config.options import (
     number,
     option,
     optional,
-    parse_options,
 )
+from rl4sys_zmq.config.section import ConfigSection
 
-__all__ = ["ResourcesConfig", "resources_options"]
+__all__ = ["ResourcesConfig"]
 
 MAX_AMOUNT = 1e6
 
@@ -40,7 +37,7 @@ def _gpus(value: object) -> float:
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class ResourcesConfig:
+class ResourcesConfig(ConfigSection):
     """The resources that the engine ``ray`` reserves for the worker of a client (a policy with its learner), on one node.
 
     They decide where the worker is placed. They do not limit what it uses.
@@ -57,24 +54,3 @@ class ResourcesConfig:
     """Memory, in bytes. Default: not considered."""
     custom: Mapping[str, float] = option(_custom, {})
     """Amounts of the resources that the nodes of the cluster define themselves, by name, such as ``{edge: 1}``."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Create the resources from a mapping: the value of the key ``resources`` in a configuration file.
-
-        Raises:
-            ConfigError: If a key is unknown or a value is invalid.
-        """
-        return cls(**parse_options(cls, given))  # type: ignore[arg-type]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the resources as JSON values that `from_mapping` can read."""
-        return as_json(self)
-
-
-def resources_options(value: object) -> ResourcesConfig:
-    """Return a `ResourcesConfig` (what an engine reserves for a client) unchanged, or create one from a mapping."""
-    return value if isinstance(value, ResourcesConfig) else ResourcesConfig.from_mapping(mapping(value))

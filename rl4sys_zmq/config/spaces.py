@@ -8,6 +8,7 @@ from typing import Any
 from rl4sys_zmq.config.options import check_value, flag, integer, number, optional
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
+from rl4sys_zmq.values.action_layout import action_layout
 
 __all__ = ["FLAT_KEYS", "resolve_spaces"]
 
@@ -65,7 +66,7 @@ def _observation_space(given: ObservationSpace | None, size: int | None) -> Obse
 def _action_space(given: Space | None, found: Mapping[str, Any]) -> Space | None:
     size, limit, continuous = found["act_dim"], found["act_limit"], found["continuous"]
     if given is not None:
-        actual = given.size if isinstance(given, BoxSpace) else given.n
+        actual = action_layout(given).outputs
         if size is not None and size != actual:
             raise ConfigError(f"act_dim: {size} contradicts 'action_space' of {actual}", key="act_dim")
         if continuous is not None and continuous != isinstance(given, BoxSpace):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
 
-from rl4sys_zmq.config.options import check_fields, checked_arguments, integer, mapping, one_of, option, optional, parse_options
+from rl4sys_zmq.config.options import checked_arguments, integer, one_of, option, optional
+from rl4sys_zmq.config.section import ConfigSection
 
-__all__ = ["WeightsConfig", "weights_options"]
+__all__ = ["WeightsConfig"]
 
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class WeightsConfig:
+class WeightsConfig(ConfigSection):
     """The options for the encoding of the weights that a learner sends to actors: the key ``weights`` in a configuration.
 
     The learner takes each option from the first of these that sets it: its entry for the client (a policy with its learner),
@@ -31,28 +30,6 @@ class WeightsConfig:
     earlier version, encoded fast. 2: a smaller difference, which takes about ten times as long to encode (for a large bf16
     policy, twenty times)."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def over(self, other: WeightsConfig) -> WeightsConfig:
         """Return a copy of these options, in which options that are None take the value of `other`."""
         return WeightsConfig.from_mapping({**other.to_json(), **self.to_json()})
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Create the options from a mapping: the value of the key ``weights`` in a configuration file.
-
-        Raises:
-            ConfigError: If a key is unknown or a value is invalid.
-        """
-        return cls(**parse_options(cls, given))  # type: ignore[arg-type]
-
-    def to_json(self) -> dict[str, object]:
-        """Return a dict of the options that are not None, as JSON values. `from_mapping` reads it back."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in said.items() if value is not None}
-
-
-def weights_options(value: object) -> WeightsConfig:
-    """Return a `WeightsConfig` (options for the encoding of weights) unchanged, or create one from a mapping."""
-    return value if isinstance(value, WeightsConfig) else WeightsConfig.from_mapping(mapping(value))

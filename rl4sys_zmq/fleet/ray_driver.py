@@ -8,7 +8,6 @@ process ends, it terminates its actors, kills the rest, and ends.
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from dataclasses import dataclass
@@ -20,27 +19,14 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from rl4sys_zmq.fleet.engine import CONFIG_EXIT_CODE, TERMINATE_S
 from rl4sys_zmq.fleet.ray_packets import CPU, ENDED, NEWS, START, STOP, WAITING
 from rl4sys_zmq.fleet.ray_worker import FOLLOW_S, RayWorker
-from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.learner.engines.ray_cluster import (
-    SuspectNodes,
-    alive_nodes,
-    check_own_node,
-    connect_to_ray,
-    error_line,
-    run_driver,
-)
-from rl4sys_zmq.learner.engines.ray_packets import CONNECTED
+from rl4sys_zmq.learner.engines.ray_cluster import LOOK_S, PENDING_S, Driver, alive_nodes, error_line, run_driver
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text
 from rl4sys_zmq.version import package_version
 
 __all__ = ["FleetDriver", "main"]
 
-PENDING_S = 5.0
-"""Time after which actors that Ray has not placed so far are reported, in seconds."""
 LATE_S = FOLLOW_S + 0.5
 """Time after which a Ray actor is killed whose child process should have been killed there, in seconds."""
-LOOK_S = 0.05
-LOOK_EVERY_S = 1.0
 LOST, KILLED = 1, -9
 
 
@@ -69,31 +55,13 @@ class _Placement:
     kill_at: float = float("inf")
 
 
-class FleetDriver:
-    """The connection to Ray, and the Ray actors that it has created. One thread uses it."""
+class FleetDriver(Driver):
+    """The connection of a fleet to Ray, and the Ray actors that it has created."""
 
     def __init__(self, pair: socket.socket) -> None:
-        self._pair = pair
-        self._poll = select.poll()
-        self._poll.register(pair, select.POLLIN)
+        super().__init__(pair)
         self._placements: dict[int, _Placement] = {}
-        self._node = ""
-        self._suspects = SuspectNodes()
-        self._looked = 0.0
         self._reported = ""
-
-    def connect(self, address: str) -> None:
-        """Connect to a cluster, or start a local Ray, and report its nodes.
-
-        Args:
-            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
-
-        Raises:
-            Exception: If that is impossible. Ray raises exceptions of many types.
-        """
-        fields = connect_to_ray(address)
-        self._node = fields["node"]
-        self.send(CONNECTED, **fields)
 
     def run(self) -> None:
         """Follow the fleet's packets and the actors, until the fleet closes the socketpair. Then terminate the actors.
@@ -101,11 +69,9 @@ class FleetDriver:
         Raises:
             RuntimeError: If the node that this process is connected to has left the cluster.
         """
-        while self._read():
+        while self._read(wait=not self._placements):
             now = time.monotonic()
-            if now - self._looked >= LOOK_EVERY_S:
-                self._looked = now
-                check_own_node(self._node)
+            if self._nodes_are_due(now):
                 self._say_who_waits(now)
             self._follow_all()
         for placement in list(self._placements.values()):
@@ -118,28 +84,11 @@ class FleetDriver:
         for placement in list(self._placements.values()):
             self._end(placement, KILLED, "")
 
-    def send(self, kind: str, **fields: object) -> None:
-        """Send a packet to the fleet."""
-        with contextlib.suppress(OSError):  # the fleet has ended: `_read` returns False
-            self._pair.send(encode_packet(kind, **fields), socket.MSG_NOSIGNAL)
-
-    def _read(self) -> bool:
-        """Handle the packets that have arrived; wait for one if there is no actor. Return False after the fleet's end."""
-        wait_s = 0.0 if self._placements else LOOK_S
-        while self._poll.poll(wait_s * 1000):
-            try:
-                data = self._pair.recv(MAX_PACKET_BYTES)
-            except OSError:
-                return False
-            if not data:
-                return False
-            kind, fields = decode_packet(data)
-            if kind == START:
-                self._start(**fields)
-            elif kind == STOP and fields["number"] in self._placements:
-                self._stop(self._placements[fields["number"]], fields["grace_s"])
-            wait_s = 0.0
-        return True
+    def _on_packet(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == START:
+            self._start(**fields)
+        elif kind == STOP and fields["number"] in self._placements:
+            self._stop(self._placements[fields["number"]], fields["grace_s"])
 
     def _say_who_waits(self, now: float) -> None:
         nodes = alive_nodes()

@@ -6,26 +6,20 @@ with the fleet. Ray places an actor, and reports its end. It does not restart it
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import select
 import signal
-import socket
-import subprocess
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl4sys_zmq.child_process import end_text
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.ray_packets import CPU, ENDED, NEWS, START, STOP, WAITING
 from rl4sys_zmq.fleet.report import ActorReport
-from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.packets import encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, REFUSED
-from rl4sys_zmq.learner.engines.ray_process import CLOSE_S, CONNECT_S, cluster_address, described_cluster, spawn_driver
+from rl4sys_zmq.learner.engines.ray_process import CLOSE_S, CONNECT_S, DriverProcess, cluster_address, described_cluster
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text, placement_problem
 
 __all__ = ["RayActorEngine", "RayActorHandle"]
@@ -92,13 +86,9 @@ class RayActorEngine(ActorEngine):
         self._address = cluster_address(address)
         self._numbers = itertools.count(1)
         self._handles: dict[int, RayActorHandle] = {}
-        self._outbox: deque[bytes] = deque()
-        self._pair: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._driver: DriverProcess | None = None
         self._nodes: list[dict[str, Any]] = []
-        self._connected = False
         self._problem = ""
-        self._deadline = float("inf")
         try:
             self._connect()
         except BaseException:
@@ -111,32 +101,32 @@ class RayActorEngine(ActorEngine):
         Raises:
             OSError, subprocess.SubprocessError: If no driver process can be started.
         """
-        if self._pair is None:
-            self._spawn()
+        driver = self._driver or self._start_driver()
         number = next(self._numbers)
         packet = encode_packet(START, number=number, arguments=list(self._arguments(index, start)), folder=os.getcwd())
-        handle = self._handles[number] = RayActorHandle(index, number, packet, self._outbox.append)
-        if self._connected:
+        handle = self._handles[number] = RayActorHandle(index, number, packet, driver.outbox.append)
+        if driver.connected:
             handle.begin()
         return handle
 
     def poll(self, timeout_s: float) -> None:
         """Exchange packets with the driver, and update all handles."""
-        pair = self._pair
-        if pair is None:
+        driver = self._driver
+        if driver is None:
             select.select([], [], [], timeout_s)
             return
-        self._write(pair)
-        wait = select.poll()
-        wait.register(pair, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-        wait.poll(timeout_s * 1000)
-        late = not self._connected and time.monotonic() > self._deadline
-        if late:
+        driver.write()
+        driver.wait(timeout_s)
+        if driver.late:
             self._problem = f"no answer within {CONNECT_S:g} s"
-        if late or not self._read(pair):
-            self._lose_driver(0.0 if late else CLOSE_S)
+            self._lose_driver(0.0)
         else:
-            self._write(pair)
+            try:
+                for kind, fields in driver.read():
+                    self._on_packet(driver, kind, fields)
+                driver.write()
+            except EOFError:
+                self._lose_driver(CLOSE_S)
         self._handles = {number: handle for number, handle in self._handles.items() if handle.alive}
 
     def close(self) -> None:
@@ -144,81 +134,42 @@ class RayActorEngine(ActorEngine):
         for handle in self._handles.values():
             handle.exit_code = -signal.SIGTERM
         self._handles = {}
-        self._end_driver(TERMINATE_S + CLOSE_S)
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close(TERMINATE_S + CLOSE_S)
 
     # ---- the driver
 
     def _connect(self) -> None:
-        self._spawn()
-        while self._pair is not None and not self._nodes:
+        self._start_driver()
+        while self._driver is not None and not self._nodes:
             self.poll(0.1)
-        if self._pair is None:
+        if self._driver is None:
             raise TransportError(f"ray_address: {described_cluster(self._address)} cannot be used: {self._problem}")
         problem = placement_problem(CPU, self._nodes)
         if problem:
             raise ConfigError(f"{problem}; each actor needs a CPU: add a node to the cluster", key="engine")
 
-    def _spawn(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        try:
-            with theirs:
-                self._process = spawn_driver(theirs, _PROGRAM, self._address)
-        except BaseException:
-            ours.close()
-            raise
-        self._pair, self._connected, self._problem = ours, False, ""
-        self._deadline = time.monotonic() + CONNECT_S
-
-    def _end_driver(self, timeout_s: float) -> int | None:
-        """Close the socketpair, which ends the driver, and wait for its end. Return its exit status."""
-        if self._pair is not None:
-            self._pair.close()
-        self._pair, self._connected = None, False
-        self._outbox.clear()
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+    def _start_driver(self) -> DriverProcess:
+        self._driver, self._problem = DriverProcess(_PROGRAM, self._address), ""
+        return self._driver
 
     def _lose_driver(self, timeout_s: float) -> None:
         """Wait for the end of the driver, at most `timeout_s` seconds, and record that of all actors. `start` starts another."""
-        connected = self._connected
-        code = self._end_driver(timeout_s)
-        self._problem = self._problem or f"the driver process ended with {end_text(code or 0)}"
-        if connected:
+        driver, self._driver = self._driver, None
+        assert driver is not None
+        end = driver.close(timeout_s)
+        self._problem = self._problem or f"the driver process ended with {end}"
+        if driver.connected:
             self._say(f"{described_cluster(self._address)}: {self._problem}; all actors start again")
         for handle in self._handles.values():
             handle.exit_code = DRIVER_LOST
             handle.last_output = self._problem
 
-    def _write(self, pair: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `_read` returns False
-            while self._outbox:
-                pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
-                self._outbox.popleft()
-
-    def _read(self, pair: socket.socket) -> bool:
-        """Handle the packets that have arrived. Return False if the driver has ended."""
-        while True:
-            try:
-                data = pair.recv(MAX_PACKET_BYTES)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            self._on_packet(*decode_packet(data))
-
-    def _on_packet(self, kind: str, fields: dict[str, Any]) -> None:
+    def _on_packet(self, driver: DriverProcess, kind: str, fields: dict[str, Any]) -> None:
         handle = self._handles.get(fields.get("number", 0))
         if kind == CONNECTED:
-            self._connected, self._nodes = True, fields["nodes"]
+            driver.connected, self._nodes = True, fields["nodes"]
             self._say(f"connected to {described_cluster(self._address)}; nodes: {nodes_text(self._nodes)}")
             for each in self._handles.values():
                 each.begin()

@@ -11,14 +11,13 @@ import secrets
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
 from rl4sys_zmq.learner.engines.registry import ENGINES
@@ -181,6 +180,7 @@ class ClientSettings:
             entry.device or config.device,
             config.tf32,
             entry.learners or config.learners,
+            entry.demonstrations.to_json() if entry.demonstrations is not None else {},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -278,13 +278,13 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         entry.type or "",
         parameters,
         _space("observation_space", entry.observation_space, hello.observation_space),
-        cast(Space, _space("action_space", entry.action_space, hello.action_space)),
+        _space("action_space", entry.action_space, hello.action_space),
         _seed(config, client_id, parameters.get("seed")),
         pick("max_policy_lag"),
         pick("on_lag"),
         pick("pacing_lag"),
         pick("publish_every_updates"),
-        entry.weights.over(check_value("weights", hello.weights, weights_options)).over(config.weights).over(_WEIGHTS),
+        entry.weights.over(check_value("weights", hello.weights, WeightsConfig.read)).over(config.weights).over(_WEIGHTS),
         str(entry.init or ""),
         file_parameters={kind.name_of(key): plain(value) for key, value in entry.algorithm_parameters.items()},
     )
@@ -323,7 +323,7 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
             pairs.append((key, space_to_json(read(given)), space_to_json(getattr(settings, key))))
     pairs += _parameter_pairs(settings, hello.algorithm_parameters) if hello.algorithm_parameters else []
     ours_of_weights = settings.weights.to_json()
-    for key, value in check_value("weights", hello.weights, weights_options).to_json().items():
+    for key, value in check_value("weights", hello.weights, WeightsConfig.read).to_json().items():
         pairs.append((f"weights.{key}", value, ours_of_weights[key]))
     for key, theirs, ours in pairs:
         if not _same(theirs, ours):

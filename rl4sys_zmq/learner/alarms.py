@@ -15,6 +15,7 @@ from typing import Any, Final
 
 __all__ = [
     "CREDIT_CORRECTED",
+    "EVALUATION_FAILED",
     "OTHER",
     "PROCESS_KILLER",
     "LOG_EVERY_S",
@@ -36,6 +37,7 @@ STALLED: Final = "stalled"
 CREDIT_CORRECTED: Final = "credit_corrected"
 WORKER_CRASHED: Final = "worker_crashed"
 WORKER_SILENT: Final = "worker_silent"
+EVALUATION_FAILED: Final = "evaluation_failed"
 OTHER: Final = "other"
 """The kind under which an alarm is counted if its own kind is new and the client has `MAX_KINDS` kinds already."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -35,6 +36,7 @@ from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import WORKER_RESTART
+from rl4sys_zmq.policies import PolicyOrigin
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
@@ -206,6 +208,7 @@ class ClientState:
         self._lags = [0] * (len(LAG_LIMITS) + 1)
         self._metrics = TrainingMetrics(0, 0, {}, [], 0, [])
         self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
+        self._evaluations: deque[tuple[int, float, int]] = deque(maxlen=RECENT_EPISODES)
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
     @property
@@ -554,7 +557,7 @@ class ClientState:
 
         These are the accepted segments that have no verdict (result) and do not wait for one either.
         """
-        judged = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
+        judged = sum(self.verdicts[v] for v in Verdict.FINAL)
         self.rolled_back = max(0, self.accepted - judged - self.table.pending)
 
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
@@ -619,6 +622,26 @@ class ClientState:
             self._lags = [before + new for before, new in zip(self._lags, metrics.lags, strict=True)]
         self._pace.append((self._clock.monotonic(), metrics.step))
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
+        self._evaluations.extend((version, total, length) for version, total, length in metrics.evaluations)
+
+    def note_evaluation(self, scalars: Mapping[str, float]) -> int:
+        """Show the figures of an evaluation of the policy in the status. Return the number of training episodes so far."""
+        metrics = self._metrics
+        self._metrics = replace(metrics, scalars={**metrics.scalars, **scalars})
+        return metrics.ended
+
+    def policy_origin(self) -> PolicyOrigin:
+        """Return the training that the newest policy version comes from, up to the last `TrainingMetrics` message."""
+        metrics, count = self._metrics, len(self._returns)
+        return PolicyOrigin(
+            client_id=self.client_id,
+            algorithm_name=self.settings.algorithm_name,
+            updates=metrics.update,
+            steps=metrics.step,
+            saved_unix_s=self._clock.unix(),
+            episodes=metrics.ended,
+            mean_return=sum(total for total, _ in self._returns) / count if count else None,
+        )
 
     def _pacing_lag(self) -> int | None:
         """Return the number of batches that actors can collect ahead of the training.
@@ -646,6 +669,7 @@ class ClientState:
             "episodes": metrics.ended,
             "mean_return": sum(r for r, _ in self._returns) / count if count else None,
             "mean_length": sum(n for _, n in self._returns) / count if count else None,
+            "evaluation": self._evaluation_report(),
             "pacing_lag": self._pacing_lag(),
             "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
             "policy_lags": lag_report(self._lags),
@@ -693,6 +717,18 @@ class ClientState:
                 }
                 for s in self._shown(actors)
             },
+        }
+
+    def _evaluation_report(self) -> dict[str, Any]:
+        """Return the part of the status about the episodes of actors with ``explore: false``; empty if there are none."""
+        found = list(self._evaluations)
+        if not found:
+            return {}
+        return {
+            "episodes": self.verdicts[Verdict.EVALUATED],
+            "mean_return": sum(total for _, total, _ in found) / len(found),
+            "mean_length": sum(length for _, _, length in found) / len(found),
+            "version": max(version for version, _, _ in found),
         }
 
     def _worker_report(self, now: float) -> dict[str, Any]:

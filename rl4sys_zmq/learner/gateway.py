@@ -31,6 +31,7 @@ from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.engines.base import Engine, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
+from rl4sys_zmq.learner.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.inference import InferenceService
 from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, AbandonCheckpointsThread
 from rl4sys_zmq.learner.recorder import EventSink
@@ -122,6 +123,7 @@ class Gateway(Worker):
             sender_host=self._sender_host,
         )
         self._core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
+        self._evaluators = PolicyEvaluators(config, sink, self._core.registry.get, self.call)
         self._remote = WorkerLinks(self._core.counters, self._poller, self.wake)
         self.published = self._core.published
 
@@ -203,6 +205,7 @@ class Gateway(Worker):
         done = self.join(max(0.0, deadline - time.monotonic()))
         for thread in self.learner_threads():
             done &= thread.join(max(0.0, deadline - time.monotonic())) or thread.abort()
+        done &= self._evaluators.join(deadline)
         for task in self._tasks:
             done &= task.join(max(0.0, deadline - time.monotonic()))
         if not self.alive:
@@ -227,6 +230,7 @@ class Gateway(Worker):
                 self._core.close_sessions(self._calls.closed())
                 self._drain()
         finally:
+            self._evaluators.stop()
             self._core.close(self._calls.closed())
             self._remote.close()
             self._poller.close()
@@ -390,12 +394,16 @@ class Gateway(Worker):
         return task
 
     def _offer_policy(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> bool:
+        client = self._core.registry.get(client_id)
+        if client is not None:
+            self._evaluators.publish(client, spec, snapshot)
         if self._service is None:
             return False
         self._service.offer(client_id, spec, snapshot)
         return client_id in self._service.asked
 
     def _forget_policy(self, client_id: str) -> None:
+        self._evaluators.forget(client_id)
         if self._service is not None:
             self._service.forget(client_id)
 
@@ -434,6 +442,9 @@ class Gateway(Worker):
     def status(self) -> dict[str, Any]:
         """Return the learner's status as a JSON document. Only the gateway thread itself can call this."""
         now = time.monotonic()
+        report = self._core.report(now)
+        for client_id, client in report["clients"].items():
+            client["evaluator"] = self._evaluators.report(client_id)
         return {
             "address": self.address,
             "pub": self.pub_address,
@@ -445,7 +456,7 @@ class Gateway(Worker):
             "counters": self._core.counters.snapshot(),
             "security": self._authenticator.report() if self._authenticator is not None else None,
             "warnings": list(self.warnings),
-            **self._core.report(now),
+            **report,
         }
 
 

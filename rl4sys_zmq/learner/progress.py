@@ -2,7 +2,7 @@
 
 The journal is the learner's record of accepted segments, which are consecutive steps of an episode. The segments of one actor
 form a stream and are numbered. The *mark* of a stream is the sequence number of the next segment: all segments with lower
-numbers are part of the state. A *verdict* is the result for a segment: trained, stale, quarantined, or refused.
+numbers are part of the state. A *verdict* is the result for a segment, such as trained, stale or quarantined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rl4sys_zmq.wire.messages import Verdict
 
 __all__ = ["ObservedDataCounts", "CheckpointProgress"]
 
-_COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED)
+_COUNTED = (*Verdict.FINAL, Verdict.REFUSED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class RunDirectoryWriter(Resource):
             "episodes": metrics.episodes,
             "lags": metrics.lags,
         }
+        if metrics.evaluations:
+            record["evaluations"] = metrics.evaluations
         try:
             self._write(self._log, json.dumps(record).encode() + b"\n", at_unix_s)
         finally:  # if one file cannot be written, the other still gets the metrics
@@ -169,6 +171,9 @@ class RunDirectoryWriter(Resource):
         for step, total, length in metrics.episodes:
             figures = {"charts/episodic_return": total, "charts/episodic_length": length}
             self._write(series, self._form.record(at_unix_s, int(step), figures), at_unix_s)
+        for _, total, length in metrics.evaluations:
+            figures = {"eval/return": total, "eval/length": length}
+            self._write(series, self._form.record(at_unix_s, metrics.step, figures), at_unix_s)
 
     def _write(self, series: RecordSeries, record: bytes, at_unix_s: float) -> None:
         before = series.dropped

@@ -122,6 +122,7 @@ class LearnerThreadReporter:
         self._reported = _ReportedDemand(0, 0, 0, 0, 0)
         self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
         self._episodes: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
+        self._evaluations: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
         self._lags = np.zeros(len(LAG_LIMITS) + 1, np.int64)
         self._gathers = False
         self._reported_at = self._metrics_at = self._began = 0.0
@@ -212,6 +213,16 @@ class LearnerThreadReporter:
             self.recent.append((total, length))
             self._episodes.append([step, total, length])
 
+    def evaluated(self, version: int, total: float, length: int) -> None:
+        """Record an episode of an actor that does not explore, for the next report of metrics.
+
+        Args:
+            version: The policy version that acted.
+            total: The episode's return.
+            length: Its length in steps.
+        """
+        self._evaluations.append([version, total, length])
+
     def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """Count segments that the algorithm has observed, for the next report of metrics.
 
@@ -225,7 +236,7 @@ class LearnerThreadReporter:
     @property
     def _news(self) -> bool:
         """True if metrics have changed since the last report of metrics."""
-        return bool(self.scalars or self._episodes or self.observed_steps != self._said_steps)
+        return bool(self.scalars or self._episodes or self._evaluations or self.observed_steps != self._said_steps)
 
     def report_figures(self, updates: int, *, at_once: bool = False) -> None:
         """Send training metrics to the network thread if they have changed, at most once every `METRICS_PERIOD_S` seconds.
@@ -241,9 +252,13 @@ class LearnerThreadReporter:
             self.scalars["charts/SPS"] = (self.observed_steps - self._first_steps) / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self.scalars.items()}
             lags = self._lags.tolist() if self._lags.any() else []
-            self._send(TrainingMetrics(self.observed_steps, updates, scalars, list(self._episodes), self.observed_episodes, lags))
+            episodes, evaluations = list(self._episodes), list(self._evaluations)
+            self._send(
+                TrainingMetrics(self.observed_steps, updates, scalars, episodes, self.observed_episodes, lags, evaluations)
+            )
             self.scalars = {}
             self._episodes.clear()
+            self._evaluations.clear()
             self._lags[:] = 0
 
 

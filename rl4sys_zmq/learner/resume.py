@@ -19,6 +19,7 @@ from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.best_policy import BEST
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire.messages import Verdict
@@ -180,15 +181,16 @@ def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
         if manifest is not None:
-            judged = sum(manifest.verdicts.get(verdict, 0) for verdict in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
+            judged = sum(manifest.verdicts.get(verdict, 0) for verdict in Verdict.FINAL)
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
             found.append(JournalStateInCheckpoint(manifest.client_id, manifest.journal_id, judged, marks))
     return found
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Move the journal and the checkpoints of an earlier run to a folder ``before-TIME``. Nothing is deleted."""
-    there = [p for p in (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL), run_dir / CHECKPOINTS) if p.exists()]
+    """Move journal, checkpoints and best policies of an earlier run to a folder ``before-TIME``. Nothing is deleted."""
+    parts = (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL), run_dir / CHECKPOINTS, run_dir / BEST)
+    there = [part for part in parts if part.exists()]
     if there:
         aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
         aside.mkdir(mode=0o700)

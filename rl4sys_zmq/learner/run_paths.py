@@ -6,6 +6,7 @@
       config.json               the learner's configuration after validation
       journal.db                the journal (record of accepted segments); journal.db-wal and .lock belong to it
       checkpoints/CLIENT/       (`rl4sys_zmq.learner.checkpoints`)
+      best/CLIENT/policy/       the best evaluated policy (`rl4sys_zmq.learner.best_policy`)
       dead/                     quarantined segments (`rl4sys_zmq.learner.deadletters`)
       log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.log_files`)
       tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.log_files`)

@@ -28,6 +28,7 @@ from rl4sys_zmq.learner.algorithms import (
 )
 from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest
+from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedDataCounts
 from rl4sys_zmq.learner.quantizer import WeightQuantizer
@@ -131,6 +132,9 @@ class TrainLoop:
         self._store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
         self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
+        self._demonstrations: TrainingDemonstrations | None = None
+        if self._assign.demonstrations:
+            self._demonstrations = TrainingDemonstrations(self._assign, self._algorithm, self._schema, self._bounds)
         self._ready = self._resume()
         # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
@@ -202,6 +206,7 @@ class TrainLoop:
                 self._take(message)
             case SaveCheckpoint():
                 self._train(partial=message.partial)
+                self._reporter.report_figures(self._trainer.updates, at_once=True)  # the status after a `save` has them
                 self._save(message.token, asked=True)
             case StreamEnded():
                 self._progress.forget((message.actor_id, message.origin))
@@ -301,8 +306,11 @@ class TrainLoop:
             self._progress.observed = ObservedDataCounts(manifest.steps, manifest.episodes, manifest.recent)
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._saved_updates = manifest.updates
-        elif self._assign.init:
-            self._start_from(Path(self._assign.init))
+        else:
+            if self._assign.init:
+                self._start_from(Path(self._assign.init))
+            if self._demonstrations is not None and self._demonstrations.clone():
+                self._save_soon()
         return ThreadReady(
             spec_to_document(self._spec),
             algorithm.kind,
@@ -336,6 +344,10 @@ class TrainLoop:
         log.info(
             "client %s starts with %d of %d tensors of %s", self._assign.client_id, len(tensors), len(self._spec.tensors), source
         )
+        self._save_soon()
+
+    def _save_soon(self) -> None:
+        """Let the next checkpoint be written at once, because the algorithm's state is not that of its seed."""
         self._saved_updates = -1
         self._save_at = time.monotonic()
 
@@ -471,12 +483,16 @@ class TrainLoop:
         if not careful:
             self._suspects.note(key, first, end)
         refused, bad = message.refused, message.bad | self._suspects.reasons(key, batch.first_seq, end)
+        evaluations = batch.evaluations
         for place, is_late in enumerate(late[start:].tolist(), start):
             seq = batch.first_seq + place
             if place in refused:
                 self._progress.record_verdict(key, Verdict.REFUSED)
             elif place in bad:
                 self._quarantine(message, place, bad[place])
+            elif place in evaluations:
+                self._record_verdict(key, seq, seq + 1, Verdict.EVALUATED)
+                self._reporter.evaluated(*evaluations[place])
             elif drops and is_late:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
             else:

@@ -122,18 +122,20 @@ class SegmentValueLimits:
             max_reward: Largest absolute value of a reward.
         """
         self.max_reward = max_reward
-        actions = schema.action_space
-        discrete = isinstance(actions, DiscreteSpace)
-        widest = MAX_LOG_PROB * max(1, 1 if discrete else actions.size)  # type: ignore[union-attr]
+        actions = schema.actions
+        widest = MAX_LOG_PROB * max(1, actions.choices + actions.numbers)
         self._ranges = {
             "rewards": _flat_range(-max_reward, max_reward),
-            "log_probs": _flat_range(-widest, CERTAIN if discrete else widest),
+            "log_probs": _flat_range(-widest, widest if actions.numbers else CERTAIN * actions.choices),
         }
         for name, leaf in zip(schema.leaves.names, schema.leaves.spaces, strict=True):
             if not isinstance(leaf, DiscreteSpace):
                 self._ranges[name] = _of_leaf(leaf, max_magnitude)
-        if isinstance(actions, BoxSpace):  # raw actions, before they are clipped or squashed into the box
-            self._ranges["actions"] = _of_leaf(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+        for part in actions.parts:
+            if isinstance(part.space, BoxSpace):  # raw actions, before they are clipped or squashed into the box
+                self._ranges[part.name] = _of_leaf(BoxSpace(part.space.shape), max_magnitude)
+            elif not isinstance(part.space, DiscreteSpace):
+                self._ranges[part.name] = _of_leaf(part.space, max_magnitude)
         for extra in schema.extras:
             if np.dtype(extra.dtype).kind == "f":
                 self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
@@ -165,7 +167,7 @@ def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnValueLimits:
     return ColumnValueLimits(low, high, dtype)
 
 
-_NUMBERS = ("actions", "rewards", "log_probs")
+_NUMBERS = ("rewards", "log_probs")
 
 CHUNK = 1 << 16
 """Number of elements checked at a time, so that intermediate arrays stay small."""
@@ -229,7 +231,7 @@ def _is_sound_column(name: str, column: NDArray[Any], rules: SegmentContentRules
     if name == "versions":
         return int(column.max(initial=0)) <= rules.version
     if name == "masks":
-        return bool(column.all() or column.any(axis=1).all())
+        return bool(column.all()) or rules.schema.actions.forbidden_choice(column) is None
     space = rules.schema.discrete.get(name)
     if space is not None:
         low, high = space.start, space.start + space.n - 1
@@ -261,6 +263,8 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
     """
     schema, generation, version = rules.schema, rules.generation, rules.version
     columns = dict(zip(schema.leaves.names, schema.leaves.flatten(segment.observations), strict=True))
+    acted = schema.actions.leaves
+    columns.update(zip(acted.names, acted.flatten(segment.actions), strict=True))
     columns.update({name: getattr(segment, name) for name in _NUMBERS})
     for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):
         if column.dtype.kind == "f" and not is_finite(column):
@@ -282,6 +286,6 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
         return (
             f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"
         )
-    if segment.masks is not None and not segment.masks[: segment.steps].any(axis=1).all():
-        return "a mask forbids every action"
+    if segment.masks is not None and (forbidden := schema.actions.forbidden_choice(segment.masks[: segment.steps])) is not None:
+        return "the mask of step {} forbids every value of {}".format(*forbidden)
     return ""

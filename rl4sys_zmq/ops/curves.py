@@ -34,6 +34,7 @@ class LearningCurve:
         seconds: The time from the join of the client's first actor to the end of each episode, in seconds, without the time
             during which no learner ran. It is measured at the learner, at most 0.1 s late.
         policy_lag: The mean number of policy versions by which the training data were behind. None: nothing was trained.
+        evaluations: The learner's evaluations of versions, ``[M, 3]``: mean return, steps at the publication, seconds.
     """
 
     label: str
@@ -42,6 +43,7 @@ class LearningCurve:
     steps: NDArray[np.float64]
     seconds: NDArray[np.float64]
     policy_lag: float | None
+    evaluations: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
 
     def reached(self, target: float) -> tuple[float, int] | None:
         """Return the seconds and the steps at which the mean return of `WINDOW` episodes first reached `target`, or None."""
@@ -68,11 +70,13 @@ class _ClientCurve:
     Attributes:
         rows: Return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone.
         lags: The policy lag (versions by which the data is behind the policy) in each record of metrics.
+        evaluations: Mean return, steps and seconds of each evaluation of a version, without undone ones.
         began_s: The log's time at which the curve begins, in seconds; None before the first actor joined.
     """
 
     rows: list[tuple[float, float, float]] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
+    evaluations: list[tuple[float, float, float]] = field(default_factory=list)
     began_s: float | None = None
 
     def seconds(self, at: float) -> float:
@@ -93,9 +97,13 @@ class _ClientCurve:
                 self.seconds(record["t"])
             case log_files.CLIENT_READY:  # the learner thread continues from here; what it had observed beyond is undone
                 self.rows = [row for row in self.rows if row[1] <= record["steps"]]
+                self.evaluations = [row for row in self.evaluations if row[1] <= record["steps"]]
             case "metrics":
                 if "dist/policy_lag" in record["scalars"]:
                     self.lags.append(record["scalars"]["dist/policy_lag"])
+                if "eval/mean_return" in record["scalars"]:
+                    evaluated = record["scalars"]["eval/mean_return"]
+                    self.evaluations.append((evaluated, record["step"], self.seconds(record["t"])))
                 if record["episodes"]:
                     seconds = self.seconds(record["t"])
                     self.rows += [(total, step, seconds) for step, total, _ in record["episodes"]]
@@ -124,7 +132,15 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
         label = run_dir.name if run_dir.name == client_id or len(found) == 1 else f"{run_dir.name}/{client_id}"
         lag = float(np.mean(client.lags)) if client.lags else None
         curves.append(
-            LearningCurve(label=label, client_id=client_id, returns=returns, steps=steps, seconds=seconds, policy_lag=lag)
+            LearningCurve(
+                label=label,
+                client_id=client_id,
+                returns=returns,
+                steps=steps,
+                seconds=seconds,
+                policy_lag=lag,
+                evaluations=np.array(client.evaluations, np.float64).reshape(-1, 3),
+            )
         )
     return curves
 
@@ -149,7 +165,10 @@ def draw_curves(curves: Sequence[LearningCurve], path: Path, *, target: float | 
     for index, curve in enumerate(curves):
         color = f"C{index % 10}"
         mean = moving_mean(curve.returns)
-        for axes, x in ((left, curve.steps), (right, curve.seconds)):
+        greedy, *places = curve.evaluations.T
+        for axes, x, place in zip((left, right), (curve.steps, curve.seconds), places, strict=True):
+            if len(greedy):
+                axes.plot(place, greedy, "D--", color=color, markersize=4, linewidth=1, label=f"{curve.label}, evaluated")
             axes.plot(x, curve.returns, ".", color=color, markersize=2, alpha=0.25)
             axes.plot(x, mean, color=color, linewidth=2, label=curve.label)
     for axes, name in ((left, "environment steps"), (right, "seconds since the first actor joined")):

@@ -9,6 +9,7 @@ from typing import Any
 from rl4sys_zmq.liveness import WORKER_SILENCE_S
 from rl4sys_zmq.ops.status import client_rows
 from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire.messages import Verdict
 
 __all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span_text", "worker_text"]
 
@@ -74,8 +75,8 @@ def conservation_error(client: Mapping[str, Any]) -> str:
     """Check that a client's counters account for every accepted segment (piece of a trajectory). Return the error as text.
 
     The number of accepted segments must be the sum of those that are trained, stale (too old), quarantined (unfit for
-    training), pending (not used so far) and rolled back (given up later). The text is empty if this holds. It is also empty,
-    without a check, while the client is not running or is resuming.
+    training), evaluated, pending (not used so far) and rolled back (given up later). The text is empty if this holds. It is
+    also empty, without a check, while the client is not running or is resuming.
     """
     if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
         return ""
@@ -89,8 +90,9 @@ def conservation_error(client: Mapping[str, Any]) -> str:
 
 def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
     verdicts = client["verdicts"]
+    names = [name for name in Verdict.FINAL if name != Verdict.EVALUATED or verdicts.get(name)]  # few runs have evaluations
     return {
-        **{name: verdicts[name] for name in ("trained", "stale", "quarantined")},
+        **{name: verdicts[name] for name in names},
         "pending": client["pending"],
         "rolled_back": client.get("rolled_back", 0),
     }

@@ -6,6 +6,7 @@
 - `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds an entry, `require_policy` looks one up.
 - `bind`: returns a policy's `act` for one thread, which can then use buffers of that thread.
 - `read_policy`: reads an exported policy from a folder, as a `StoredPolicy` with a `PolicyOrigin`.
+- `off_policy_value`: estimates the value of a policy from the decisions of another one, as an `OffPolicyValue`.
 - `RandomSource`: the random numbers for acting, one object for each host thread.
 
 A policy is immutable, so threads can share it. They must not share a `RandomSource`. Each new version of the weights is a new
@@ -15,6 +16,7 @@ policy object with a new buffer.
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind
 from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy, local_only_reason
 from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, read_policy
+from rl4sys_zmq.policies.off_policy import OffPolicyValue, off_policy_value
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry, build_policy, register_policy, require_policy
 from rl4sys_zmq.policies.sampler import RandomSource
 
@@ -23,6 +25,7 @@ __all__ = [
     "Act",
     "Action",
     "ExtraColumnPolicy",
+    "OffPolicyValue",
     "Policy",
     "PolicyEntry",
     "PolicyFactory",
@@ -32,6 +35,7 @@ __all__ = [
     "bind",
     "build_policy",
     "local_only_reason",
+    "off_policy_value",
     "read_policy",
     "register_policy",
     "require_policy",

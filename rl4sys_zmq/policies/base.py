@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["Act", "Action", "Policy", "PolicyFactory", "bind"]
 
-Action = np.int64 | NDArray[Any]
-"""One action: an int64 scalar for a discrete space, an array of the space's shape for a box."""
+Action = Tree
+"""One action: an int64 scalar for a Discrete space, an array for other spaces, a dict or tuple of these for a Dict or Tuple."""
 
 
 Act = Callable[[NDArray[Any], NDArray[Any] | None], tuple[Action, Action, float]]

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.policies.action_bounds import Bounder, action_bounds, bounder
 from rl4sys_zmq.policies.base import Act, Action
-from rl4sys_zmq.policies.gaussian import Bounder, action_bounds, bounder
-from rl4sys_zmq.policies.mlp import MLPParameters
-from rl4sys_zmq.policies.network import PolicyNetwork
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.network import OutputNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 
@@ -88,7 +88,7 @@ class _BoundedPolicy:
     snapshot: PolicySnapshot
     generation: int
     version: int
-    _network: PolicyNetwork
+    _network: OutputNetwork
     _scale: _Scale
     _size: int
 
@@ -144,7 +144,7 @@ class SquashedGaussianPolicy(_BoundedPolicy):
 
     @classmethod
     def of(
-        cls, spec: PolicySpec, document: MLPParameters, snapshot: PolicySnapshot, network: PolicyNetwork
+        cls, spec: PolicySpec, document: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork
     ) -> SquashedGaussianPolicy:
         """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
         space = spec.action_space
@@ -196,7 +196,7 @@ class DeterministicPolicy(_BoundedPolicy):
     _log_normal: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: PolicyNetwork) -> DeterministicPolicy:
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: OutputNetwork) -> DeterministicPolicy:
         """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
         space, tensors = spec.action_space, spec.views(snapshot.flat)
         assert isinstance(space, BoxSpace)

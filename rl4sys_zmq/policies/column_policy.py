@@ -7,7 +7,7 @@ run of consecutive steps that is sent as a unit).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.sampler import RandomSource
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten_each
 
-__all__ = ["BatchChoice", "ExtraColumnPolicy", "StepChoice", "local_only_reason"]
+__all__ = ["BatchChoice", "BoundStep", "ExtraColumnPolicy", "StepChoice", "local_only_reason"]
 
 StepChoice = tuple[Action, Action, float, Mapping[str, Any], Any]
 """The result of one step: the raw action to train on, the action for the environment, the log-probability of the raw action, the
 values of the extra columns by name, and the policy's state after the step."""
+
+BoundStep = Callable[[Any, NDArray[Any] | None, Any], StepChoice]
+"""A policy's `ExtraColumnPolicy.step` for one thread: it takes an observation, a mask (or None) and a state."""
 
 BatchChoice = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Mapping[str, NDArray[Any]], Sequence[Any]]
 """The result of one step in each of ``N`` environments: the parts of `StepChoice` as arrays ``[N, ...]``, and ``N`` states."""
@@ -71,6 +74,15 @@ class ExtraColumnPolicy(ABC):
         Raises:
             MaskError: If `mask` forbids every action.
         """
+
+    def bind_step(self, rng: RandomSource, explore: bool) -> BoundStep:
+        """Return `step` for one thread, with the given `rng` and `explore`.
+
+        A subclass can override the method with a faster form that uses buffers, because no other thread calls it. It must create
+        the state that it returns anew.
+        """
+        step = self.step
+        return lambda observation, mask, state: step(observation, mask, rng, explore, state)
 
     def step_batch(
         self,
@@ -127,4 +139,6 @@ def local_only_reason(spec: PolicySpec) -> str:
         return f"a policy of kind {spec.kind!r} has extra columns, which only a policy in the actor records; use inference: local"
     if spec.observation_space.shape is None:
         return f"observations are {spec.observation_space!s:.80}; the service takes single arrays; use inference: local"
+    if not isinstance(spec.action_space, BoxSpace | DiscreteSpace):
+        return f"actions are {spec.action_space!s:.80}; the service gives Box or Discrete actions; use inference: local"
     return ""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from rl4sys_zmq.policies.base import Policy
-from rl4sys_zmq.policies.bounded import DeterministicPolicy, SquashedGaussianPolicy
-from rl4sys_zmq.policies.categorical import CategoricalPolicy, EpsilonGreedyPolicy
-from rl4sys_zmq.policies.gaussian import GaussianPolicy
+from rl4sys_zmq.policies.head_policies import head_policy
 from rl4sys_zmq.policies.mlp import mlp_document
 from rl4sys_zmq.policies.network import PolicyNetwork
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -23,14 +21,4 @@ def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
         ConfigError: If the spec is not a valid ``mlp`` spec, or `snapshot` has another size than the spec.
     """
     document = mlp_document(spec)
-    tensors = spec.views(snapshot.flat)
-    network = PolicyNetwork.of(spec, document, tensors)
-    if document.head == "gaussian":
-        return GaussianPolicy.of(spec, document, snapshot, network)
-    if document.head == "squashed_gaussian":
-        return SquashedGaussianPolicy.of(spec, document, snapshot, network)
-    if document.head == "deterministic":
-        return DeterministicPolicy.of(spec, snapshot, network)
-    if document.head == "q_values":
-        return EpsilonGreedyPolicy.of(spec, snapshot, network)
-    return CategoricalPolicy.of(spec, snapshot, network)
+    return head_policy(spec, document, snapshot, PolicyNetwork.of(spec, document, spec.views(snapshot.flat)))

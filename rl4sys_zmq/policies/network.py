@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS, Activation
 from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters
-from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
+from rl4sys_zmq.values.features import feature_layout
 
-__all__ = ["Forward", "SingleObservationNetwork", "MOST_WEIGHTS", "PolicyNetwork", "Tensors"]
+__all__ = ["Forward", "OutputNetwork", "SingleObservationNetwork", "MOST_WEIGHTS", "PolicyNetwork", "Tensors"]
 
 
 MOST_WEIGHTS = 1 << 17
@@ -30,6 +30,27 @@ In a larger network the arithmetic takes most of the time, so fewer numpy calls 
 
 Forward = Callable[[NDArray[Any]], NDArray[Any]]
 """A function from one observation to the network's outputs ``[outputs]``, in a buffer that the next call overwrites."""
+
+
+class BoundNetwork(Protocol):
+    """The interface of the form of a network that is fast for one observation at a time, in one thread."""
+
+    def forward(self) -> Forward:
+        """Return a function that computes the forward pass. It has its own buffers, so only one thread can use it."""
+
+
+class OutputNetwork(Protocol):
+    """The interface of a policy network with fixed weights, from observations to the outputs. Several threads can use it."""
+
+    @property
+    def fused(self) -> BoundNetwork | None:
+        """The form that is faster for one observation at a time. None if there is none."""
+
+    def single(self, observation: Any) -> NDArray[Any]:
+        """Return the outputs for one observation, as a new array ``[outputs]``."""
+
+    def batch(self, observations: Any) -> NDArray[Any]:
+        """Return the outputs for ``N`` observations, as a new array ``[N, outputs]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +159,7 @@ class PolicyNetwork:
         weights = tuple(tensors[f"layers.{i}.weight"] for i in range(count))
         biases = tuple(tensors[f"layers.{i}.bias"] for i in range(count))
         steps: list[_Step] = [w.dot for w in weights]
-        space = flat_space(spec.observation_space, "an mlp policy")
+        space = spec.observation_space
         lookup = isinstance(space, DiscreteSpace) and not document.normalise_observations
         if lookup:
             steps[0] = _columns(weights[0])
@@ -146,8 +167,8 @@ class PolicyNetwork:
         fused = None
         if not lookup:
             # Without normalisation, filling the input buffer flattens and casts.
-            plain = not document.normalise_observations
-            shape = space.shape if plain else (feature_size(space),)
+            plain = isinstance(space, BoxSpace) and not document.normalise_observations
+            shape = space.shape if plain and isinstance(space, BoxSpace) else (weights[0].shape[1],)
             fused = SingleObservationNetwork.of(weights, biases, shape, None if plain else prepare, document.activation)
         return cls(
             fused=fused,
@@ -205,11 +226,14 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
 
 def _single_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> _Step | None:
     """Return the function that converts one observation to the input of the first layer. Return None if none is needed."""
-    space = flat_space(spec.observation_space, "an mlp policy")
+    space = spec.observation_space
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         batch = _batch_features(spec, document, tensors)
         return lambda observation: batch(np.asarray(observation).reshape(1))[0]
+    if not isinstance(space, BoxSpace):
+        one = feature_layout(space).one
+        return one if normalise is None else lambda observation: normalise(one(observation))
     if normalise is None:
         return None if len(space.shape) == 1 and space.dtype == "<f4" else _flat
     return lambda observation: normalise(_flat(observation))
@@ -220,21 +244,18 @@ def _batch_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors)
 
     For discrete observations without normalisation, it returns indices ``[N]`` for the lookup of columns instead.
     """
-    space = flat_space(spec.observation_space, "an mlp policy")
-    width = feature_size(space)
+    space = spec.observation_space
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         to_index = _indexer(space)
         if normalise is None:
             return to_index
         # There are only n different observations: normalise all of them once.
-        table = normalise(np.eye(width, dtype=np.float32))
+        table = normalise(np.eye(space.n, dtype=np.float32))
         return lambda observations: table[to_index(observations)]
 
-    def flat(observations: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(observations, dtype=np.float32).reshape(len(observations), width)
-
-    return flat if normalise is None else lambda observations: normalise(flat(observations))
+    batch = feature_layout(space).batch
+    return batch if normalise is None else lambda observations: normalise(batch(observations))
 
 
 def _flat(observation: NDArray[Any]) -> NDArray[Any]:

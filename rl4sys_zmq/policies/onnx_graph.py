@@ -1,9 +1,10 @@
-"""The ONNX form of a policy of the kind ``mlp``, for programs without this library. Needs the package ``onnx``.
+"""The ONNX form of a policy of the kind ``mlp`` or ``onnx``, for programs without this library. It has the weights.
 
-The graph maps a batch of observations ``[N, *obs]``, in the dtype of their space, to named outputs:
+The graph maps a batch of observations ``[N, *obs]``, in the dtype of their space, to named outputs. The observations of a policy
+of the kind ``onnx`` can be trees; each array is then an input, such as ``observations['camera']``. The outputs:
 
-- ``categorical`` and ``q_values``: ``logits`` or ``q_values``, float32 ``[N, n]``, and ``action``, int64 ``[N]``: the first
-  action with the largest output, with the space's `start` added.
+- ``categorical``, ``q_values`` and ``q_distribution``: ``logits`` or ``q_values`` (the means of the distributions), float32
+  ``[N, n]``, and ``action``, int64 ``[N]``: the first action with the largest output, with the space's `start` added.
 - ``gaussian``: ``mean``, float32 ``[N, n]``; ``log_std``, float32 ``[n]``; and ``action``, ``[N, *shape]`` in the dtype of the
   space: the mean within the bounds of the space.
 - ``squashed_gaussian``: ``mean`` and ``log_std``, float32 ``[N, n]``, of the sample before the tanh; and ``action``: the mean,
@@ -16,82 +17,43 @@ So ``action`` is the action of the policy without exploration. There is no input
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.policies.folder import StoredPolicy
-from rl4sys_zmq.policies.gaussian import action_bounds
+from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters, mlp_document
+from rl4sys_zmq.policies.onnx_model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
+from rl4sys_zmq.policies.onnx_policy import network_inputs
+from rl4sys_zmq.policies.onnx_reader import decode_model
+from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
+from rl4sys_zmq.policies.onnx_session import observation_inputs
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, feature_size
 from rl4sys_zmq.values.observations import flat_space
 
-__all__ = ["OPSET", "encode_onnx"]
-
-OPSET, IR_VERSION = 17, 8
-"""The versions of the operators and of the file format. Runtimes from 2022 on can read them (ONNX 1.12, onnxruntime 1.12)."""
-
-
-class _Graph:
-    """An ONNX graph under construction: nodes in the order of their computation, and constants."""
-
-    def __init__(self, onnx: Any) -> None:
-        self._onnx = onnx
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-
-    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Append a node (one operation) to the graph, and return the name of its output."""
-        output = output or f"{operator.lower()}_{len(self.nodes)}"
-        self.nodes.append(self._onnx.helper.make_node(operator, inputs, [output], **attributes))
-        return output
-
-    def constant(self, array: NDArray[Any] | np.generic | Sequence[int], name: str = "") -> str:
-        """Add a constant array to the graph, and return its name. Integers become int64."""
-        name = name or f"constant_{len(self.constants)}"
-        self.constants.append(self._onnx.numpy_helper.from_array(np.asarray(array), name))
-        return name
-
-    def cast(self, value: str, dtype: Any, output: str = "") -> str:
-        """Append a node that converts an array to a NumPy dtype, and return the name of its output."""
-        kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        return self.add("Cast", value, output=output, to=kind)
+__all__ = ["encode_onnx"]
 
 
 def encode_onnx(policy: StoredPolicy) -> bytes:
     """Return a stored policy as the bytes of an ONNX model, for programs without this library.
 
     Raises:
-        ConfigError: If the policy is of another kind than ``mlp``, or the package ``onnx`` is not installed.
+        ConfigError: If the policy is of another kind, has actions of several parts, or a graph that breaks a rule of
+            `rl4sys_zmq.policies.onnx_rules`.
     """
     spec, snapshot, origin = policy.spec, policy.snapshot, policy.origin
-    if spec.kind != "mlp":
-        raise ConfigError(f"a policy of kind {spec.kind!r} has no ONNX form; only policies of kind 'mlp' have one", key="kind")
-    document = mlp_document(spec)
-    try:
-        import onnx
-        import onnx.checker
-        import onnx.helper
-        import onnx.numpy_helper
-    except ModuleNotFoundError as exc:
-        raise ConfigError(f"an ONNX file needs the package onnx ({exc}): pip install 'rl4sys-zmq[onnx]'") from exc
-    graph = _Graph(onnx)
-    tensors = spec.views(snapshot.flat, snapshot.others)
-    values = _layers(graph, _features(graph, spec, document, tensors), document, tensors)
-    outputs = _outputs(graph, spec, document, values, tensors)
-    helper, kind = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
-    space = flat_space(spec.observation_space, "an mlp policy")
-    dtype = np.int64 if isinstance(space, DiscreteSpace) else space.dtype
-    given = helper.make_tensor_value_info("observations", kind(np.dtype(dtype)), ["N", *space.shape])
-    described = [helper.make_tensor_value_info(name, kind(np.dtype(t)), shape) for name, t, shape in outputs]
-    model = helper.make_model(
-        helper.make_graph(graph.nodes, "policy", [given], described, initializer=graph.constants),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-        producer_name="rl4sys_zmq",
-    )
+    graphs = {"mlp": _perceptron, "onnx": _network}
+    if spec.kind not in graphs:
+        raise ConfigError(
+            f"a policy of kind {spec.kind!r} has no ONNX form; policies of the kinds {', '.join(graphs)} have one", key="kind"
+        )
+    flat_space(spec.action_space, f"the ONNX export of a policy of kind {spec.kind!r}", "action")
+    graph = graphs[spec.kind](spec, spec.views(snapshot.flat, snapshot.others))
     facts = {
         "client_id": origin.client_id,
         "algorithm_name": origin.algorithm_name,
@@ -99,15 +61,43 @@ def encode_onnx(policy: StoredPolicy) -> bytes:
         "version": str(snapshot.version),
         "digest": f"{snapshot.digest:016x}",
     }
-    helper.set_model_props(model, facts)
-    onnx.checker.check_model(model)
-    data: bytes = model.SerializeToString()
-    return data
+    return encode_model(graph, facts)
 
 
-def _features(graph: _Graph, spec: PolicySpec, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
+def _perceptron(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph:
+    """Return the graph of a policy of the kind ``mlp``."""
+    document = mlp_document(spec)
+    graph = GraphBuilder()
+    values = _layers(graph, _features(graph, spec, document, tensors), document, tensors)
+    outputs = _outputs(graph, spec, document, values, tensors)
+    space = flat_space(spec.observation_space, "the ONNX export of an mlp policy")
+    dtype = np.int64 if isinstance(space, DiscreteSpace) else space.dtype
+    return graph.graph([OnnxValue("observations", np.dtype(dtype).name, (None, *space.shape))], outputs)
+
+
+def _network(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph:
+    """Return the graph of a policy of the kind ``onnx``: its own graph with constant weights, and then the outputs."""
+    head, weights, size = network_inputs(spec)
+    given, own = observation_inputs(spec.observation_space), decode_model(spec.blob)
+    check_graph(own, [*given, *weights], size)
+    inputs = {value.name for value in given}
+
+    def renamed(names: Sequence[str]) -> tuple[str, ...]:
+        """Return names that no value of the outputs has."""
+        return tuple([name if not name or name in inputs else f"network/{name}" for name in names])
+
+    graph = GraphBuilder()
+    graph.nodes = [replace(node, inputs=renamed(node.inputs), outputs=renamed(node.outputs)) for node in own.nodes]
+    constants = {**own.constants, **{value.name: tensors[value.name] for value in weights}}
+    graph.constants = dict(zip(renamed(list(constants)), constants.values(), strict=True))
+    (values,) = renamed([OUTPUTS])
+    outputs = _outputs(graph, spec, head, values, tensors)
+    return replace(graph.graph(given, outputs), opset=own.opset)
+
+
+def _features(graph: GraphBuilder, spec: PolicySpec, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
     """Add the nodes from the observations to the input of the first layer, float32 ``[N, width]``."""
-    space = flat_space(spec.observation_space, "an mlp policy")
+    space = flat_space(spec.observation_space, "the ONNX export of an mlp policy")
     width = feature_size(space)
     if isinstance(space, DiscreteSpace):
         index = graph.add("Sub", "observations", graph.constant(np.int64(space.start)))
@@ -122,7 +112,7 @@ def _features(graph: _Graph, spec: PolicySpec, document: MLPParameters, tensors:
     return graph.add("Clip", scaled, graph.constant(np.float32(-OBS_CLIP)), graph.constant(np.float32(OBS_CLIP)))
 
 
-def _layers(graph: _Graph, features: str, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
+def _layers(graph: GraphBuilder, features: str, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
     """Add the layers, and return the name of the network's outputs ``[N, outputs]``."""
     last = len(document.hidden_sizes)
     values = features
@@ -130,37 +120,23 @@ def _layers(graph: _Graph, features: str, document: MLPParameters, tensors: Mapp
         names = [f"layers.{index}.{part}" for part in ("weight", "bias")]
         values = graph.add("Gemm", values, *(graph.constant(tensors[name], name) for name in names), transB=1)
         if index < last:
-            values = _activation(graph, document.activation, values)
+            values = graph.activation(document.activation, values)
     return values
 
 
-def _activation(graph: _Graph, name: str, values: str) -> str:
-    match name:
-        case "silu":
-            return graph.add("Mul", values, graph.add("Sigmoid", values))
-        case "gelu":
-            scaled = graph.add("Mul", values, graph.constant(np.float32(0.5**0.5)))
-            gate = graph.add("Add", graph.add("Erf", scaled), graph.constant(np.float32(1.0)))
-            return graph.add("Mul", graph.add("Mul", values, graph.constant(np.float32(0.5))), gate)
-        case "identity":
-            return values
-        case "leaky_relu":
-            return graph.add("LeakyRelu", values, alpha=0.01)
-        case _:
-            return graph.add({"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}[name], values)
-
-
 def _outputs(
-    graph: _Graph, spec: PolicySpec, document: MLPParameters, values: str, tensors: Mapping[str, NDArray[Any]]
-) -> list[tuple[str, Any, list[Any]]]:
-    """Add the nodes of the outputs, and return the name, the dtype and the shape of each output."""
-    space = spec.action_space
+    graph: GraphBuilder, spec: PolicySpec, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
+) -> list[OnnxValue]:
+    """Add the nodes of the outputs, and return the descriptions of the outputs."""
+    space = flat_space(spec.action_space, "the ONNX export of an mlp policy", "action")
     if not isinstance(space, BoxSpace):
         name = "logits" if document.head == "categorical" else "q_values"
+        if document.head == "q_distribution":
+            values = _means(graph, document, values)
         graph.add("Identity", values, output=name)
         best = graph.add("ArgMax", values, axis=1, keepdims=0)
         graph.add("Add", best, graph.constant(np.int64(space.start)), output="action")
-        return [(name, np.float32, ["N", space.n]), ("action", np.int64, ["N"])]
+        return [OnnxValue(name, "float32", (None, space.n)), OnnxValue("action", "int64", (None,))]
     mean, described = _distribution(graph, space, document, values, tensors)
     bounds = action_bounds(space)
     action = graph.cast(mean, bounds.work)
@@ -172,26 +148,33 @@ def _outputs(
     action = graph.add("Max", action, graph.constant(bounds.low))
     action = graph.cast(graph.add("Min", action, graph.constant(bounds.high)), space.dtype)
     graph.add("Reshape", action, graph.constant([-1, *space.shape]), output="action")
-    return [*described, ("action", space.dtype, ["N", *space.shape])]
+    return [*described, OnnxValue("action", np.dtype(space.dtype).name, (None, *space.shape))]
+
+
+def _means(graph: GraphBuilder, document: HeadParameters, logits: str) -> str:
+    """Add the nodes of the means ``[N, n]`` of the distributions of a ``q_distribution`` head."""
+    table = graph.add("Reshape", logits, graph.constant([0, -1, document.atoms]))
+    atoms = np.linspace(document.v_min, document.v_max, document.atoms, dtype=np.float32)
+    return graph.add("MatMul", graph.add("Softmax", table, axis=2), graph.constant(atoms))
 
 
 def _distribution(
-    graph: _Graph, space: BoxSpace, document: MLPParameters, values: str, tensors: Mapping[str, NDArray[Any]]
-) -> tuple[str, list[tuple[str, Any, list[Any]]]]:
+    graph: GraphBuilder, space: BoxSpace, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
+) -> tuple[str, list[OnnxValue]]:
     """Add the nodes of the normal distribution of continuous actions, if there is one.
 
     Returns:
-        The name of the means ``[N, n]``; and the name, the dtype and the shape of each output.
+        The name of the means ``[N, n]``; and the descriptions of the outputs.
     """
     if document.head == "deterministic":
         return values, []
     if document.head == "gaussian":
         mean = graph.add("Identity", values, output="mean")
         graph.add("Identity", graph.constant(tensors["log_std"]), output="log_std")
-        return mean, [("mean", np.float32, ["N", space.size]), ("log_std", np.float32, [space.size])]
+        return mean, [OnnxValue("mean", "float32", (None, space.size)), OnnxValue("log_std", "float32", (space.size,))]
     size, start, end = (graph.constant([number]) for number in (space.size, 0, 2 * space.size))
     axis = graph.constant([1])
     mean = graph.add("Slice", values, start, size, axis, output="mean")
     limits = [graph.constant(np.float32(limit)) for limit in (document.log_std_min, document.log_std_max)]
     graph.add("Clip", graph.add("Slice", values, size, end, axis), *limits, output="log_std")
-    return mean, [("mean", np.float32, ["N", space.size]), ("log_std", np.float32, ["N", space.size])]
+    return mean, [OnnxValue(name, "float32", (None, space.size)) for name in ("mean", "log_std")]

@@ -58,7 +58,12 @@ class PolicyEntry:
 
 POLICIES = Registry(
     PolicyEntry,
-    {"mlp": "rl4sys_zmq.policies.mlp:ENTRY"},
+    {
+        "gru": "rl4sys_zmq.policies.gru:ENTRY",
+        "linear_bandit": "rl4sys_zmq.policies.linear_bandit:ENTRY",
+        "mlp": "rl4sys_zmq.policies.mlp:ENTRY",
+        "onnx": "rl4sys_zmq.policies.onnx_policy:ENTRY",
+    },
     noun="policy kind",
     group="rl4sys_zmq.policies",
     key="kind",

@@ -26,14 +26,17 @@ class RandomSource:
     Attributes:
         uniform: A function that returns the next random float in ``[0, 1)``. It is a bound C function for speed, because it
             runs on every step.
+        place: A number in ``[0, 1)`` that tells actors apart which explore with different intensity. It is the same for all
+            threads of an actor, and at each of its starts. 0 if the actor is unknown.
     """
 
-    __slots__ = ("_normals", "_rng", "_used", "uniform")
+    __slots__ = ("_normals", "_rng", "_used", "place", "uniform")
 
     uniform: Callable[[], float]
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, place: float = 0.0) -> None:
         """Seed the generator with `seed`, an integer of at least 0. None takes a seed from the operating system."""
+        self.place = place
         self._rng = random.Random(seed)
         self._normals: NDArray[np.float32] = np.empty(0, dtype=np.float32)
         self._used = 0

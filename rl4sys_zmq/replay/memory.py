@@ -20,9 +20,8 @@ from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPri
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.scratch import ScratchArrays
 from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
-from rl4sys_zmq.values import ObservationSpace, Segment
-from rl4sys_zmq.values.spaces import LeafSpace
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.values import ObservationSpace, Segment, Space
+from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
 __all__ = ["ReplayMemory", "ReplayOptions", "TransitionBatch"]
 
@@ -68,6 +67,27 @@ class TransitionBatch:
     successors: Tree
     masks: NDArray[np.bool_] | None
 
+    def join(self, other: TransitionBatch) -> TransitionBatch:
+        """Return the transitions of this batch, followed by those of another one of the same spaces."""
+        masks = None
+        if self.masks is not None or other.masks is not None:
+            (known,) = {mask.shape[1] for mask in (self.masks, other.masks) if mask is not None}
+            free = [np.ones((len(batch.returns), known), np.bool_) for batch in (self, other)]
+            masks = np.concatenate([mine if of.masks is None else of.masks for of, mine in zip((self, other), free, strict=True)])
+        return TransitionBatch(
+            _joined(self.observations, other.observations),
+            np.concatenate([self.actions, other.actions]),
+            np.concatenate([self.returns, other.returns]),
+            np.concatenate([self.discounts, other.discounts]),
+            _joined(self.successors, other.successors),
+            masks,
+        )
+
+
+def _joined(one: Tree, other: Tree) -> Tree:
+    leaves, structure = flatten(one, by_key=True)
+    return unflatten(structure, map(np.concatenate, zip(leaves, flatten(other, by_key=True)[0], strict=True)))
+
 
 class ReplayMemory:
     """The last `capacity` transitions of a client. New transitions overwrite the oldest ones.
@@ -80,7 +100,7 @@ class ReplayMemory:
     One thread uses the object. It has no random state; see `Draws`.
     """
 
-    def __init__(self, observation_space: ObservationSpace, action_space: LeafSpace, options: ReplayOptions) -> None:
+    def __init__(self, observation_space: ObservationSpace, action_space: Space, options: ReplayOptions) -> None:
         """Create an empty replay for these spaces. The first transition allocates the memory."""
         self.options = options
         self._spaces = SpaceColumns(observation_space, action_space)

@@ -17,9 +17,8 @@ from rl4sys_zmq.replay.pieces import RowPieces
 from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
-from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.column_spec import ColumnSpec
-from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["SequenceBatch", "SequenceMemory", "SequenceOptions"]
@@ -100,7 +99,7 @@ class SequenceMemory:
     def __init__(
         self,
         observation_space: ObservationSpace,
-        action_space: LeafSpace,
+        action_space: Space,
         options: SequenceOptions,
         columns: tuple[ColumnSpec, ...] = (),
     ) -> None:

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.layout import ArraySpec
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment
+from rl4sys_zmq.values import BoxSpace, DictSpace, ObservationSpace, Segment, Space, TupleSpace
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace, MultiBinarySpace
 from rl4sys_zmq.values.trees import Tree
@@ -28,7 +29,15 @@ class SpaceColumns:
     MultiDiscrete space have the same dtypes. Elements of a MultiBinary space are int8.
     """
 
-    def __init__(self, observation_space: ObservationSpace, action_space: LeafSpace) -> None:
+    def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
+        """Create the columns.
+
+        Raises:
+            ConfigError: If the action space is a Dict or Tuple.
+        """
+        if isinstance(action_space, DictSpace | TupleSpace):
+            text = f"a replay stores actions of one array, not of {action_space!s:.80}; use an on-policy algorithm, such as PPO"
+            raise ConfigError(text, key="action_space")
         self._leaves = leaves_of(observation_space)
         self._named: dict[str, tuple[str, ...]] = {}
         bounds = integer_bounds(action_space)

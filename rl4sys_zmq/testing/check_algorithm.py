@@ -128,16 +128,19 @@ class _RandomEnvironment:
         acts = [self._choose(row) for row in leaves.rows(observations)[:count]]
         extras = {c.name: _column(acts, c.name, c.dtype) for c in spec.columns if c.per == "step"}
         initial = {c.name: _column(acts[:1], c.name, c.dtype)[0, ...] for c in spec.columns if c.per == "segment"}
+        action_leaves = leaves_of(spec.action_space, "actions")
+        actions = action_leaves.stack([raw for raw, _, _ in acts])
         columns: dict[str, NDArray[Any]] = {
-            "actions": np.array([raw for raw, _, _ in acts]),
             "rewards": self._rng.normal(size=count).astype(np.float32),
             "log_probs": np.array([log_prob for _, log_prob, _ in acts], dtype=np.float32),
             "versions": np.full(count, self._policy.version, dtype=np.uint64),
         }
-        for column in (*leaves.flatten(observations), *columns.values(), *extras.values(), *initial.values()):
+        arrays = (*leaves.flatten(observations), *action_leaves.flatten(actions), *columns.values())
+        for column in (*arrays, *extras.values(), *initial.values()):
             column.flags.writeable = False
         made = Segment(
             observations=observations,
+            actions=actions,
             **columns,  # type: ignore[arg-type]
             masks=None,
             generation=1,

@@ -15,7 +15,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicyS
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.tensors import TENSOR_DTYPES
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.values.trees import Tree, copy_tree, flatten
 from rl4sys_zmq.wire import spec_body, spec_from_document, spec_to_document
 
 __all__ = ["LogProbs", "check_policy", "random_observations"]
@@ -129,10 +129,10 @@ def _check_single(policy: Policy, spec: PolicySpec, observations: Sequence[Any],
     ]
     assert _same(draws[0], draws[1]), "equal random numbers give different actions: the policy uses another random source"
     bound = bind(policy, RandomSource(seed), True)
-    own = [tuple(map(np.copy, bound(o, None))) for o in observations]
+    own = [tuple(map(copy_tree, bound(o, None))) for o in observations]  # the next call can change its arrays
     assert _same(draws[0], own, _CLOSE), "`bind` and `act` give different actions"
     for raw, action, log_prob in draws[0]:
-        _check_action(spec, np.asarray(raw), np.asarray(action))
+        _check_action(spec, raw, action)
         assert math.isfinite(log_prob), f"a log-probability is {log_prob}"
     for observation in observations:
         modes = [policy.act(observation, None, RandomSource(seed + i), False) for i in range(2)]
@@ -142,18 +142,19 @@ def _check_single(policy: Policy, spec: PolicySpec, observations: Sequence[Any],
 def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
     for explore in (True, False):
         raw, actions, log_probs = policy.act_batch(_stack(spec, observations), None, RandomSource(seed), explore)
-        shape = (len(observations), *spec.action_space.shape)
-        assert raw.shape == actions.shape == shape, f"act_batch returns {raw.shape} and {actions.shape}; expected {shape}"
-        assert log_probs.shape == shape[:1], f"act_batch has log-probabilities of shape {log_probs.shape}, not {shape[:1]}"
+        count = len(observations)
+        assert log_probs.shape == (count,), f"act_batch has log-probabilities of shape {log_probs.shape}, not {(count,)}"
+        leaves = leaves_of(spec.action_space, "actions")
+        for name, column in zip(2 * leaves.names, [*leaves.flatten(raw), *leaves.flatten(actions)], strict=True):
+            assert len(column) == count, f"act_batch returns {len(column)} {name} for {count} observations"
         assert np.isfinite(log_probs).all(), f"act_batch returns log-probabilities that are not finite: {log_probs}"
-        for one_raw, one_action in zip(raw, actions, strict=True):
-            _check_action(spec, np.asarray(one_raw), np.asarray(one_action))
-    for index, observation in enumerate(observations):
-        one, action, log_prob = policy.act(observation, None, RandomSource(seed), False)
-        said = f"row {index}: act gives {one} with log-probability {log_prob}, act_batch {raw[index]} with {log_probs[index]}"
-        assert np.allclose(one, raw[index], rtol=_CLOSE, atol=_CLOSE), said
-        assert np.allclose(action, actions[index], rtol=_CLOSE, atol=_CLOSE), said
-        assert math.isclose(log_prob, log_probs[index], rel_tol=_CLOSE, abs_tol=_CLOSE), said
+        for one_raw, one_action in zip(leaves.rows(raw), leaves.rows(actions), strict=True):
+            _check_action(spec, one_raw, one_action)
+    rows = zip(leaves.rows(raw), leaves.rows(actions), log_probs, strict=True)
+    for index, (observation, row) in enumerate(zip(observations, rows, strict=True)):
+        one = policy.act(observation, None, RandomSource(seed), False)
+        said = f"row {index}: act gives {one[0]} with log-probability {one[2]}, act_batch {row[0]} with {row[2]}"
+        assert _same([one], [row], _CLOSE), said
 
 
 def _check_columns(policy: ExtraColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
@@ -175,31 +176,42 @@ def _check_columns(policy: ExtraColumnPolicy, spec: PolicySpec, observations: Se
             words = f"column {name!r} is {column.dtype}, which does not fit {dtypes[name]}"
             assert np.can_cast(column.dtype, dtypes[name], "same_kind"), words
             assert column.dtype.kind != "f" or np.isfinite(column).all(), f"column {name!r} is not finite: {column}"
-        steps.append((np.array(step[0]), step[2], columns))
+        steps.append((copy_tree(step[0]), step[2], columns))
         states.append(step[4])
     for n, observation in enumerate(observations):
         raw, _, log_prob, again, _ = policy.step(observation, None, RandomSource(seed + n), False, states[n])
         words = f"a second step from the state after {n} steps differs: the policy changes a state, or depends on more than that"
-        assert np.array_equal(raw, steps[n][0]) and log_prob == steps[n][1], words
+        assert _same([(raw, log_prob)], [steps[n][:2]]), words
         assert all(np.array_equal(value, steps[n][2][name]) for name, value in again.items()), words
     raws, _, log_probs, batch, after = policy.step_batch(_stack(spec, observations), None, RandomSource(seed), False, states[:-1])
     assert len(after) == len(observations), f"step_batch returns {len(after)} states for {len(observations)} observations"
-    for n, (raw, log_prob, columns) in enumerate(steps):
+    rows = zip(leaves_of(spec.action_space, "actions").rows(raws), log_probs, strict=True)
+    for n, ((raw, log_prob, columns), row) in enumerate(zip(steps, rows, strict=True)):
         words = f"row {n}: step gives {raw} with {log_prob} and the columns {columns}, step_batch differs"
-        assert np.allclose(raw, raws[n], rtol=_CLOSE, atol=_CLOSE), words
-        assert math.isclose(log_prob, log_probs[n], rel_tol=_CLOSE, abs_tol=_CLOSE), words
+        assert _same([(raw, log_prob)], [row], _CLOSE), words
         assert batch.keys() == columns.keys(), f"step_batch returns the columns {sorted(batch)}; the spec has {sorted(shapes)}"
         for name, column in columns.items():
             assert np.shape(batch[name]) == (len(observations), *shapes[name]), f"{words}: {name} is {np.shape(batch[name])}"
             assert np.allclose(column, batch[name][n], rtol=_CLOSE, atol=_CLOSE), words
 
 
-def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> None:
-    space = spec.action_space
+def _check_action(spec: PolicySpec, raw: Tree, action: Tree) -> None:
+    leaves = leaves_of(spec.action_space, "actions")
+    for space, one, other in zip(leaves.spaces, leaves.flatten(raw), leaves.flatten(action), strict=True):
+        _check_part(space, np.asarray(one), np.asarray(other))
+
+
+def _check_part(space: LeafSpace, raw: NDArray[Any], action: NDArray[Any]) -> None:
     assert raw.shape == action.shape == space.shape, f"the action has shapes {raw.shape} and {action.shape}, not {space.shape}"
     if isinstance(space, DiscreteSpace):
         assert raw.dtype == np.int64 and raw == action, f"actions {raw!r} and {action!r}; expected the same int64"
         assert space.start <= raw < space.start + space.n, f"action {raw} is outside {space.start}..{space.start + space.n - 1}"
+        return
+    if not isinstance(space, BoxSpace):
+        assert raw.dtype == action.dtype == np.dtype(space.dtype), f"actions of {raw.dtype} and {action.dtype}, not {space.dtype}"
+        bounds = integer_bounds(space)
+        assert bounds is not None and ((raw >= bounds[0]) & (raw <= bounds[1])).all(), f"action {raw} is outside {space!s:.80}"
+        assert (raw == action).all(), f"actions {raw} and {action}; expected the same"
         return
     assert raw.dtype == np.float32, f"the raw action is {raw.dtype}; expected float32"
     assert action.dtype == np.dtype(space.dtype), f"the action is {action.dtype}; expected {space.dtype}"
@@ -262,6 +274,7 @@ def _stack(spec: PolicySpec, observations: Sequence[Any]) -> Tree:
 
 
 def _same(one: list[Any], other: list[Any], tolerance: float = 0.0) -> bool:
-    """Return True if two lists of tuples (raw action, action, log-probability) agree within the tolerance."""
+    """Return True if two lists of tuples of actions and log-probabilities agree within the tolerance."""
     pairs = [pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True)]
-    return all(np.allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance) for x, y in pairs)
+    leaves = (zip(flatten(x, by_key=True)[0], flatten(y, by_key=True)[0], strict=True) for x, y in pairs)
+    return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for each in leaves for x, y in each)

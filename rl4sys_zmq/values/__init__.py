@@ -4,15 +4,17 @@
 - `PolicySpec`: the description of a policy. It contains a `TensorSpec` for each tensor, and a `ColumnSpec` for each extra column
   that the policy adds to segments. `PolicySnapshot`: the weights of a policy at one version.
 - `spaces`: ten kinds of observation and action spaces, such as `BoxSpace` and `DiscreteSpace`.
-- `space_conversion`: reads spaces from JSON and from Gymnasium. `space_from` accepts Box and Discrete, `observation_space_from`
-  the spaces that the observations of a policy can have, and `any_space_from` all kinds.
-- `observations`: conversion of nested observations to a list of arrays and back.
+- `space_conversion`: reads spaces from JSON and from Gymnasium. `space_from` and `observation_space_from`
+  accept the spaces that the actions and observations of a policy can have, and `any_space_from` all kinds.
+- `observations`: conversion of nested observations to a list of arrays and back. `features`: the numbers that a network gets
+  for them. `action_layout`: the parts of an action, and their order in the outputs of a network.
 - `trees`: functions for nested dicts, lists and tuples of arrays.
 """
 
 from rl4sys_zmq.values.column_spec import ColumnSpec
-from rl4sys_zmq.values.policy import ACTIVATIONS, MAX_BLOB_BYTES, FlatWeights, PolicySnapshot, PolicySpec, feature_size
-from rl4sys_zmq.values.segment import NO_EXTRAS, Segment
+from rl4sys_zmq.values.features import feature_size
+from rl4sys_zmq.values.policy import ACTIVATIONS, MAX_BLOB_BYTES, FlatWeights, PolicySnapshot, PolicySpec
+from rl4sys_zmq.values.segment import NO_EXTRAS, Segment, evaluation_of
 from rl4sys_zmq.values.space_conversion import observation_space_from, space_from, space_to_json
 from rl4sys_zmq.values.spaces import (
     DTYPES,
@@ -46,6 +48,7 @@ __all__ = [
     "Space",
     "TensorSpec",
     "TupleSpace",
+    "evaluation_of",
     "feature_size",
     "other_bytes",
     "other_views",

@@ -1,4 +1,4 @@
-"""The conversion of nested observations (dicts and tuples of arrays) to a list of arrays in a fixed order, and back.
+"""The conversion of nested observations and actions (dicts and tuples of arrays) to a list of arrays in a fixed order, and back.
 
 The nested form is called a tree, and its arrays are called leaves.
 """
@@ -12,30 +12,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError, ObservationError
+from rl4sys_zmq.errors import BadInput, ConfigError, ObservationError
 from rl4sys_zmq.values.spaces import (
     BoxSpace,
     DictSpace,
     DiscreteSpace,
+    FlatSpace,
     LeafSpace,
     MultiBinarySpace,
     ObservationSpace,
-    Space,
     TupleSpace,
 )
 from rl4sys_zmq.values.trees import Structure, Tree, leaf_paths, unflatten, unflatten_each
 
-__all__ = ["ObservationLeaves", "flat_space", "integer_bounds", "leaves_of"]
+__all__ = ["SpaceLeaves", "flat_space", "have_same_form", "integer_bounds", "leaves_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class ObservationLeaves:
-    """The arrays (leaves) that form an observation of one space, in the order in which they are sent: by sorted dict keys.
+class SpaceLeaves:
+    """The arrays (leaves) that form an element of one space, in the order in which they are sent: by sorted dict keys.
 
-    An observation that is a single array has one leaf.
+    The element is an observation or an action. One that is a single array has one leaf.
 
     Attributes:
-        structure: The dicts and tuples around the leaves; None if an observation is a single array.
+        structure: The dicts and tuples around the leaves; None if an element is a single array.
         spaces: The space of each leaf.
         names: The name of each leaf, such as ``observations['camera']``; ``observations`` for a single array.
     """
@@ -44,16 +44,25 @@ class ObservationLeaves:
     spaces: tuple[LeafSpace, ...]
     names: tuple[str, ...]
 
-    def flatten(self, tree: Tree) -> list[Any]:
-        """Return the arrays of one observation (its leaves) as a list, in the order of `names`.
+    def flatten(self, tree: Tree, *, error: type[BadInput] = ObservationError, what: str = "observation") -> list[Any]:
+        """Return the arrays of one element of the space (its leaves) as a list, in the order of `names`.
+
+        Args:
+            tree: The element, or a batch of elements: an array with a leading axis for each leaf.
+            error: The exception to raise.
+            what: The name of the element in the message of the exception.
 
         Raises:
-            ObservationError: If the observation does not have the dicts and tuples of the space. A list counts as a tuple.
+            BadInput: The exception `error`, if the element does not have the dicts and tuples of the space. A list counts as a
+                tuple.
         """
         if self.structure is None:
             return [tree]
         leaves: list[Any] = []
-        _collect(self.structure, tree, "", leaves)
+        try:
+            _collect(self.structure, tree, "", leaves)
+        except _OtherStructure as exc:
+            raise error(f"the {what}{exc}") from None
         return leaves
 
     def unflatten(self, leaves: Iterable[Any]) -> Tree:
@@ -75,26 +84,50 @@ class ObservationLeaves:
         return self.unflatten(np.stack(column) for column in zip(*map(self.flatten, observations), strict=True))
 
 
-def leaves_of(space: ObservationSpace) -> ObservationLeaves:
-    """Return a description of the arrays (leaves) of which an observation of this space consists."""
-    structure, spaces = _structure(space), tuple(_spaces(space))
-    return ObservationLeaves(structure, spaces, tuple(leaf_paths(structure, "observations")))
-
-
-def flat_space(space: ObservationSpace, user: str) -> Space:
-    """Check that an observation space is a Box or Discrete, for code that supports no other kind, and return it unchanged.
+def leaves_of(space: ObservationSpace, name: str = "observations") -> SpaceLeaves:
+    """Return a description of the arrays (leaves) of which an element of this space consists.
 
     Args:
-        space: The observation space.
+        space: The space.
+        name: The name of the column with the elements, with which the names of the leaves begin.
+    """
+    structure, spaces = _structure(space), tuple(_spaces(space))
+    return SpaceLeaves(structure, spaces, tuple(leaf_paths(structure, name)))
+
+
+def flat_space(space: ObservationSpace, user: str, role: str = "observation") -> FlatSpace:
+    """Check that a space is a Box or Discrete, for code that supports no other kind, and return it unchanged.
+
+    Args:
+        space: The space.
         user: The name, for the error message, of the code that supports only these kinds, such as ``PPO``.
+        role: ``observation`` or ``action``, for the error message.
 
     Raises:
         ConfigError: If the space is of another kind.
     """
     if isinstance(space, BoxSpace | DiscreteSpace):
         return space
-    advice = "use Box or Discrete (gymnasium.wrappers.FlattenObservation makes a Box)"
-    raise ConfigError(f"{user} does not support the observation space {space!s:.80}: {advice}", key="observation_space")
+    advice = "use Box or Discrete" + (" (gymnasium.wrappers.FlattenObservation makes a Box)" if role == "observation" else "")
+    raise ConfigError(f"{user} does not support the {role} space {space!s:.80}: {advice}", key=f"{role}_space")
+
+
+def have_same_form(one: ObservationSpace, other: ObservationSpace) -> bool:
+    """Return True if elements of two spaces have the same structure and shapes, and their integers the same number of values.
+
+    The limits and dtypes of Boxes can differ, and so can the lowest values of integers.
+    """
+    a, b = leaves_of(one), leaves_of(other)
+    return a.structure == b.structure and all(map(_have_same_form, a.spaces, b.spaces))
+
+
+def _have_same_form(one: LeafSpace, other: LeafSpace) -> bool:
+    if one.shape != other.shape:
+        return False
+    first, second = integer_bounds(one), integer_bounds(other)
+    if first is None or second is None:
+        return first is second
+    return bool((first[1] - first[0] == second[1] - second[0]).all())
 
 
 def integer_bounds(space: LeafSpace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
@@ -132,6 +165,10 @@ def _spaces(space: ObservationSpace | Any) -> Iterator[LeafSpace]:
         yield space
 
 
+class _OtherStructure(Exception):
+    """A tree that does not have the dicts and tuples of the space. The text begins with the path of the difference."""
+
+
 def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> None:
     if structure is None:
         leaves.append(tree)
@@ -141,12 +178,12 @@ def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> 
         if not isinstance(tree, Mapping) or len(tree) != len(keys) or not all(key in tree for key in keys):
             found = f"a dict with the keys {sorted(map(str, tree))}" if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
             expected = f"a dict with the keys {list(keys)}"
-            raise ObservationError(f"the observation{path} is {found}; expected {expected}")
+            raise _OtherStructure(f"{path} is {found}; expected {expected}")
         for key, part in zip(keys, parts, strict=True):
             _collect(part, tree[key], f"{path}[{key!r}]", leaves)
         return
     if not isinstance(tree, tuple | list) or len(tree) != len(parts):
         found = f"a {type(tree).__name__}" + (f" of {len(tree)}" if isinstance(tree, tuple | list) else "")
-        raise ObservationError(f"the observation{path} is {found}; expected a tuple of {len(parts)}")
+        raise _OtherStructure(f"{path} is {found}; expected a tuple of {len(parts)}")
     for index, part in enumerate(parts):
         _collect(part, tree[index], f"{path}[{index}]", leaves)

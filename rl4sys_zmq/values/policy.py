@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
+from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.column_spec import ColumnSpec, check_columns
-from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, ObservationSpace, Space
+from rl4sys_zmq.values.spaces import ObservationSpace, Space
 from rl4sys_zmq.values.tensors import FLOAT32, TENSOR_DTYPES, TensorSpec, other_bytes, other_tensors, other_views
 
-__all__ = ["ACTIVATIONS", "MAX_BLOB_BYTES", "FlatWeights", "PolicySnapshot", "PolicySpec", "feature_size"]
+__all__ = ["ACTIVATIONS", "MAX_BLOB_BYTES", "FlatWeights", "PolicySnapshot", "PolicySpec"]
 
 FlatWeights = NDArray[np.float32]
 """All float32 tensors of a policy, joined in the order of `PolicySpec.tensors` to one flat array, float32 ``[spec.size]``."""
@@ -100,8 +101,8 @@ class PolicySpec:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a policy network: the number of discrete actions, or of elements of a continuous action."""
-        return self.action_space.n if isinstance(self.action_space, DiscreteSpace) else self.action_space.size
+        """The number of outputs of a policy network: the options of all choices and the numbers of an action together."""
+        return action_layout(self.action_space).outputs
 
     def views(self, flat: FlatWeights, others: bytes | memoryview = b"") -> dict[str, NDArray[Any]]:
         """Return the tensors by name, each in its dtype, as views into the buffers of a `PolicySnapshot`. No data is copied.
@@ -175,11 +176,6 @@ def _nodes(value: object, depth: int) -> int:
     raise ConfigError(
         f"the document of a policy contains {value!r:.80}; expected JSON values, and lists instead of tuples", key="document"
     )
-
-
-def feature_size(space: Space) -> int:
-    """Return the number of inputs of a policy network: the size of a Box, or ``n`` of a Discrete space (one-hot encoding)."""
-    return space.size if isinstance(space, BoxSpace) else space.n
 
 
 @dataclass(frozen=True, slots=True, eq=False)

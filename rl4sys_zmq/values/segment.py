@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.values.trees import Tree, flatten
+from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
-__all__ = ["NO_EXTRAS", "Segment", "segment_of"]
+__all__ = ["NO_EXTRAS", "Segment", "evaluation_of", "segment_of"]
 
 NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 """An empty, read-only mapping: the extra columns of all segments that have none."""
@@ -26,12 +26,13 @@ class Segment:
         observations: ``[T, *obs]`` if `terminated`. Otherwise ``[T + 1, *obs]``: the last row is the observation after the last
             step, for bootstrapping. The dtype is that of the observation space. For a Dict or Tuple space, this is a dict or
             tuple of such arrays.
-        actions: ``[T, *act]``, the policy's raw actions (see `rl4sys_zmq.policies.Policy`), int64 for discrete actions.
+        actions: ``[T, *act]``, the policy's raw actions (see `rl4sys_zmq.policies.Policy`), int64 for Discrete actions. For a
+            Dict or Tuple space, this is a dict or tuple of such arrays.
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.
         versions: ``[T]`` uint64, the number of the policy version that chose each action. Versions count within `generation`.
-        masks: ``[len(observations), n]`` bool, True for each allowed action; None if the program that asked for actions passed
-            no mask.
+        masks: ``[len(observations), n]`` bool, True for each allowed action, in the order of
+            `rl4sys_zmq.values.action_layout.ActionLayout`; None if the program that asked for actions passed no mask.
         generation: The generation of the policy: the number of the learner thread that published it.
         episode_id: A random 64-bit number shared by the segments of one episode.
         segment_index: The index of the segment in the episode, from 0.
@@ -47,10 +48,12 @@ class Segment:
             their shapes and dtypes.
         initial: The extra columns that the policy records once per segment, by name, ``[*row]`` each: the values at the first
             step, such as the recurrent state before that step.
+        evaluation: True if an actor with ``explore: false`` sent it: the last step of an episode, with the episode's return. It
+            is counted and not trained on.
     """
 
     observations: Tree
-    actions: NDArray[Any]
+    actions: Tree
     rewards: NDArray[np.float32]
     log_probs: NDArray[np.float32]
     versions: NDArray[np.uint64]
@@ -65,17 +68,24 @@ class Segment:
     episode_length: int | None = None
     extras: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
     initial: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
+    evaluation: bool = False
 
     @property
     def steps(self) -> int:
         """The number of steps, ``T``."""
-        return len(self.actions)
+        return len(self.rewards)
 
     @property
     def observation_leaves(self) -> list[NDArray[Any]]:
         """The arrays of `observations` as a flat list, in the order of sorted dict keys."""
         observations = self.observations
         return [observations] if isinstance(observations, np.ndarray) else flatten(observations, by_key=True)[0]
+
+    @property
+    def action_leaves(self) -> list[NDArray[Any]]:
+        """The arrays of `actions` as a flat list, in the order of sorted dict keys."""
+        actions = self.actions
+        return [actions] if isinstance(actions, np.ndarray) else flatten(actions, by_key=True)[0]
 
     @property
     def ended(self) -> bool:
@@ -87,12 +97,36 @@ class Segment:
         """The size of all columns in bytes."""
         observed = self.observations
         size = observed.nbytes if isinstance(observed, np.ndarray) else sum(leaf.nbytes for leaf in self.observation_leaves)
-        size += self.actions.nbytes + self.rewards.nbytes + self.log_probs.nbytes + self.versions.nbytes
+        acted = self.actions
+        size += acted.nbytes if isinstance(acted, np.ndarray) else sum(leaf.nbytes for leaf in self.action_leaves)
+        size += self.rewards.nbytes + self.log_probs.nbytes + self.versions.nbytes
         if self.masks is not None:
             size += self.masks.nbytes
         if self.extras or self.initial:
             size += sum(c.nbytes for c in (*self.extras.values(), *self.initial.values()))
         return size
+
+
+def evaluation_of(segment: Segment) -> Segment:
+    """Return the last step of an episode's last segment as an evaluation: a segment of one step, which keeps the return.
+
+    Args:
+        segment: The last segment of an episode with a known return.
+    """
+    leaves, structure = flatten(segment.observations, by_key=True)
+    actions, acted = flatten(segment.actions, by_key=True)
+    rows = len(leaves[0]) - segment.steps + 1  # with the observation after the last step, if there is one
+    return replace(
+        segment,
+        observations=unflatten(structure, (leaf[-rows:] for leaf in leaves)),
+        actions=unflatten(acted, (leaf[-1:] for leaf in actions)),
+        rewards=segment.rewards[-1:],
+        log_probs=segment.log_probs[-1:],
+        versions=segment.versions[-1:],
+        masks=None if segment.masks is None else segment.masks[-rows:],
+        extras={name: column[-1:] for name, column in segment.extras.items()},
+        evaluation=True,
+    )
 
 
 _UnfrozenSegment: Any = make_dataclass("_UnfrozenSegment", [(f.name, f.type) for f in fields(Segment)], slots=True, eq=False)

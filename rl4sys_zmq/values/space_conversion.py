@@ -45,10 +45,7 @@ MAX_TEXT = 1 << 22
 MAX_CLIENT_DIMENSIONS = 7
 """The largest number of dimensions of one observation or action. The array of many steps has one more."""
 MAX_LEAVES = 32
-"""The largest number of arrays in one observation. Each array is a column of the segment."""
-
-MAX_COMBINED = 1 << 16
-"""The largest number of combinations for which an error message suggests one Discrete space instead of a MultiDiscrete."""
+"""The largest number of arrays in one observation, and in one action. Each array is a column of the segment."""
 
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 _CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
@@ -58,21 +55,16 @@ _ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
 
 
 def space_from(value: object) -> Space:
-    """Convert a value, such as a Gymnasium space, to a Box or Discrete space for the actions of a policy.
+    """Convert a value, such as a Gymnasium space, to a space for the actions of a policy.
 
     Args:
         value: A space in any form that `any_space_from` accepts.
 
     Raises:
-        ConfigError: If the value is not a space, or a space of another kind.
+        ConfigError: If the value is not a space, learners do not support actions of this kind, or the space has more than
+            `MAX_LEAVES` arrays.
     """
-    space = any_space_from(value)
-    if isinstance(space, BoxSpace | DiscreteSpace):
-        return _leaf(space, "space")  # type: ignore[return-value]
-    advice = "use Box or Discrete, and compute the environment's action from it"
-    if isinstance(space, sp.MultiDiscreteSpace) and 1 < (count := prod(space.nvec)) <= MAX_COMBINED:
-        advice = f"use Discrete({count}), and numpy.unravel_index(action.act, {space.nvec}) in the host"
-    raise ConfigError(f"a space of type {space.KIND} is not supported for actions: {advice}", key="type")
+    return _client_space(value, "action")
 
 
 def observation_space_from(value: object) -> ObservationSpace:
@@ -85,21 +77,26 @@ def observation_space_from(value: object) -> ObservationSpace:
         ConfigError: If the value is not a space, learners do not support observations of this kind, or the space has more than
             `MAX_LEAVES` arrays.
     """
-    space: ObservationSpace = _observations(any_space_from(value), "space")
+    return _client_space(value, "observation")
+
+
+def _client_space(value: object, role: str) -> Space:
+    key = f"{role}_space"
+    space: Space = _supported(any_space_from(value), "space", key)
     count = _count_leaves(space)
     if count > MAX_LEAVES:
-        raise ConfigError(f"the observation space has {count} arrays; the limit is {MAX_LEAVES}", key="observation_space")
+        raise ConfigError(f"the {role} space has {count} arrays; the limit is {MAX_LEAVES}", key=key)
     return space
 
 
-def _observations(space: AnySpace, path: str) -> Any:
+def _supported(space: AnySpace, path: str, key: str) -> Any:
     match space:
         case sp.DictSpace() | sp.TupleSpace() if not space.spaces:
-            raise ConfigError(f"{path} is an empty {space.KIND}; expected at least one space in it", key="observation_space")
+            raise ConfigError(f"{path} is an empty {space.KIND}; expected at least one space in it", key=key)
         case sp.DictSpace():
-            return sp.DictSpace({key: _observations(part, f"{path}[{key!r}]") for key, part in space.spaces.items()})
+            return sp.DictSpace({name: _supported(part, f"{path}[{name!r}]", key) for name, part in space.spaces.items()})
         case sp.TupleSpace():
-            return sp.TupleSpace(tuple([_observations(part, f"{path}[{i}]") for i, part in enumerate(space.spaces)]))
+            return sp.TupleSpace(tuple([_supported(part, f"{path}[{i}]", key) for i, part in enumerate(space.spaces)]))
         case BoxSpace() | DiscreteSpace() | sp.MultiDiscreteSpace() | sp.MultiBinarySpace():
             return _leaf(space, path)
     kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"

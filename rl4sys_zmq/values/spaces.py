@@ -1,8 +1,7 @@
 """The observation and action spaces. They correspond to Gymnasium's spaces, but do not need Gymnasium, and are immutable.
 
 A space describes the set of its elements. `AnySpace` is the union of all ten kinds; environments and other services support all
-of them. A learner supports fewer kinds: the actions of a policy are elements of a `Space` (Box or Discrete), and its observations
-elements of an `ObservationSpace`.
+of them. A learner supports fewer kinds: the observations and actions of a policy are elements of a `Space`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,12 @@ from rl4sys_zmq.errors import ConfigError
 
 __all__ = [
     "DTYPES",
+    "ActionSpace",
     "AnySpace",
     "BoxSpace",
     "DictSpace",
     "DiscreteSpace",
+    "FlatSpace",
     "LeafSpace",
     "MultiBinarySpace",
     "MultiDiscreteSpace",
@@ -483,12 +484,16 @@ class GraphSpace(_NestedSpace):
         return self.edges.mismatch(edges, f"{path}.edges", 1)
 
 
-Space = BoxSpace | DiscreteSpace
-"""A space of a policy's actions. All algorithms also support it as a space of observations."""
+FlatSpace = BoxSpace | DiscreteSpace
+"""A space that every algorithm supports as a space of observations."""
 LeafSpace = BoxSpace | DiscreteSpace | MultiDiscreteSpace | MultiBinarySpace
 """A space whose elements are single arrays or integers, not nested."""
-ObservationSpace = LeafSpace | DictSpace | TupleSpace
-"""A space of a policy's observations. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
+Space = LeafSpace | DictSpace | TupleSpace
+"""A space of a policy's observations or actions. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
+ObservationSpace = Space
+"""A space of a policy's observations. `rl4sys_zmq.values.features` describes the features that networks get for them."""
+ActionSpace = Space
+"""A space of a policy's actions. `rl4sys_zmq.values.action_layout` describes the parts of such an action."""
 AnySpace = (
     BoxSpace
     | DiscreteSpace

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.values import NO_EXTRAS, Segment
+from rl4sys_zmq.values.observations import SpaceLeaves
 from rl4sys_zmq.values.segment import segment_of
 from rl4sys_zmq.values.trees import Structure, Tree, unflatten_each
 from rl4sys_zmq.wire.coding import plain_body
-from rl4sys_zmq.wire.columns import ColumnReader, LayoutGroup
+from rl4sys_zmq.wire.columns import ColumnReader, ColumnView, LayoutGroup
 from rl4sys_zmq.wire.layout import SegmentLayout, parse_layout
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
@@ -33,7 +34,10 @@ __all__ = ["SegmentBatchReader", "read_heads", "read_submit"]
 
 _ENDED = SegmentFlag.TERMINATED | SegmentFlag.TRUNCATED
 _ODD_FLAGS = [
-    flags >= 32 or flags & 7 not in (0, 1, 2, 4) or bool(flags & SegmentFlag.RETURN and not flags & _ENDED)
+    flags >= 64
+    or flags & 7 not in (0, 1, 2, 4)
+    or bool(flags & SegmentFlag.RETURN and not flags & _ENDED)
+    or bool(flags & SegmentFlag.EVALUATION and not flags & SegmentFlag.RETURN)
     for flags in range(256)
 ]
 _ODD = np.array(_ODD_FLAGS)
@@ -60,8 +64,8 @@ class SegmentBatchReader:
 
         Args:
             message: The message.
-            schema: The schema of the client's segments. It has the structure of nested observations and the names of the columns.
-                Without a schema, nested observations become a flat tuple of arrays, and columns get the default names of
+            schema: The schema of the client's segments. It has the structure of nested observations and actions, and the names of
+                the columns. Without a schema, these become a flat tuple of arrays, and columns get the default names of
                 `SegmentLayout.names`.
 
         Raises:
@@ -232,6 +236,16 @@ class SegmentBatchReader:
             zip(which.tolist(), heads["episode_return"][which].tolist(), heads["episode_length"][which].tolist(), strict=True)
         )
 
+    @property
+    def evaluations(self) -> dict[int, tuple[int, float, int]]:
+        """The results of evaluations in the message, by the segment's index: policy version, return, and length in steps."""
+        heads = self.heads
+        if not (heads["flags"] & SegmentFlag.EVALUATION).any():
+            return {}
+        places = np.flatnonzero(heads["flags"] & SegmentFlag.EVALUATION)
+        columns = (heads[name][places].tolist() for name in ("version", "episode_return", "episode_length"))
+        return dict(zip(places.tolist(), zip(*columns, strict=True), strict=True))
+
     def segments(self) -> list[Segment]:
         """Return all segments, with read-only views as columns. Segments that `errors` reports are included."""
         self.decode_images()
@@ -247,8 +261,11 @@ class SegmentBatchReader:
 
     def _segments(self, group: LayoutGroup, heads: Iterator[Head]) -> list[Segment]:
         count, layout = len(group.members), group.layout
-        observations = self._observations(group, count)
-        actions, rewards, log_probs, _, *masks = (views.each() for views in group.columns[layout.leaves : layout.standard])
+        leaves, end = layout.leaves, layout.leaves + layout.actions
+        known = self._schema
+        observations = _trees(group.columns[:leaves], count, known.leaves if known is not None else None)
+        actions = _trees(group.columns[leaves:end], count, known.actions.leaves if known is not None else None)
+        rewards, log_probs, _, *masks = (views.each() for views in group.columns[end : layout.standard])
         forbidding: Sequence[NDArray[Any] | None] = masks[0] if masks else [None] * count
         extras = self._extras(group, "x", count)
         initial = self._extras(group, "i", count)
@@ -275,17 +292,10 @@ class SegmentBatchReader:
                     length if ended else None,
                     x,
                     i,
+                    flags & 32 != 0,
                 )
             )
         return out
-
-    def _observations(self, group: LayoutGroup, count: int) -> Sequence[Tree]:
-        """Return the observations of each segment: one array, or nested dicts and tuples of arrays."""
-        columns = [views.each() for views in group.columns[: group.layout.leaves]]
-        structure: Structure = (tuple, (), (None,) * len(columns)) if len(columns) > 1 else None
-        if self._schema is not None and len(self._schema.leaves.spaces) == len(columns):
-            structure = self._schema.leaves.structure
-        return columns[0] if structure is None else unflatten_each(structure, columns, count)
 
     def _names(self, layout: SegmentLayout) -> list[str]:
         return layout.names() if self._schema is None else self._schema.names(layout)
@@ -325,6 +335,21 @@ class SegmentBatchReader:
             for place in np.flatnonzero(mixed).tolist():
                 views[place] = sent[place]
         return views
+
+
+def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
+    """Return the observations or actions of each segment: one array, or nested dicts and tuples of arrays.
+
+    Args:
+        columns: The column of each array.
+        count: The number of segments.
+        leaves: The structure. If it is None or has another number of arrays, several arrays become a flat tuple.
+    """
+    each = [views.each() for views in columns]
+    structure: Structure = (tuple, (), (None,) * len(each)) if len(each) > 1 else None
+    if leaves is not None and len(leaves.spaces) == len(each):
+        structure = leaves.structure
+    return each[0] if structure is None else unflatten_each(structure, each, count)
 
 
 def read_heads(message: Submit) -> NDArray[Any]:

@@ -4,12 +4,13 @@ An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. Each column has its letter, its 
 joined by ``x``. A column without a colon has a single number in each row. The columns are, in this order:
 
 - ``o``: observations. Nested observations (dicts and tuples) have one column for each array.
-- ``a``: actions. ``r``: rewards. ``l``: log-probabilities. ``v``: policy versions.
+- ``a``: actions. Nested actions have one column for each array. ``r``: rewards. ``l``: log-probabilities. ``v``: policy versions.
 - ``m``: masks of allowed actions, if the segment has them.
 - ``x``: an extra column of the policy with a row per step, any number of times.
 - ``i``: an extra column of the policy with one row per segment, any number of times.
 
-The layout does not contain the keys of nested observations and the names of extra columns. They are in the policy spec.
+The layout does not contain the keys of nested observations and actions, nor the names of extra columns. They are in the policy
+spec.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.values import DTYPES, ColumnSpec, DiscreteSpace, Space
+from rl4sys_zmq.values import DTYPES, BoxSpace, ColumnSpec, DiscreteSpace, Space
+from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.column_spec import MAX_COLUMNS
 from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.spaces import LeafSpace
@@ -38,7 +40,7 @@ MAX_ROW_BYTES = 1 << 30
 MAX_DIMENSIONS = 7
 """Largest number of dimensions of a row. The array of a column has one more, which counts the rows."""
 
-_ORDER = re.compile("o+arlvm?x*i*", re.ASCII)
+_ORDER = re.compile("o+a+rlvm?x*i*", re.ASCII)
 _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
 _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
@@ -68,6 +70,7 @@ class SegmentLayout:
         text: The layout as text, as messages contain it. The docstring of this module describes its form.
         columns: Description of each column, in the order ``o a r l v m x i``.
         leaves: Number of columns of observations: one for each array of a nested observation.
+        actions: Number of columns of actions: one for each array of a nested action.
         has_masks: True if there is a column ``m``.
         standard: Number of columns before the extra columns ``x`` and ``i``.
     """
@@ -75,27 +78,34 @@ class SegmentLayout:
     text: str
     columns: tuple[ColumnLayout, ...]
     leaves: int
+    actions: int
     has_masks: bool
     standard: int
 
     @property
     def versions(self) -> int:
         """The index of the column with the policy versions."""
-        return self.leaves + 3
+        return self.leaves + self.actions + 2
 
-    def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = ()) -> list[str]:
+    def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = (), actions: Sequence[str] = ()) -> list[str]:
         """Return the name of each column, such as ``rewards``.
 
         Args:
             leaves: Names of the columns of observations. If their number does not fit this layout, the names are
                 ``observations``, or ``observations[0]``, ``observations[1]`` and so on.
             extras: Names of the extra columns. Further extra columns are named after their index, such as ``extra_2``.
+            actions: Names of the columns of actions, in the same way as `leaves`.
         """
-        observations = [f"observations[{n}]" for n in range(self.leaves)] if self.leaves > 1 else ["observations"]
-        standard = [NAMES[column.letter] for column in self.columns[self.leaves : self.standard]]
+        observed = leaves if len(leaves) == self.leaves else _indexed("observations", self.leaves)
+        acted = actions if len(actions) == self.actions else _indexed("actions", self.actions)
+        standard = [NAMES[column.letter] for column in self.columns[self.leaves + self.actions : self.standard]]
         count = len(self.columns) - self.standard
         unnamed = [f"extra_{n}" for n in range(len(extras), count)]
-        return [*(leaves if len(leaves) == self.leaves else observations), *standard, *extras[:count], *unnamed]
+        return [*observed, *acted, *standard, *extras[:count], *unnamed]
+
+
+def _indexed(name: str, count: int) -> list[str]:
+    return [f"{name}[{n}]" for n in range(count)] if count > 1 else [name]
 
 
 @functools.lru_cache(maxsize=256)
@@ -110,10 +120,13 @@ def parse_layout(text: str) -> SegmentLayout:
     found = [_COLUMN.fullmatch(part) for part in text.split(" ")]
     letters = "".join(match[1] if match else "?" for match in found)
     leaves, standard = letters.find("a"), letters.find("v") + 1 + ("m" in letters)
-    if _ORDER.fullmatch(letters) is None or leaves > MAX_LEAVES or len(letters) > standard + MAX_COLUMNS:
-        expected = f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o, and at most {MAX_COLUMNS} extra columns"
+    actions = letters.find("r") - leaves
+    if _ORDER.fullmatch(letters) is None or max(leaves, actions) > MAX_LEAVES or len(letters) > standard + MAX_COLUMNS:
+        expected = (
+            f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o and as many a, and at most {MAX_COLUMNS} extra columns"
+        )
         raise ProtocolError(RefusalReason.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
-    return SegmentLayout(text, tuple(_column(match) for match in found if match), leaves, "m" in letters, standard)
+    return SegmentLayout(text, tuple(_column(match) for match in found if match), leaves, actions, "m" in letters, standard)
 
 
 def _column(match: re.Match[str]) -> ColumnLayout:
@@ -157,32 +170,33 @@ def _describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]]
     return text
 
 
-def action_dtype(space: Space) -> str:
-    """Return the dtype of the column of actions: int64 for discrete actions, float32 for continuous actions."""
-    return "<i8" if isinstance(space, DiscreteSpace) else "<f4"
+def action_dtype(space: LeafSpace) -> str:
+    """Return the dtype of a column of actions: int64 for Discrete, float32 for Box, else the dtype of the space."""
+    return "<i8" if isinstance(space, DiscreteSpace) else "<f4" if isinstance(space, BoxSpace) else space.dtype
 
 
 def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
     """Return the texts of the layouts (columns, dtypes and row shapes) that a client's segments can have.
 
-    The first layout has no masks. For discrete actions there is a second layout, with masks.
+    The first layout has no masks. If actions have a discrete part, there is a second layout, with masks.
 
     Args:
         observations: The space of each array of the client's observations.
         action_space: The space of the client's actions.
         extras: The extra columns: first the columns with a row per step, then the columns with one row per segment.
     """
+    actions = action_layout(action_space)
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
         *((np.dtype(leaf.dtype), leaf.shape) for leaf in observations),
-        (np.dtype(action_dtype(action_space)), action_space.shape),
+        *((np.dtype(action_dtype(part.space)), part.space.shape) for part in actions.parts),
         (np.dtype("<f4"), ()),
         (np.dtype("<f4"), ()),
         (np.dtype("<u8"), ()),
     ]
     more = [(np.dtype(column.dtype), column.shape) for column in extras]
     letters = "".join("x" if column.per == "step" else "i" for column in extras)
-    first = "o" * len(observations) + "arlv"
+    first = "o" * len(observations) + "a" * len(actions.parts) + "rlv"
     plain = _describe(f"{first}{letters}", (*types, *more))
-    if not isinstance(action_space, DiscreteSpace) or action_space.n > MAX_ROW_BYTES:
+    if not 0 < actions.logits <= MAX_ROW_BYTES:
         return (plain,)
-    return plain, _describe(f"{first}m{letters}", (*types, (np.dtype("|b1"), (action_space.n,)), *more))
+    return plain, _describe(f"{first}m{letters}", (*types, (np.dtype("|b1"), (actions.logits,)), *more))

@@ -92,8 +92,9 @@ class Verdict:
     """The possible results for a segment that an actor sent. Actor and learner count the segments with each result.
 
     ``trained``: the segment was trained on. ``stale``: it was too old (over the limit on the policy lag). ``quarantined``: it was
-    accepted, but is unfit for training. ``refused``: it was not accepted. ``duplicate``: it had been received before, and this
-    delivery was skipped.
+    accepted, but is unfit for training. ``evaluated``: it has the return of an evaluation, and was counted. ``refused``: it was
+    not accepted. ``duplicate``: it had been received before, and this delivery was skipped. `FINAL` has the results of accepted
+    segments.
     """
 
     TRAINED = "trained"
@@ -101,7 +102,9 @@ class Verdict:
     QUARANTINED = "quarantined"
     REFUSED = "refused"
     DUPLICATE = "duplicate"
-    ALL = (TRAINED, STALE, QUARANTINED, REFUSED, DUPLICATE)
+    EVALUATED = "evaluated"
+    FINAL = (TRAINED, STALE, QUARANTINED, EVALUATED)
+    ALL = (*FINAL, REFUSED, DUPLICATE)
 
 
 class ToLearner:
@@ -166,7 +169,7 @@ class Hello(ToLearner):
         algorithm_type: ``onpolicy``, ``offpolicy`` or empty. Informative only; `Welcome` has the value that is used.
         observation_space: The space in JSON form, or empty.
         action_space: The space in JSON form, or empty.
-        submits: False for an evaluating actor, which only receives weights.
+        submits: False for an actor that only receives weights.
         library: Name and version of the sender's library. Informative only.
         origin: Incarnation that began the numbering of this actor's segments; 0 means this incarnation.
         journal_id: Id of the journal (the learner's record of accepted segments), from the last `Welcome` for this origin; 0
@@ -563,6 +566,7 @@ class AssignClient(ToLearnerThread):
         device: Device on which the client trains: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         tf32: True to let GPUs multiply float32 matrices with the precision of TensorFloat-32.
         learners: Number of ranks, the processes that train the client together.
+        demonstrations: Options of demonstrations, as in the client's configuration; empty for none.
     """
 
     KIND: ClassVar[int] = 32
@@ -591,6 +595,7 @@ class AssignClient(ToLearnerThread):
     device: str = "cpu"
     tf32: bool = False
     learners: int = 1
+    demonstrations: Document = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -792,6 +797,8 @@ class TrainingMetrics(FromLearnerThread):
         ended: Number of all episodes that have ended in these steps, before the last message and before a restart too.
         lags: Steps observed since the last message, by the number of versions by which they were behind: one count for each
             bucket of the histogram. Empty if there are none.
+        evaluations: A list ``[version, return, length]`` for each of the latest episodes of actors that do not explore, since
+            the last message.
     """
 
     KIND: ClassVar[int] = 53
@@ -801,6 +808,7 @@ class TrainingMetrics(FromLearnerThread):
     episodes: list[Any]
     ended: int
     lags: list[Any]
+    evaluations: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.errors import ObservationError, ProtocolError, RefusalReason
+from rl4sys_zmq.errors import ActionError, ObservationError, ProtocolError, RefusalReason
 from rl4sys_zmq.values import ColumnSpec, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
-from rl4sys_zmq.values.observations import ObservationLeaves, leaves_of
+from rl4sys_zmq.values.action_layout import ActionLayout, action_layout
+from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 from rl4sys_zmq.wire.layout import SegmentLayout, action_dtype, parse_layout, wanted_layouts
 
 __all__ = ["SegmentSchema"]
@@ -30,9 +31,10 @@ class SegmentSchema:
         max_steps: Largest number of steps of a segment.
         extras: The extra columns: first the columns with a row per step, then the columns with one row per segment.
         leaves: Names and spaces of the arrays of an observation.
+        actions: The parts of an action, and the names and spaces of its arrays.
         discrete: Dict from the names of the columns with discrete actions or observations to their spaces.
-        layouts: The allowed column layouts, as texts (`rl4sys_zmq.wire.layout`): one without masks and, for discrete actions,
-            another with masks.
+        layouts: The allowed column layouts, as texts (`rl4sys_zmq.wire.layout`): one without masks and, if actions
+            have a discrete part, another with masks.
         extra_names: The name of each extra column, in the order of `extras`.
     """
 
@@ -40,7 +42,8 @@ class SegmentSchema:
     action_space: Space
     max_steps: int
     extras: tuple[ColumnSpec, ...] = ()
-    leaves: ObservationLeaves = field(init=False)
+    leaves: SpaceLeaves = field(init=False)
+    actions: ActionLayout = field(init=False, hash=False, compare=False)
     discrete: dict[str, DiscreteSpace] = field(init=False, hash=False, compare=False)
     layouts: tuple[str, ...] = field(init=False)
     extra_names: tuple[str, ...] = field(init=False)
@@ -50,7 +53,9 @@ class SegmentSchema:
         object.__setattr__(self, "extras", extras)
         leaves = leaves_of(self.observation_space)
         object.__setattr__(self, "leaves", leaves)
-        pairs = (("actions", self.action_space), *zip(leaves.names, leaves.spaces, strict=True))
+        actions = action_layout(self.action_space)
+        object.__setattr__(self, "actions", actions)
+        pairs = (*zip(actions.leaves.names, actions.leaves.spaces, strict=True), *zip(leaves.names, leaves.spaces, strict=True))
         object.__setattr__(self, "discrete", {name: space for name, space in pairs if isinstance(space, DiscreteSpace)})
         object.__setattr__(self, "layouts", wanted_layouts(leaves.spaces, self.action_space, extras))
         object.__setattr__(self, "extra_names", tuple(column.name for column in extras))
@@ -67,7 +72,7 @@ class SegmentSchema:
 
     def names(self, layout: SegmentLayout) -> list[str]:
         """Return the name of each column of a layout (the columns of a segment). The schema can refuse this layout."""
-        return layout.names(self.leaves.names, self.extra_names)
+        return layout.names(self.leaves.names, self.extra_names, self.actions.leaves.names)
 
     def check(self, segment: Segment) -> ProtocolError | None:
         """Return an error if a segment does not fit this schema, else None. The values in the columns are not checked.
@@ -78,23 +83,26 @@ class SegmentSchema:
         rows = steps + (0 if segment.terminated else 1)
         if not 1 <= steps <= self.max_steps:
             return ProtocolError(RefusalReason.RANGE, f"a segment of {steps} steps; 1 to {self.max_steps} are allowed")
-        act = self.action_space
         try:
             observed = self.leaves.flatten(segment.observations)
-        except ObservationError as exc:
+            acted = self.actions.leaves.flatten(segment.actions, error=ActionError, what="action")
+        except (ObservationError, ActionError) as exc:
             return ProtocolError(RefusalReason.SPEC, str(exc))
         leaves = zip(self.leaves.names, observed, self.leaves.spaces, strict=True)
         wanted: list[tuple[str, Any, tuple[int, ...], str]] = [
             *((name, column, (rows, *leaf.shape), leaf.dtype) for name, column, leaf in leaves),
-            ("actions", segment.actions, (steps, *act.shape), action_dtype(act)),
+            *(
+                (part.name, column, (steps, *part.space.shape), action_dtype(part.space))
+                for part, column in zip(self.actions.parts, acted, strict=True)
+            ),
             ("rewards", segment.rewards, (steps,), "<f4"),
             ("log_probs", segment.log_probs, (steps,), "<f4"),
             ("versions", segment.versions, (steps,), "<u8"),
         ]
         if segment.masks is not None:
-            if not isinstance(act, DiscreteSpace):
+            if not self.actions.logits:
                 return ProtocolError(RefusalReason.SPEC, "masks for a continuous action space")
-            wanted.append(("masks", segment.masks, (rows, act.n), "|b1"))
+            wanted.append(("masks", segment.masks, (rows, self.actions.logits), "|b1"))
         held = {**segment.extras, **segment.initial}
         if held.keys() != set(self.extra_names):
             return ProtocolError(RefusalReason.SPEC, f"the extra columns are {sorted(held)}; expected {sorted(self.extra_names)}")
@@ -114,7 +122,7 @@ class SegmentSchema:
         """Return an error if segments with this layout (columns, dtypes, row shapes) do not fit the schema, else None."""
         if layout.text in self.layouts:
             return None
-        if layout.has_masks and not isinstance(self.action_space, DiscreteSpace):
+        if layout.has_masks and not self.actions.logits:
             return ProtocolError(RefusalReason.SPEC, "masks for a continuous action space")
         wanted = parse_layout(self.layouts[-1 if layout.has_masks else 0])
         for name, column, own in zip(self.names(layout), layout.columns, wanted.columns, strict=False):

@@ -86,6 +86,7 @@ class SegmentFlag:
     - `CAPPED`: the episode continues, but the actor counts a trajectory as complete (`Segment.capped`).
     - `RETURN`: the head contains the return of the episode.
     - `VERSIONS`: the steps have different policy versions, which are in a column. Otherwise the version in the head applies.
+    - `EVALUATION`: the segment is not to be trained on. It has the return of an episode of an actor that does not explore.
     """
 
     TERMINATED = 1
@@ -93,6 +94,7 @@ class SegmentFlag:
     CAPPED = 4
     RETURN = 8  # `episode_return` is valid
     VERSIONS = 16  # the segment has a version column; else `version` applies to all steps
+    EVALUATION = 32  # only together with RETURN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,10 +138,10 @@ def pack_segment(segment: Segment) -> PackedSegment:
     versions = segment.versions
     oldest = int(versions.min())
     mixed = oldest != int(versions.max())
-    observations = segment.observation_leaves
-    columns: list[NDArray[Any]] = [*observations, segment.actions, segment.rewards, segment.log_probs, versions]
-    steps, rows, leaves = segment.steps, segment.steps + (not segment.terminated), len(observations)
-    letters, wanted = "o" * leaves + "arlv", [rows] * leaves + [steps] * 4
+    observations, actions = segment.observation_leaves, segment.action_leaves
+    columns: list[NDArray[Any]] = [*observations, *actions, segment.rewards, segment.log_probs, versions]
+    steps, rows, leaves, parts = segment.steps, segment.steps + (not segment.terminated), len(observations), len(actions)
+    letters, wanted = "o" * leaves + "a" * parts + "rlv", [rows] * leaves + [steps] * (parts + 3)
     if segment.masks is not None:
         letters += "m"
         columns.append(segment.masks)
@@ -152,7 +154,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
     if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
         raise ProtocolError(RefusalReason.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:
-        columns[leaves + 3] = versions[:0]
+        columns[leaves + parts + 2] = versions[:0]
     small: list[bytes] = []
     large: list[Frame] = []
     size = 0
@@ -169,6 +171,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
         | SegmentFlag.CAPPED * segment.capped
     )
     flags |= SegmentFlag.RETURN * (segment.episode_return is not None) | SegmentFlag.VERSIONS * mixed
+    flags |= SegmentFlag.EVALUATION * segment.evaluation
     total = 0.0 if segment.episode_return is None else segment.episode_return
     length = segment.episode_length or 0
     numbers = segment.generation, segment.episode_id, segment.segment_index, oldest, total, length

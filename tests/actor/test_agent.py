@@ -659,8 +659,48 @@ def test_masks_and_shapes_of_a_batch_are_checked(bench: Bench) -> None:
     assert [int(a.act) for a in actions] == [1, 2]
 
 
-def test_an_evaluating_actor_takes_the_mode_and_submits_nothing(bench: Bench) -> None:
+def test_an_evaluating_actor_reports_the_return_of_each_episode(bench: Bench) -> None:
+    """Its segments are acknowledged and counted, and the algorithm sees none, whatever the overflow and the cuts."""
+    agent = bench.agent(explore=False, overflow="wait")
+    for episode in range(3):
+        traj: Any = None
+        for step in range(20):  # longer than a segment of 8 steps
+            traj, action = agent.request_for_action(traj, obs(step))
+            agent.add_to_trajectory(traj, action)
+            action.update_reward(episode)
+        agent.mark_end_of_trajectory(traj, action, truncated=True)
+    agent.flush(10.0)
+    stats = agent.stats()
+    assert (stats["submitted"], stats["accepted"], stats["steps"]) == (3, 3, 3)
+    bench.learner.drain(timeout_s=10.0)
+    client = bench.learner.status()["clients"]["lab"]
+    assert client["verdicts"]["evaluated"] == 3
+    assert client["evaluation"] == {"episodes": 3, "mean_return": 20.0, "mean_length": 20.0, "version": 0}
+    assert client["verdicts"]["evaluated"] == client["accepted"] == 3 and not client["pending"]
+    assert (client["episodes"], client["steps"], bench.kept) == (0, 0, [])
+
+
+def test_an_evaluation_without_rewards_waits_for_them_and_a_cleared_one_is_not_reported(bench: Bench) -> None:
     agent = bench.agent(explore=False)
+    traj, action = agent.request_for_action(None, obs(1))
+    agent.add_to_trajectory(traj, action)
+    agent.mark_end_of_trajectory(traj, action)
+    assert agent.stats()["submitted"] == 0
+    action.update_reward(1.0)
+    assert agent.stats()["submitted"] == 1
+    traj, action = agent.request_for_action(None, obs(1))
+    for step in range(9):
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+        traj, action = agent.request_for_action(traj, obs(step))
+    traj.clear()
+    agent.add_to_trajectory(traj, action)
+    agent.mark_end_of_trajectory(traj, action)
+    assert agent.stats()["submitted"] == 1
+
+
+def test_an_evaluating_actor_takes_the_mode_and_can_submit_nothing(bench: Bench) -> None:
+    agent = bench.agent(explore=False, report_returns=False)
     acts = set()
     for _ in range(10):
         traj, action = agent.request_for_action(None, obs(1))

@@ -64,3 +64,10 @@ def test_remote_inference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_that_is_not_there() -> None:
     done = CliRunner().invoke(main, ["bench", "--what", "nothing"])
     assert done.exit_code == 2
+
+
+def test_a_step_with_a_recurrent_policy_is_measured() -> None:
+    said: list[str] = []
+    record = measurements.measure(["recurrent"], measurements.BenchOptions(pairs=1, steps=50), said.append)
+    found = record["results"]["recurrent"]["median_us"]
+    assert found["ours"] > 0 and found["baseline"] > 0 and any("GRU of 64 units" in line for line in said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -191,6 +192,7 @@ def test_a_missing_extra_is_named(
         return None if name == missing else real(name, *rest) or present
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setitem(sys.modules, missing, None)
     assert f"pip install 'rl4sys-zmq[{extra}]'" in refused(invoke(group, *arguments))
 
 
@@ -256,6 +258,10 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
         ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "algorithms.PPO.steps_per_updat: PPO has no such parameter"),
         ({**GLOBAL, "algorithms": {"PPO": {"steps_per_updat": 3}}}, "did you mean 'steps_per_update'?"),
         ({**GLOBAL, "algorithms": {"PPO": {"zzzz": 3}}}, "`rl4sys-learner algorithms` lists them"),
+        (
+            {**LUNA, "algorithm_parameters": {"network": "lstm"}},
+            "parameters.network: unknown network kind 'lstm'",
+        ),
         ({**LUNA, "steps_per_update": 3}, "put it under 'algorithm_parameters'"),
         (
             {"bind": "127.0.0.1:0", "algorithm_parameters": {"gamma": 1}},
@@ -271,8 +277,8 @@ def test_an_algorithm_for_boxes_alone_is_planned_with_one(tmp_path: Path) -> Non
             "1,769,472 weights",
         ),
         (
-            {"client_id": "c", "algorithm": "PPO", "action_space": {"type": "MultiDiscrete", "nvec": [3, 4]}},
-            "action_space: a space of type MultiDiscrete is not supported for actions: use Discrete(12)",
+            {"client_id": "c", "algorithm": "PPO", "action_space": {"type": "Tuple", "spaces": []}},
+            "action_space: space is an empty Tuple; expected at least one space in it",
         ),
     ],
 )
@@ -296,11 +302,12 @@ def test_ignored_keys_are_printed_once(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_spaces_that_do_not_fit_are_named() -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    said = refused(invoke(actor, "run", "--env", "Blackjack-v1", "--client-id", "a"))
-    assert "Blackjack-v1: this command does not support the observation space Tuple(" in said and "FlattenObservation" in said
     spaces = gymnasium.spaces
-    env = SimpleNamespace(observation_space=spaces.Discrete(2), action_space=spaces.MultiDiscrete([2, 2]))
-    with pytest.raises(ConfigError, match=r"^Keys-v0: action_space: a space of type MultiDiscrete .*: use Discrete\(4\)"):
+    env = SimpleNamespace(observation_space=spaces.Discrete(2), action_space=spaces.Sequence(spaces.Discrete(2)))
+    words = SimpleNamespace(observation_space=spaces.Text(4), action_space=spaces.Discrete(2))
+    with pytest.raises(ConfigError, match=r"^Words-v0: observation_space: space is of type Text, which learner clients do not"):
+        environment_spaces(words, "Words-v0")
+    with pytest.raises(ConfigError, match=r"^Keys-v0: action_space: space is of type Sequence, which"):
         environment_spaces(env, "Keys-v0")
 
 
@@ -323,10 +330,11 @@ def test_the_size_of_a_discrete_observation_fits_a_file_of_rl4sys(tmp_path: Path
 @pytest.mark.usefixtures("learners_extra")
 def test_algorithms_are_listed_with_synonyms() -> None:
     listed = invoke(learner, "algorithms").stdout
+    assert "\n  networks: cnn, gru, " in listed and "network {kind: mlp}\n" in listed
     assert {"PPO", "DQN", "A2C", "A3C", "IMPALA", "REINFORCE", "RPO"} <= set(listed.splitlines())
     assert "  staleness: data up to 4 versions old, older data are dropped; probability ratios, which are clipped" in listed
     assert "  staleness: data of any age; V-trace with truncated importance weights" in listed
-    assert "  spaces: observations as one Box or Discrete; Box actions" in listed
+    assert "  spaces: any observations; actions with a Box" in listed
     assert listed.count("  reference: ") >= 7
     assert "pi_lr" in listed
     assert "clip_coef = 0.2" in listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,21 @@ def test_one_is_shown_by_number_and_by_file(tmp_path: Path) -> None:
     assert shown["segments"][0]["columns"]["rewards"]["not_finite"] == 1
     assert shown["problem"] == ""
     assert shown["segments"][0]["episode_return"] == "nan"
+
+
+def test_each_array_of_a_tree_is_a_column(tmp_path: Path) -> None:
+    actions = {"b": np.ones((3, 2), np.float32), "a": np.array([2, 0, 1])}
+    observations = (np.zeros((3, 4), np.float32), np.array([5, 6, 5]))
+    whole = replace(segment(), observations=observations, actions=actions)
+    letter(tmp_path, body=encode(join_submit(0, 0, [pack_segment(whole)])))
+    (shown,) = json.loads(said(deadletter(tmp_path, "--show", 1, "--json")))["segments"]
+    greatest = {name: column["max"] for name, column in shown["columns"].items()}
+    assert {name: greatest[name] for name in list(greatest)[:4]} == {
+        "observations[0]": 0.0,
+        "observations[1]": 6,
+        "actions[0]": 2,
+        "actions[1]": 1.0,
+    }
 
 
 def test_a_column_without_a_finite_value_has_no_least_one() -> None:

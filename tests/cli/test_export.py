@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.policies import read_policy
+from rl4sys_zmq.replay.demonstrations import read_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm, fresh_address
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
@@ -95,23 +97,13 @@ def test_the_returns_of_the_training_are_noted(tmp_path: Path) -> None:
     assert (origin.episodes, origin.mean_return, origin.steps, origin.updates) == (3, 10.0, 12, 3)
 
 
-def test_an_onnx_file_comes_with_its_extra() -> None:
+def test_export_writes_an_onnx_file() -> None:
     onnx = pytest.importorskip("onnx")
     with started("run") as running:
         train(running)
     done = invoke(learner, "export", "run")
     assert "policy/policy.onnx" in done.stdout
     onnx.checker.check_model(onnx.load("policy/policy.onnx"))
-
-
-def test_without_its_extra_the_command_says_how_to_get_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
-    with started("run") as running:
-        train(running)
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    done = invoke(learner, "export", "run")
-    assert done.exit_code == 0
-    assert "policy.onnx is left out" in done.stdout and "pip install 'rl4sys-zmq[onnx]'" in done.stdout
-    assert not Path("policy/policy.onnx").exists()
 
 
 def test_export_says_what_to_do(tmp_path: Path) -> None:
@@ -187,6 +179,45 @@ def test_a_policy_is_evaluated(policy: str) -> None:
     assert figures["interval"][0] <= figures["mean_return"] <= figures["interval"][1]
     of_run = json.loads(invoke(actor, "evaluate", "--run", "run", *arguments[3:], "--json").stdout)
     assert of_run["returns"] == returns
+
+
+def test_episodes_are_recorded_as_demonstrations(policy: str) -> None:
+    arguments = ("record", "--policy", policy, "--env", "CartPole-v1", "--episodes", "2", "--out", "pole.npz")
+    done = invoke(actor, *arguments)
+    assert done.exit_code == 0, done.output
+    found = read_demonstrations(Path("pole.npz"))
+    assert done.stdout.startswith(f"2 episodes of CartPole-v1, {found.steps} steps, mean return {found.steps / 2:.1f}")
+    assert len(found.segments) == 2 and all(segment.ended and (segment.rewards == 1.0).all() for segment in found.segments)
+    assert "pole.npz exists" in refused(invoke(actor, *arguments))
+    assert "observation_space" in refused(invoke(actor, "record", "--policy", policy, "--env", "Pendulum-v1", "--out", "x"))
+    assert "give one of --policy" in refused(invoke(actor, "record", "--env", "CartPole-v1", "--out", "x"))
+    assert "--env is required" in refused(invoke(actor, "record", "--policy", policy, "--out", "x"))
+
+
+def test_the_episodes_of_a_minari_dataset_are_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+
+    def load_dataset(name: str) -> Any:
+        if name != "pole-v0":
+            raise FileNotFoundError(f"Dataset {name} not found locally")
+        episode = SimpleNamespace(
+            observations=np.zeros((4, 4), np.float32),
+            actions=np.array([0, 1, 0]),
+            rewards=np.ones(3),
+            terminations=np.array([False, False, True]),
+        )
+        box = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        return SimpleNamespace(
+            observation_space=box, action_space=gymnasium.spaces.Discrete(2), iterate_episodes=lambda: iter([episode] * 2)
+        )
+
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset=load_dataset))
+    done = invoke(actor, "record", "--minari", "pole-v0", "--out", "pole.npz")
+    assert "2 episodes of the dataset pole-v0, 6 steps, mean return 3.0" in done.stdout
+    found = read_demonstrations(Path("pole.npz"))
+    assert [segment.terminated for segment in found.segments] == [True, True] and found.rewarded
+    missing = refused(invoke(actor, "record", "--minari", "other-v0", "--out", "other.npz"))
+    assert "not found locally" in missing and "minari download other-v0" in missing
 
 
 def test_evaluate_says_what_to_do(policy: str) -> None:

@@ -70,6 +70,7 @@ def test_every_option_of_an_actor_reaches_it() -> None:
         connect_timeout_s=2.5,
         keys=Path("a.keys"),
         sidecar=True,
+        masks=False,
         debug=True,
         plugin=("one", "two"),
     )
@@ -79,7 +80,7 @@ def test_every_option_of_an_actor_reaches_it() -> None:
     context = actor.commands["run"].make_context("run", command[command.index("run") + 1 : command.index("--plugin")])
     seen.update(context.params)
     assert command[-4:] == ["--plugin", "one", "--plugin", "two"]
-    assert seen["json"] and seen["exit_with_stdin"] and seen["sidecar"] and seen["debug"]
+    assert seen["json"] and seen["exit_with_stdin"] and seen["sidecar"] and seen["debug"] and not seen["masks"]
     expected = {"config": Path("luna.json"), "episodes": 3, "algorithm": "DQN", "connect_timeout": 2.5, "keys": Path("a.keys")}
     assert {name: seen[name] for name in expected} == expected
     assert (seen["env"], seen["learner"], seen["client_id"], seen["num_envs"]) == ("CartPole-v1", "learner:50051", "luna", 4)

@@ -1,13 +1,15 @@
-"""The loop of ``rl4sys-actor run``: ends, truncations and resets, against a recording agent."""
+"""The loop of ``rl4sys-actor run``: ends, truncations, resets and masks, against a recording agent."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq.cli.act import EpisodeCounts, play
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 
 class Env:
@@ -43,12 +45,14 @@ class Agent:
     """Notes every call."""
 
     version = 0
+    spec = SimpleNamespace(observation_space=BoxSpace((1,)), action_space=DiscreteSpace(2))
 
     def __init__(self) -> None:
         self.log: list[Any] = []
 
-    def request_for_actions(self, trajs: Any, obs: Any) -> Any:
+    def request_for_actions(self, trajs: Any, obs: Any, masks: Any) -> Any:
         self.log.append(("request", obs.ravel().tolist()))
+        self.log.append(("masks", None if masks is None else [np.asarray(mask).tolist() for mask in masks]))
         return list(range(len(obs))), [Action(self.log, i) for i in range(len(obs))]
 
     def add_to_trajectory(self, traj: int, action: Action) -> None:
@@ -62,9 +66,20 @@ class Agent:
         return [entry[1:] for entry in self.log if entry[0] == name]
 
 
-def run(envs: list[Env], tally: EpisodeCounts) -> Agent:
+class MaskedEnv(Env):
+    """Forbids the action 0 after a reset, and the action 1 after an even number of steps. Other steps have no mask."""
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, _ = super().step(action)
+        return *result, {} if self._count % 2 else {"action_mask": np.array([1, 0], np.int8)}
+
+
+def run(envs: list[Env], tally: EpisodeCounts, **options: bool) -> Agent:
     agent = Agent()
-    play(agent, envs, list(range(len(envs))), tally)  # type: ignore[arg-type]
+    play(agent, envs, list(range(len(envs))), tally, **options)  # type: ignore[arg-type]
     return agent
 
 
@@ -90,7 +105,19 @@ def test_each_environment_is_seeded_once() -> None:
 
 def test_rewards_come_before_the_step_is_stored() -> None:
     agent = run([Env("x")], EpisodeCounts(episodes=1))
-    assert [entry[0] for entry in agent.log] == ["request", "reward", "add", "end"]
+    assert [entry[0] for entry in agent.log] == ["request", "masks", "reward", "add", "end"]
+
+
+def test_masks_in_the_info_of_an_environment_are_passed_on() -> None:
+    agent = run([MaskedEnv("...x"), Env(".")], EpisodeCounts(episodes=2))
+    once = [[0, 1], [1, 1], [1, 0], [1, 1]]
+    assert [masks for (masks,) in agent.of("masks")] == [[mask, [True, True]] for mask in once * 2]
+    assert agent.of("request")[4] == ([0.0, 4.0],)
+
+
+def test_masks_are_left_out_where_there_are_none_or_nobody_wants_them() -> None:
+    for envs, options in (([Env("x")], {}), ([MaskedEnv("x")], {"masks": False})):
+        assert set(run(envs, EpisodeCounts(episodes=2), **options).of("masks")) == {(None,)}  # type: ignore[arg-type]
 
 
 def test_a_summary_has_the_figures() -> None:

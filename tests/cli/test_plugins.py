@@ -78,7 +78,7 @@ def run(spawn: Spawn, module: str, *arguments: str, path: tuple[Path, ...] = ())
 def test_an_installed_distribution_is_listed_and_a_broken_one_fails_alone(spawn: Spawn, outside: Path) -> None:
     code, listed, _ = run(spawn, "learner", "algorithms", path=(outside,))
     assert code == 0
-    assert {"PPO", "DQN", "BANDIT"} <= set(listed.splitlines())
+    assert {"PPO", "DQN", "GRADIENT_BANDIT"} <= set(listed.splitlines())
     assert "Gradient bandit: learns which action is best, whatever is observed. (onpolicy)" in listed
     assert "  rate = 0.1\n      step size of the preferences  [also: learning_rate, lr]" in listed
     faults = [line for line in listed.splitlines() if line.startswith("!!")]
@@ -91,9 +91,9 @@ def test_an_installed_distribution_is_listed_and_a_broken_one_fails_alone(spawn:
 @pytest.mark.parametrize(
     ("name", "parameters", "code", "said"),
     [
-        ("BANDIT", {"lr": 0.2}, 0, "BANDIT (onpolicy) can be built; its policy has 2 parameters"),
-        ("bandit", {"lr": 20}, 2, "algorithm_parameters.lr: expected a number from 0 to 10, not 20"),
-        ("BANDITO", {}, 2, "did you mean 'BANDIT'?"),
+        ("GRADIENT_BANDIT", {"lr": 0.2}, 0, "GRADIENT_BANDIT (onpolicy) can be built; its policy has 2 parameters"),
+        ("gradient_bandit", {"lr": 20}, 2, "algorithm_parameters.lr: expected a number from 0 to 10, not 20"),
+        ("GRADIENT_BANDITO", {}, 2, "did you mean 'GRADIENT_BANDIT'?"),
         ("RAISES", {}, 2, "RuntimeError: it never works; repair or uninstall that distribution"),
     ],
 )
@@ -131,7 +131,7 @@ def test_an_actor_trains_with_it(spawn: Spawn, outside: Path, tmp_path: Path, wa
     server = spawn("learner", "serve", "--port", "0", *extra, path=path)
     address = server.wait_for(r"learner at (\S+) ").group(1)
     arguments = ("--env", "CartPole-v1", "--learner", address, "--client-id", "luna", "--num-envs", "2", "--episodes", "40")
-    code, lines, errors = run(spawn, "actor", "run", *arguments, "--algorithm", "BANDIT", *extra, path=path)
+    code, lines, errors = run(spawn, "actor", "run", *arguments, "--algorithm", "GRADIENT_BANDIT", *extra, path=path)
     assert code == 0, errors
     assert int(re.findall(r"last version (\d+)", lines)[0]) >= 3
     result = CliRunner().invoke(learner, ["status", address, "--json", "--timeout", "10"])
@@ -141,7 +141,7 @@ def test_an_actor_trains_with_it(spawn: Spawn, outside: Path, tmp_path: Path, wa
     code, _, errors = run(spawn, "actor", "run", *arguments)
     assert code == 2
     assert len(errors.strip().splitlines()) == 1
-    assert "the policy kind 'bandit' is not registered in this process (registered: mlp); install the distribution" in errors
+    assert "the policy kind 'gradient_bandit' is not registered in this process (registered: " in errors
     assert server.signal(signal.SIGTERM) == 0, server.errors
 
 

@@ -15,7 +15,15 @@ import pytest
 
 import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.config import ClientConfig, LearnerConfig, RelayConfig, RelayRule, ResourcesConfig
+from rl4sys_zmq.config import (
+    ClientConfig,
+    DemonstrationsConfig,
+    EvaluationConfig,
+    LearnerConfig,
+    RelayConfig,
+    RelayRule,
+    ResourcesConfig,
+)
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.learner import Learner, register_algorithm
@@ -88,7 +96,7 @@ def test_every_training_figure_is_on_the_page(page: str) -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and re.fullmatch(r"(charts|dist|losses)/\w+", node.value)
+        and re.fullmatch(r"(charts|dist|eval|losses)/\w+", node.value)
     }
     assert found == known
 
@@ -121,7 +129,17 @@ def test_every_key_of_status_and_stats_is_on_the_page(page: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "cls",
-    [AgentConfig, ClientConfig, LearnerConfig, RelayConfig, RelayRule, ResourcesConfig, WeightsConfig],
+    [
+        AgentConfig,
+        ClientConfig,
+        DemonstrationsConfig,
+        EvaluationConfig,
+        LearnerConfig,
+        RelayConfig,
+        RelayRule,
+        ResourcesConfig,
+        WeightsConfig,
+    ],
     ids=lambda cls: cls.__name__,
 )
 def test_every_option_has_a_row_with_what_it_accepts(cls: type[Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.children import stop_process
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+from .engine_lab import is_there
 
 
 class Lab:
@@ -54,6 +59,12 @@ class Lab:
         agent.mark_end_of_trajectory(traj, action)
 
 
+def play(agent: Any, count: int, reward: float = 1.0) -> None:
+    """Plays so many episodes of two steps."""
+    for _ in range(count):
+        Lab.episode(agent, 2, reward)
+
+
 register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
 register_algorithm("FAKE_OFF", FakeAlgorithm.factory("offpolicy", steps_per_update=16, rollout_length=16))
 
@@ -70,3 +81,25 @@ def inproc_lab() -> Iterator[Lab]:
     """A lab over inproc alone, for what does not depend on the transport."""
     with TransportUnderTest("inproc") as under_test, ExitStack() as stack:
         yield Lab(stack, under_test.address)
+
+
+@pytest.fixture
+def ipc_lab() -> Iterator[Lab]:
+    """A lab whose learners are given their address: over ipc, for what does not depend on the transport."""
+    with ExitStack() as stack:
+        yield Lab(stack, lambda: pytest.fail("the options name the address"))
+
+
+@pytest.fixture
+def stopped() -> Iterator[Callable[[int], None]]:
+    """Stops processes, and wakes those that are still there at the end."""
+    pids: list[int] = []
+
+    def stop(pid: int) -> None:
+        pids.append(pid)
+        stop_process(pid)
+
+    yield stop
+    for pid in pids:
+        if is_there(pid):
+            os.kill(pid, signal.SIGCONT)

@@ -223,7 +223,9 @@ def test_the_first_policy_may_record_extra_columns(inproc_lab: Lab) -> None:
         agent.flush(20.0)
         learner.drain(timeout_s=20.0)
         assert learner.status()["clients"]["lab"]["verdicts"]["trained"] == 2
-    with early(address, lambda observation, mask: 0, algorithm_name="MEMORY", inference="auto", **spaces) as agent:
+    later = inproc_lab.new_address()
+    with early(later, lambda observation, mask: 0, algorithm_name="MEMORY", inference="auto", **spaces) as agent:
+        inproc_lab.learner(later)
         until(lambda: "extra columns" in agent.stats()["error"])
         assert not agent.request_for_action(None, observation)[1].stored, "the host goes on"
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ObservationError
+from rl4sys_zmq.errors import ConfigError, ObservationError
 from rl4sys_zmq.learner import Learner, register_algorithm
-from rl4sys_zmq.learner.algorithms.registry import planned_policy
 from rl4sys_zmq.policies import RandomSource, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
 from rl4sys_zmq.values import (
@@ -235,19 +234,27 @@ def test_values_out_of_the_bounds_of_a_leaf_are_quarantined(inproc_lab: Lab) -> 
     assert verdicts["quarantined"] == 2, "only the camera is within its bounds"
 
 
-@pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_an_algorithm_of_this_package_refuses_a_tree_at_configuration(name: str) -> None:
-    for space in (SPACE, MultiBinarySpace(3), MultiDiscreteSpace((2, 2))):
-        with pytest.raises(ConfigError, match=f"{name} does not support the observation space .*: use Box or Discrete") as caught:
-            planned_policy(name, space, TWO, {})
-        assert caught.value.key == "observation_space"
+SMALL_BATCHES: dict[str, dict[str, object]] = {
+    "PPO": {"batch_size": 16, "minibatch_size": 8},
+    "DQN": {"batch_size": 8, "learning_starts": 8, "publish_every_updates": 1},
+    "SAC": {"batch_size": 8, "learning_starts": 8, "publish_every_updates": 1},
+    "TD3": {"batch_size": 8, "learning_starts": 8, "publish_every_updates": 1},
+}
 
 
-def test_an_actor_is_refused_in_one_line_if_its_algorithm_takes_no_trees(inproc_lab: Lab) -> None:
+@pytest.mark.parametrize("name", SMALL_BATCHES)
+def test_an_algorithm_of_this_package_trains_on_trees(inproc_lab: Lab, name: str) -> None:
     pytest.importorskip("torch")
     learner = inproc_lab.learner()
-    with pytest.raises(HandshakeRefused, match="PPO does not support the observation space Dict"):
-        joined(inproc_lab, learner, algorithm_name="PPO")
+    actions = BoxSpace((1,), low=-1.0, high=1.0) if name == "TD3" else TWO
+    parameters = SMALL_BATCHES[name]
+    agent = joined(inproc_lab, learner, algorithm_name=name, algorithm_parameters=parameters, action_space=actions)
+    episode(agent, 40, 0, truncated=True)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    assert (verdicts["quarantined"], verdicts["refused"]) == (0, 0)
+    assert agent.wait_version(1, 20.0), "the algorithm has made updates"
 
 
 def test_remote_inference_is_refused_in_one_line(inproc_lab: Lab) -> None:

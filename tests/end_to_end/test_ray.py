@@ -28,8 +28,8 @@ from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 
-from .conftest import Lab
-from .test_engines import PATIENCE_S, PLUGIN, balanced, client_of, is_there, play, trained, until
+from .conftest import Lab, play
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, is_there, trained, until
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -20,7 +20,7 @@ from harness.ray_cluster import RayCluster
 
 from rl4sys_zmq.ops.status import request_status
 
-from .test_engines import PATIENCE_S, is_there, until
+from .engine_lab import PATIENCE_S, is_there, until
 
 pytestmark = [
     pytest.mark.timeout(300),

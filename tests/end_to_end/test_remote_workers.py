@@ -6,24 +6,19 @@ import logging
 import os
 import platform
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.children import PYTHONPATH
 from harness.engine_plugin import DEADLY, TALKATIVE
 from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
 
-from rl4sys_zmq.errors import CheckpointError, ClientFailed, RL4SysError
+from rl4sys_zmq.errors import CheckpointError, RL4SysError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.engines import checkpoint_thread, remote, worker_link
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
-from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.security import new_key_pair
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.transports.network import curve
@@ -31,17 +26,15 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
 
-from .conftest import Lab
-from .test_engines import PATIENCE_S, balanced, client_of, is_there, play, trained, until
+from .conftest import Lab, play
+from .engine_lab import PATIENCE_S, balanced, client_of, is_there, trained, until
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
-    """Learners and agents that are closed when the test ends; over ipc alone."""
-    with ExitStack() as stack:
-        yield Lab(stack, lambda: pytest.fail("the options name the address"))
+def lab(ipc_lab: Lab) -> Lab:
+    return ipc_lab
 
 
 @pytest.fixture
@@ -54,42 +47,6 @@ def options(tmp_path: Path) -> dict[str, Any]:
         "checkpoint_every_s": 0.2,
         "shutdown_timeout_s": 20.0,
     }
-
-
-def test_a_killed_worker_is_replaced_and_its_successor_fetches_the_checkpoint(lab: Lab, options: dict[str, Any]) -> None:
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="IMPORTABLE")
-    play(agent, 6)
-    before = trained(learner, 6)
-    assert before["worker"]["engine"] == ELSEWHERE and is_there(before["worker"]["pid"])
-    learner.save(timeout_s=PATIENCE_S)
-    os.kill(before["worker"]["pid"], signal.SIGKILL)
-    until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another worker")
-    play(agent, 6)
-    after = trained(learner, 12)
-    balanced(after, 12)
-    assert after["generation"] > before["generation"] and after["version"] > before["version"]
-    assert after["checkpoint"]["number"] >= 1 and "SIGKILL" in after["worker"]["last_crash"]
-    agent.close()
-    learner.close()
-    assert not is_there(after["worker"]["pid"])
-    found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
-    assert found is not None and found[0].verdicts["trained"] == 12
-
-
-@pytest.fixture
-def stopped() -> Iterator[Callable[[int], None]]:
-    """Stops processes, and wakes those that are still there at the end."""
-    pids: list[int] = []
-
-    def stop(pid: int) -> None:
-        pids.append(pid)
-        os.kill(pid, signal.SIGSTOP)
-
-    yield stop
-    for pid in pids:
-        if is_there(pid):
-            os.kill(pid, signal.SIGCONT)
 
 
 def counters(learner: Any) -> dict[str, int]:
@@ -207,16 +164,6 @@ def test_a_worker_with_another_version_fails_its_client_with_both(
     assert len(STARTS) == 1
 
 
-def test_an_error_of_the_algorithm_fails_its_client(lab: Lab, options: dict[str, Any]) -> None:
-    learner = lab.learner(**options)
-    agent = lab.agent(learner, algorithm_name="IMPORTABLE", algorithm_parameters={"fail_after_updates": 0})
-    with pytest.raises(ClientFailed, match="the fake algorithm fails"):
-        while True:
-            play(agent, 1)
-            learner.wait(client_id="lab", version=1, timeout_s=0.2) if client_of(learner)["state"] == "failed" else None
-    assert client_of(learner)["restarts"] == 0
-
-
 def test_the_log_of_a_worker_reaches_the_learners(lab: Lab, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     learner = lab.learner(**options)
@@ -288,8 +235,8 @@ def test_a_message_that_the_network_loses_is_noticed(
             return True
         return sending(self, frames)
 
-    def receive(self: WorkerLink) -> Iterator[Any]:
-        for frames in receiving(self):
+    def receive(self: WorkerLink, **options: Any) -> Iterator[Any]:
+        for frames in receiving(self, **options):
             if frames[1][6] == SegmentVerdicts.KIND and not lost:
                 lost.append(1)
                 self._received -= 1
@@ -391,34 +338,3 @@ def test_a_replaced_worker_cannot_connect_again(
             up.send([bytes.fromhex(old.key), *encode(ThreadFailed("a lie", ""))])
             until(lambda count=count: refused(learner) > count, "it is counted")  # type: ignore[misc]
     balanced(trained(learner, 4), 4)
-
-
-# ---- the end of the learner
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_worker_ends_by_itself_after_its_learner_and_the_next_learner_resumes(
-    lab: Lab, options: dict[str, Any], signum: signal.Signals
-) -> None:
-    arguments = ["serve", "--bind", options["bind"], "--run-dir", str(options["run_dir"]), "--engine", ELSEWHERE]
-    code = "import sys\nfrom rl4sys_zmq.cli import learner, serve\nserve.warm_up = lambda name: None\nlearner.main()"
-    plugins = [text for name in options["plugins"] for text in ("--plugin", name)]
-    command = [sys.executable, "-c", code, *arguments, *plugins]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stdout=subprocess.DEVNULL) as serve:
-        try:
-            agent = lab.agent(options["bind"], algorithm_name="IMPORTABLE", connect_timeout_s=PATIENCE_S)
-            play(agent, 8)
-            agent.flush(PATIENCE_S)
-            until(lambda: request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["verdicts"]["trained"] == 8, "training")
-            pid = request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["worker"]["pid"]
-            agent.close()
-            serve.send_signal(signum)
-            assert serve.wait(PATIENCE_S) == (0 if signum == signal.SIGTERM else -signum)
-            until(lambda: not is_there(pid), "the worker has ended")
-        finally:
-            serve.kill()
-    if signum == signal.SIGTERM:
-        found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
-        assert found is not None and found[0].verdicts["trained"] == 8
-    learner = lab.learner(**options)
-    balanced(trained(learner, 8), 8)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.config import ClientConfig
-from rl4sys_zmq.errors import ConfigError, HandshakeRefused
+from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig
+from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, WarmStartAlgorithm
 from rl4sys_zmq.learner.stored_policies import newest_policy
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
+from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm, fresh_address
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Space
 from rl4sys_zmq.weights import digest
@@ -119,6 +120,36 @@ def test_a_client_starts_with_given_weights_once(tmp_path: Path, policy: StoredP
         assert (agent.version, agent.digest) == (1, trained), "its checkpoint counts"
     events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert len([e for e in events if e["event"] == "warm_started"]) == 1
+
+
+def demonstrations(path: Path) -> DemonstrationsConfig:
+    """A file of one episode in which action 1 follows a positive first observation."""
+    observations = np.random.default_rng(0).normal(size=(201, 3)).astype(np.float32)
+    actions = (observations[:-1, 0] > 0).astype(np.int64)
+    episode = Demonstration([observations], actions, None, terminated=False)
+    write_demonstrations(path, OBSERVED, DiscreteSpace(2), [episode])
+    return DemonstrationsConfig(path=path, clone_steps=200, clone_batch_size=32, clone_learning_rate=1e-2)
+
+
+def test_a_client_clones_demonstrations_once(tmp_path: Path) -> None:
+    given = demonstrations(tmp_path / "d.npz")
+
+    def learner() -> Learner:
+        client = ClientConfig(algorithm_name="PPO", algorithm_parameters=PARAMETERS["PPO"], demonstrations=given)
+        return Learner(LearnerConfig(bind="inproc://*", run_dir=tmp_path / "run", clients={"lab": client}, seed=1))
+
+    with learner() as first, joined(first, explore=False, report_returns=False) as agent:
+        cloned = agent.digest
+        wanted = [int(np.sign(x) > 0) for x in (-1.0, 1.0, -2.0, 2.0)]
+        found = [int(agent.request_for_action(None, np.array([x, 0.0, 0.0], np.float32))[1].act) for x in (-1.0, 1.0, -2.0, 2.0)]
+        assert found == wanted
+    (tmp_path / "d.npz").write_bytes(b"")
+    with learner() as again, pytest.raises(ClientFailed, match="not a file of demonstrations"):
+        joined(again)
+    (tmp_path / "d.npz").unlink()
+    demonstrations(tmp_path / "d.npz")
+    with learner() as again, joined(again) as agent:
+        assert agent.digest == cloned, "its checkpoint counts"
 
 
 def test_the_first_checkpoint_makes_the_file_dispensable(tmp_path: Path, policy: StoredPolicy) -> None:

@@ -57,6 +57,34 @@ def test_lunar_lander_feeds_the_learner(learner: Learner) -> None:
     assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == 0
 
 
+def test_the_bandit_learns_when_to_compress_and_values_another_rule_from_its_log(learner: Learner) -> None:
+    out = run(EXAMPLES / "bandit.py", "--requests", 1200, "--address", learner.address)
+    number = r"([+-]\d+\.\d\d)"
+    quarters = re.findall(rf"log of the cost {number}; always level 0 {number}", out)
+    assert len(quarters) == 4 and float(quarters[-1][0]) < float(quarters[-1][1]), out
+    found = re.search(rf"from the log alone: {number} \(standard error (\d+\.\d\d)\).* in truth {number}", out)
+    assert found is not None, out
+    value, error, truth = map(float, found.groups())
+    assert abs(value - truth) < 5 * error, out
+    client = learner.status()["clients"]["compression"]
+    assert client["verdicts"]["trained"] > 0 and not client["verdicts"]["quarantined"]
+
+
+@pytest.mark.parametrize(("flags", "clients"), [([], ["agent_0", "agent_1", "agent_2"]), (["--shared"], ["team"])])
+def test_agents_of_pettingzoo_have_a_policy_each_or_share_one(learner: Learner, flags: list[str], clients: list[str]) -> None:
+    pytest.importorskip("mpe2")
+    given = ["--episodes", 10, "--steps-per-update", 100, "--address", learner.address, *flags]
+    out = run(EXAMPLES / "pettingzoo_parallel.py", *given)
+    assert "episode 10: mean return of an agent" in out
+    learner.drain(timeout_s=30.0)
+    found = learner.status()["clients"]
+    assert sorted(found) == clients
+    steps = 25 * 10 * 3 // len(clients)
+    for client in found.values():
+        assert client["steps"] == steps and client["version"] >= 1
+        assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == 0
+
+
 def test_copies_with_other_seeds_share_one_client(learner: Learner) -> None:
     pytest.importorskip("Box2D")
     script, common = (

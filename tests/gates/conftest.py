@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from harness.children import PYTHONPATH
+from harness.children import PYTHONPATH, stop_process
 
 import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -174,8 +174,11 @@ class Child:
         return self.hear(timeout_s)
 
     def signal(self, signum: signal.Signals) -> None:
-        """Sends a signal."""
-        self.process.send_signal(signum)
+        """Sends a signal. SIGSTOP has taken effect when this returns."""
+        if signum == signal.SIGSTOP:
+            stop_process(self.process.pid)
+        else:
+            self.process.send_signal(signum)
 
     def end(self, code: int = 0, timeout_s: float = PATIENCE_S, *, expect: str = "") -> float:
         """Closes its stdin and waits for its end with this exit code; returns how many seconds that took.

@@ -201,7 +201,12 @@ class Lab(Resource):
         events = [event for event in events if event.kind not in named or event.client not in unrecorded]
         spoken = {event.client: event.ids for event in events if event.kind == "applied"}
         for client, ids in spoken.items():
-            assert self.stored(client) == list(ids), f"the newest checkpoint of {client} holds something else"
+            stored = self.stored(client)
+            missing, more = sorted(set(ids) - set(stored)), sorted(set(stored) - set(ids))
+            assert stored == list(ids), (
+                f"the newest checkpoint of {client} has {len(stored)} segments, the learner spoke of {len(ids)}: "
+                f"it lacks {missing[:5]}, has also {more[:5]}, or their order differs"
+            )
         return check_trace(events, one_lineage=one_lineage)
 
     def stored(self, client: str) -> list[str]:

@@ -198,7 +198,7 @@ def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> 
 @pytest.mark.timeout(1800)
 def test_cartpole_is_learned_through_everything(tier: Tier, seed: int, report: Any, spawn: Spawn, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    steps = tier.size(6_000, 160_000, least=20_000)
+    steps = tier.size(4_000, 160_000, least=20_000)
     with ExitStack() as proxies:
         stack = Stack(spawn, tmp_path / "bad", rng, steps, bad=True, stack=proxies)
         faulty = train(stack, kill_every_s=KILL_EVERY_S if tier.long else 2.0, least_kills=1)

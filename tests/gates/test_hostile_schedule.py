@@ -138,7 +138,7 @@ class Siege:
 
 def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
     rng = random.Random(seed + 1)
-    kills = tier.size(8, 100)
+    kills = tier.size(6, 100)
     with Lab(folder, seed, parameters={"steps_per_update": 24}, checkpoint_every_s=0.2, lease_s=3_600.0) as lab:
         lab.serving()
         siege = Siege(lab, seed)

@@ -57,7 +57,7 @@ def test_late_joiners_end_with_the_same_bits(
     # A driver that submits and 200 that only follow; their places cost nothing.
     process, address = learner(hidden=HIDDEN, steps_per_update=1, rollout_length=1)
     driver = Driver(address)
-    options = {"agent": agent_options(address, explore=False), "count": joiners // processes}
+    options = {"agent": agent_options(address, explore=False, report_returns=False), "count": joiners // processes}
     children = [spawn("weight_subscribers", options) for _ in range(processes)]
     for child in children:
         assert child.hear() == "ready"

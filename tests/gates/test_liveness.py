@@ -60,7 +60,7 @@ def many_short_segments(lab: Lab, client: str) -> list[Child]:
 def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:  # noqa: F811
     rng = random.Random(seed)
     clients = list(CLIENTS) if tier.long else ["on", "ppo"]
-    kills = tier.size(6, 300)
+    kills = tier.size(4, 300)
     with Lab(folder, seed, parameters={"steps_per_update": BATCH_STEPS}, torch=True, checkpoint_every_s=0.1, pacing_lag=0) as lab:
         lab.serving(60.0)
         actors = [actor for client in clients for actor in many_short_segments(lab, client)]

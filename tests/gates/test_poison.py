@@ -98,7 +98,9 @@ def greedy_return(address: str, episodes: int, seed: int) -> float:
 
     env = gymnasium.make("CartPole-v1")
     total = 0.0
-    config = AgentConfig(client_id="cart", train_server_address=address, explore=False, swap="episode", seed=seed)
+    config = AgentConfig(
+        client_id="cart", train_server_address=address, explore=False, report_returns=False, swap="episode", seed=seed
+    )
     with RL4SysAgent(config=config) as agent:
         for episode in range(episodes):
             observation, _ = env.reset(seed=seed + episode)

@@ -27,7 +27,8 @@ def relay_of(spawn: Spawn, upstream: str) -> tuple[Child, str]:
 
 def subscribers(spawn: Spawn, address: str, count: int, **options: Any) -> Child:
     """A process of actors that only follow the policy."""
-    child = spawn("weight_subscribers", {"agent": agent_options(address, explore=False, **options), "count": count})
+    agent = agent_options(address, explore=False, report_returns=False, **options)
+    child = spawn("weight_subscribers", {"agent": agent, "count": count})
     assert child.hear() == "ready"
     assert child.ask("join")["failed"] == []
     return child

@@ -27,7 +27,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
     policy_bytes = 1_000_000 if tier.long else 100_000
     process, address = learner(hidden=policy_bytes // 28, steps_per_update=1, rollout_length=1)
     pub = process.ask("status")["pub"]
-    evaluate = {"agent": agent_options(address, explore=False)}
+    evaluate = {"agent": agent_options(address, explore=False, report_returns=False)}
     with ChaosProxy(pub, seed=seed) as proxy, join(address, overflow="wait") as driver:
         healthy = spawn("weight_subscribers", {**evaluate, "count": HEALTHY})
         frozen = spawn("weight_subscribers", {**evaluate, "count": 1})

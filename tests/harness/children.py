@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,22 @@ SPARE = "RL4SYS_SPARE"
 
 TRY_AGAIN = 75
 """``EX_TEMPFAIL``: the exit code of a child whose address was in use and that should be started again."""
+
+
+def stop_process(pid: int) -> None:
+    """Send SIGSTOP to a process, and return when all of its threads have stopped or ended."""
+    os.kill(pid, signal.SIGSTOP)
+    pause = threading.Event()
+    while any(map(_runs, Path(f"/proc/{pid}/task").glob("*/stat"))):
+        pause.wait(0.001)
+
+
+def _runs(stat: Path) -> bool:
+    """Return True if a thread has neither stopped nor ended, by its file in /proc."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] not in "TZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class ProcessFailed(AssertionError):
@@ -159,12 +176,12 @@ class Child(Resource):
         self.check()
 
     def pause(self) -> None:
-        """Send SIGSTOP: the process keeps its resources and does nothing.
+        """Stop the process: it keeps its resources and does nothing.
 
         Raises:
             ProcessFailed: If it is not running.
         """
-        self._living.send_signal(signal.SIGSTOP)
+        stop_process(self._living.pid)
 
     def resume(self) -> None:
         """Send SIGCONT.

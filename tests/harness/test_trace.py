@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.children import PYTHONPATH
-from harness.trace import Event, TraceBroken, TraceTail, TraceWriter, read_trace
+from harness.trace import LEARNER_LAW, Event, TraceBroken, TraceTail, TraceWriter, read_trace
 from harness.trace_check import check_trace
 
 GOOD_LEARNER = {"accepted": 4, "verdicts": {"trained": 3, "stale": 0, "quarantined": 0}, "pending": 1, "rolled_back": 0}
@@ -27,7 +27,7 @@ def event(kind: str, *ids: str, who: str = "a0", at: int = 0, client: str = "on"
 
 
 def law(accepted: int, at: int = 100, **changes: int) -> Event:
-    parts: dict[str, Any] = {"trained": accepted, "stale": 0, "quarantined": 0, "pending": 0, "rolled_back": 0, **changes}
+    parts: dict[str, Any] = {**dict.fromkeys(LEARNER_LAW[1], 0), "trained": accepted, **changes}
     return event("law", who="learner", at=at, side="learner", accepted=accepted, **parts)
 
 

@@ -25,7 +25,8 @@ from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, LearnerUnavaila
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space, space_to_json
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
+from rl4sys_zmq.values.spaces import FlatSpace
 from rl4sys_zmq.wire.messages import AssignClient
 
 torch = pytest.importorskip("torch")
@@ -51,7 +52,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def assignment(name: str, actions: Space, parameters: Mapping[str, Any], **options: Any) -> AssignClient:
+def assignment(name: str, actions: FlatSpace, parameters: Mapping[str, Any], **options: Any) -> AssignClient:
     spaces = space_to_json(OBSERVATIONS), space_to_json(actions)
     return AssignClient(
         "c", bytes(8), 7, name, dict(parameters), *spaces, seed=3, max_policy_lag=-1, on_lag="drop", pacing_lag=-1,
@@ -60,7 +61,7 @@ def assignment(name: str, actions: Space, parameters: Mapping[str, Any], **optio
     )  # fmt: skip
 
 
-def segments(actions: Space, steps: int = 16) -> Iterator[Segment]:
+def segments(actions: FlatSpace, steps: int = 16) -> Iterator[Segment]:
     """The segments of one actor, without end: an episode of four segments after another."""
     rng = np.random.default_rng(11)
     number = 0
@@ -136,7 +137,7 @@ def test_the_ranks_share_every_row_once(rows: int, size: int) -> None:
     assert all(len(range(rows)[share.rows]) >= 1 for share in shares)
 
 
-CASES: dict[str, tuple[str, Space, int, dict[str, Any], int, int]] = {
+CASES: dict[str, tuple[str, FlatSpace, int, dict[str, Any], int, int]] = {
     # algorithm, actions, ranks, parameters, updates, gradient steps in all
     "ppo": ("PPO", FOUR, 3, PPO, 7, 105),
     "ppo in turn": (

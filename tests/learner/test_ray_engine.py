@@ -169,7 +169,7 @@ class Driver:
         for name in (MODULE, CLUSTER):
             monkeypatch.delitem(sys.modules, name, raising=False)
         self.module = importlib.import_module(MODULE)
-        monkeypatch.setattr(self.module, "LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr(sys.modules[CLUSTER], "LOOK_EVERY_S", 0.0)
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.driver = self.module.RayDriver(theirs)
         self.driver._node = "head"
@@ -186,7 +186,7 @@ class Driver:
         """One turn of the driver; what it says."""
         turns = iter([True, False])
         read = self.driver._read
-        self.driver._read = lambda: read() and next(turns)
+        self.driver._read = lambda *, wait: read(wait=wait) and next(turns)
         self.driver.run()
         self.driver._read = read
         said = []

@@ -113,9 +113,11 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
     reporter.scalars["loss"] = 0.5
     reporter.observed_steps += 20
     reporter.ended([(70, 1.5, 20)])
+    reporter.evaluated(3, 2.5, 7)
     clock.now += 0.2
     reporter.report_figures(4)
-    assert said == [TrainingMetrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 8, [])]
+    scalars = {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}
+    assert said == [TrainingMetrics(70, 4, scalars, [[70, 1.5, 20]], 8, [], [[3, 2.5, 7]])]
     reporter.report_figures(4, at_once=True)
     assert len(said) == 1  # nothing is new
     reporter.observed_steps += 1
@@ -123,4 +125,4 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
     assert len(said) == 1
     reporter.report_figures(4, at_once=True)
     assert said[1].step == 71
-    assert not said[1].episodes
+    assert not said[1].episodes and not said[1].evaluations

@@ -69,6 +69,24 @@ def test_what_a_return_to_a_checkpoint_undid_is_cut(tmp_path: Path) -> None:
     assert other.steps.tolist() == [15]
 
 
+def test_evaluations_are_read_and_those_that_were_undone_are_cut(tmp_path: Path) -> None:
+    def evaluated(t: float, step: int, mean: float) -> dict[str, Any]:
+        return {**metrics(t), "step": step, "scalars": {"eval/mean_return": mean}}
+
+    run = write_log(
+        tmp_path / "run",
+        metrics(1.0, (10, 1.0)),
+        evaluated(2.0, 5, 7.0),
+        evaluated(3.0, 30, 8.0),
+        ready(4.0, 20),
+        evaluated(5.0, 25, 9.0),
+    )
+    (curve,) = read_curves(run)
+    assert curve.evaluations.tolist() == [[7.0, 5.0, 1.0], [9.0, 25.0, 4.0]]
+    draw_curves([curve], tmp_path / "curves.svg")
+    assert "run, evaluated" in (tmp_path / "curves.svg").read_text()
+
+
 def test_a_client_that_begins_again_without_a_checkpoint_has_a_new_curve(tmp_path: Path) -> None:
     (curve,) = read_curves(write_log(tmp_path / "run", metrics(1.0, (50, 1.0)), ready(2.0, 0), metrics(3.0, (5, 2.0))))
     assert curve.steps.tolist() == [5]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import planned_policy
 from rl4sys_zmq.policies import RandomSource, build_policy
-from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.policies.mlp import MLPParameters, mlp_spec
 from rl4sys_zmq.policies.onnx_graph import encode_onnx
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySpec
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DictSpace, DiscreteSpace, PolicySpec
 
 from .stored import stored
+from .test_onnx_policy import HEADS, perceptron
 
 WIDTH = 5
 OBSERVED = BoxSpace((WIDTH,))
@@ -24,10 +26,14 @@ ACTED = DiscreteSpace(4, 2)
 
 def run(spec: PolicySpec, observations: Any) -> tuple[dict[str, Any], Any]:
     """The outputs of the graph by name, and our policy."""
-    pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     policy = stored(spec)
-    session = runtime.InferenceSession(encode_onnx(policy), providers=["CPUExecutionProvider"])
+    model = encode_onnx(policy)
+    if importlib.util.find_spec("onnx") is not None:
+        import onnx.checker
+
+        onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     values = session.run(None, {"observations": observations})
     return dict(zip(names, values, strict=True)), build_policy(spec, policy.snapshot)
@@ -49,6 +55,14 @@ def test_discrete_actions_agree(activation: str, head: str) -> None:
     assert_near(out["logits" if head == "categorical" else "q_values"], policy._network.batch(batch()))
     np.testing.assert_array_equal(out["action"], policy.act_batch(batch(), None, RandomSource(0), False)[1])
     assert out["action"].dtype == np.int64 and out["action"].min() >= 2
+
+
+def test_the_means_of_distributions_agree() -> None:
+    document = MLPParameters(head="q_distribution", hidden_sizes=(8,), atoms=7, v_min=-1.0, v_max=3.0)
+    spec = PolicySpec(OBSERVED, ACTED, "mlp", document.plain(), document.tensors(OBSERVED, ACTED))
+    out, policy = run(spec, batch())
+    assert_near(out["q_values"], policy._means.batch(policy._network.batch(batch())))
+    np.testing.assert_array_equal(out["action"], policy.act_batch(batch(), None, RandomSource(0), False)[1])
 
 
 @pytest.mark.parametrize("squash", ["clip", "tanh"])
@@ -126,7 +140,26 @@ def test_another_kind_has_no_onnx_form() -> None:
         encode_onnx(replace(policy, spec=replace(policy.spec, kind="own")))
 
 
-def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ConfigError, match=r"pip install 'rl4sys-zmq\[onnx\]'"):
-        encode_onnx(stored(mlp_spec(OBSERVED, ACTED, "categorical")))
+@pytest.mark.parametrize("head", HEADS)
+def test_a_graph_with_weights_as_inputs_becomes_one_with_constants(head: str) -> None:
+    spec = perceptron(head, HEADS[head])
+    out, policy = run(spec, batch())
+    acted = policy.act_batch(batch(), None, RandomSource(0), False)[1]
+    np.testing.assert_allclose(out["action"], acted, rtol=1e-5, atol=1e-6)
+    twin = mlp_spec(OBSERVED, HEADS[head], head, hidden_sizes=(8,))
+    assert run(twin, batch())[0].keys() == out.keys()
+
+
+def test_the_arrays_of_a_tree_are_inputs() -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    space = DictSpace({"camera": BoxSpace((6, 6), low=0, high=255, dtype="|u1"), "gear": DiscreteSpace(3, 1)})
+    spec = planned_policy("DQN", space, ACTED, {"network": "cnn", "distribution": "categorical", "atoms": 5})
+    assert spec is not None
+    policy = stored(spec)
+    session = runtime.InferenceSession(encode_onnx(policy), providers=["CPUExecutionProvider"])
+    assert [value.name for value in session.get_inputs()] == ["observations['camera']", "observations['gear']"]
+    rng = np.random.default_rng(3)
+    tree = {"camera": rng.integers(0, 256, (9, 6, 6)).astype(np.uint8), "gear": rng.integers(1, 4, 9)}
+    (actions,) = session.run(["action"], {f"observations[{key!r}]": array for key, array in tree.items()})
+    acted = build_policy(spec, policy.snapshot).act_batch(tree, None, RandomSource(0), False)[1]  # type: ignore[arg-type]
+    np.testing.assert_array_equal(actions, acted)

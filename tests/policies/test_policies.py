@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
 from rl4sys_zmq.policies import RandomSource, build_policy, register_policy
 from rl4sys_zmq.policies.activations import erf
-from rl4sys_zmq.policies.categorical import LOOP_MAX_LOGITS, PYTHON_MAX_ACTIONS, draw
+from rl4sys_zmq.policies.draws import LOOP_MAX_LOGITS, PYTHON_MAX_ACTIONS, draw
 from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, namedtuple
 from types import MappingProxyType
 from typing import Any
@@ -48,8 +49,9 @@ def test_integer_keys_stay_integers() -> None:
     assert copy_params(tree)["layers"][0]["w"].tolist() == [0.0]
 
 
-def test_bfloat16_is_copied_and_readable_in_one_process() -> None:
+def test_bfloat16_is_copied_and_readable_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
+    monkeypatch.delitem(sys.modules, "ml_dtypes", raising=False)  # the package onnx imports it
     weights = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
     tree = params_as_arrays({"w": weights})
     weights += 1

@@ -30,7 +30,7 @@ RULES = {
     "internal": "no message makes the learner raise an error that it has no name for, and no word stops a client",
     "verdicts": "an actor counts the verdicts that its segments met",
 }
-JUDGED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED)
+JUDGED = Verdict.FINAL
 
 
 class Violation(AssertionError):

@@ -292,7 +292,8 @@ class SimThread:
         self._history.observe(segment)
         fate = self._rng.random()
         if fate < 0.1:
-            self._dispose(key, seq, segment, Verdict.STALE if fate < 0.05 else Verdict.QUARANTINED)
+            verdict = Verdict.STALE if fate < 0.04 else Verdict.EVALUATED if fate < 0.07 else Verdict.QUARANTINED
+            self._dispose(key, seq, segment, verdict)
         elif self._offpolicy:
             self._dispose(key, seq, segment, Verdict.TRAINED)
         else:

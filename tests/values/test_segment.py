@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.values import Segment
+from rl4sys_zmq.values import Segment, evaluation_of
 from rl4sys_zmq.values.segment import segment_of
 
 
@@ -31,6 +31,7 @@ def test_segment_of_equals_the_class() -> None:
         5,
         {},
         {},
+        False,
     )
     fast, slow = segment_of(*values), Segment(*values)
     assert type(fast) is Segment and len(values) == len(fields(Segment))
@@ -39,6 +40,38 @@ def test_segment_of_equals_the_class() -> None:
     assert replace(fast, generation=9).generation == 9
     with pytest.raises(FrozenInstanceError):
         fast.generation = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_an_evaluation_is_the_last_step_with_the_return(terminated: bool) -> None:
+    rows = 3 + (not terminated)
+    column = np.arange(rows, dtype=np.float32)
+    whole = Segment(
+        {"b": column, "a": (column[:, None],)},
+        np.arange(3),
+        np.array([1, 2, 3], np.float32),
+        np.zeros(3, np.float32),
+        np.array([4, 4, 5], np.uint64),
+        np.ones((rows, 2), np.bool_),
+        1,
+        2,
+        3,
+        terminated,
+        not terminated,
+        episode_return=6.0,
+        episode_length=9,
+        extras={"value": np.array([7, 8, 9])},
+        initial={"state": np.zeros(2)},
+    )
+    found = evaluation_of(whole)
+    assert found.evaluation and not whole.evaluation
+    assert (found.steps, found.episode_return, found.episode_length, found.ended) == (1, 6.0, 9, True)
+    assert isinstance(found.observations, dict)
+    np.testing.assert_array_equal(found.observations["b"], column[2:])
+    np.testing.assert_array_equal(found.observations["a"][0][:, 0], column[2:])
+    assert (found.actions.tolist(), found.rewards.tolist(), found.versions.tolist()) == ([2], [3.0], [5])
+    assert found.masks is not None and len(found.masks) == rows - 2
+    assert found.extras["value"].tolist() == [9] and found.initial is whole.initial
 
 
 def test_segment_of_wants_every_field() -> None:

@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values.space_conversion import MAX_TEXT, any_space_from, space_from, space_from_text, space_to_json, space_to_text
+from rl4sys_zmq.values.space_conversion import (
+    MAX_TEXT,
+    any_space_from,
+    observation_space_from,
+    space_from,
+    space_from_text,
+    space_to_json,
+    space_to_text,
+)
 from rl4sys_zmq.values.spaces import (
     DTYPES,
     MAX_DEPTH,
@@ -290,14 +298,19 @@ def test_a_space_is_made_of_spaces(make: Any) -> None:
         make()
 
 
-def test_what_a_learner_client_cannot_have_yet_is_refused_by_its_kind() -> None:
-    for space in (DictSpace({"a": DiscreteSpace(2)}), TupleSpace(()), MultiDiscreteSpace((2, 3)), TextSpace(1, 0, "a")):
-        with pytest.raises(ConfigError, match=f"type {space.KIND} is not supported for actions:") as caught:
-            space_from(space_to_json(space))
-        assert "FlattenObservation" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"use Discrete\(6\), and numpy.unravel_index\(action.act, \(2, 3\)\)"):
-        space_from(MultiDiscreteSpace((2, 3)))
-    assert space_from(DiscreteSpace(3, dtype="|u1")) == DiscreteSpace(3)
+@pytest.mark.parametrize("read", [space_from, observation_space_from])
+def test_what_a_learner_client_cannot_have_is_refused_by_its_kind(read: Any) -> None:
+    text = TextSpace(1, 0, "a")
+    for space in (text, SequenceSpace(DiscreteSpace(2)), DictSpace({"words": text})):
+        with pytest.raises(ConfigError, match=r"is of type (Text|Sequence), which learner clients do not support: use Box"):
+            read(space_to_json(space))
+    with pytest.raises(ConfigError, match="space is an empty Tuple; expected at least one space in it"):
+        read(TupleSpace(()))
+    with pytest.raises(ConfigError, match="space has 33 arrays; the limit is 32"):
+        read(TupleSpace((DiscreteSpace(2),) * 33))
+    for nested in (DictSpace({"a": DiscreteSpace(2)}), MultiDiscreteSpace((2, 3))):
+        assert read(space_to_json(nested)) == nested
+    assert read(DiscreteSpace(3, dtype="|u1")) == DiscreteSpace(3)
 
 
 @given(SPACES)

@@ -86,8 +86,8 @@ def test_what_a_discrete_space_says() -> None:
         (lambda: DiscreteSpace(True), "n"),
         (lambda: DiscreteSpace(2, "0"), "start"),  # type: ignore[arg-type]
         (lambda: space_from({}), "type"),
-        (lambda: space_from({"type": "Tuple", "spaces": []}), "type"),
-        (lambda: space_from(MultiBinarySpace(3)), "type"),
+        (lambda: space_from({"type": "Tuple", "spaces": []}), "action_space"),
+        (lambda: space_from(MultiBinarySpace(0)), "shape"),
         (lambda: space_from({"type": [1]}), "type"),
         (lambda: space_from({"type": np.zeros(2)}), "type"),
         (lambda: space_from({"type": "Box", "shape": [2], "dtype": "object"}), "dtype"),

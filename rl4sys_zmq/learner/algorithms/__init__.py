@@ -10,6 +10,9 @@
 
 from rl4sys_zmq.learner.algorithms.base import (
     Algorithm,
+    CloneOptions,
+    CloningAlgorithm,
+    DemonstrationAlgorithm,
     FolderAlgorithm,
     IncrementalAlgorithm,
     ParallelAlgorithm,
@@ -26,6 +29,9 @@ __all__ = [
     "Algorithm",
     "AlgorithmEntry",
     "AlgorithmFactory",
+    "CloneOptions",
+    "CloningAlgorithm",
+    "DemonstrationAlgorithm",
     "FolderAlgorithm",
     "IncrementalAlgorithm",
     "ParallelAlgorithm",

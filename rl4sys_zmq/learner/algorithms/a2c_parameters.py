@@ -78,7 +78,7 @@ A2C_ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
-    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    spaces="any observations; any actions",
     reference="Huang et al. 2022, A2C is a special case of PPO",
 )
 
@@ -100,6 +100,6 @@ A3C_ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
-    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    spaces="any observations; any actions",
     reference="Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
 )

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
+from rl4sys_zmq.learner.algorithms.actor_critic_network import RecurrentNetwork, Sequences, initial_states
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters
+from rl4sys_zmq.learner.algorithms.base import CloneOptions
+from rl4sys_zmq.learner.algorithms.cloning import clone_policy, cloned_columns
 from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.networks import Categorical, DiagonalGaussian, Distribution, FlatAdam, MLPStack, standardise
+from rl4sys_zmq.learner.algorithms.networks import Distribution, FlatAdam, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScaler, RunningMoments
 from rl4sys_zmq.learner.algorithms.rollout import RolloutBatch, join_segments
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values.features import feature_layout
 
 __all__ = ["ActorCritic"]
 
@@ -66,17 +72,17 @@ class ActorCritic(ABC):
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        observations = self._observation_space = flat_space(observation_space, self.name)
+        self._observation_space = observation_space
+        layout = feature_layout(observation_space)
+        self._actions = ActionDistributions(action_space)
         self.parameters = p = read_parameters(self.parameters_type, parameters, algorithm=self.name)
         self.rollout_length = p.segment_length()
         self._spec = p.policy(self.name, observation_space, action_space)
         self._compute = CPU
-        self._continuous = isinstance(action_space, BoxSpace)
-        self._normalise = p.normalise_observations and isinstance(observations, BoxSpace)
+        self._normalise = any(tensor.name == "obs_mean" for tensor in self._spec.tensors)
         self._generator = torch.Generator().manual_seed(seed)
-        features, outputs = feature_size(observations), self._spec.outputs
-        extras = outputs if self._continuous else 0
-        self._network = MLPStack(features, p.hidden_sizes, (outputs, 1), p.activation, extras=extras)
+        features = layout.size
+        self._network = p.chosen_network().actor_critic(self._spec)
         self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
         if self._network.extras is not None:
             self._network.extras.data.fill_(p.log_std_init)
@@ -117,16 +123,23 @@ class ActorCritic(ABC):
         """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
 
         Raises:
-            ConfigError: If there are more ranks than a minibatch has steps.
+            ConfigError: If there are more ranks than a minibatch has steps, or if there are several and the network is recurrent.
         """
         check_rows(self.parameters.minibatch_steps(), compute.ranks)
+        if compute.ranks.size > 1 and isinstance(self._network, RecurrentNetwork):
+            kind = self.parameters.chosen_network().entry.name
+            raise ConfigError(
+                f"learners: a network of kind {kind!r} trains in one process, not in {compute.ranks.size}; use learners: 1",
+                key="learners",
+            )
         self._compute = compute
         self._network.place(compute.device)
+        self._actions.place(compute.device)
         self._optimizer = self._new_optimizer()
         self._mean, self._scale = compute.put(self._mean), compute.put(self._scale)
 
     def spec(self) -> PolicySpec:
-        """Return the specification of an MLP policy: categorical for discrete actions, Gaussian for continuous ones.
+        """Return the specification of the policy, whose head samples the actions of `ActionDistributions`.
 
         It includes the statistics that standardise observations, if the parameters ask for standardisation.
         """
@@ -164,7 +177,7 @@ class ActorCritic(ABC):
         """
         if not self._buffered or (self.demand() > 0 and not partial):
             return None
-        rollout = join_segments(self._taken, self._observation_space, self._spec.action_space)
+        rollout = join_segments(self._taken, self._observation_space, self._actions)
         trajectories = self._trajectories
         self._clear()
         first = self._normalise and not self._moments.count
@@ -183,18 +196,24 @@ class ActorCritic(ABC):
         return metrics
 
     def _measure(self, rollout: RolloutBatch) -> None:
-        """Add the observations of a batch to the statistics by which observations are standardised.
+        """Add the observations of a batch to the statistics by which observations are standardised: those of Box features.
 
         The networks keep computing what they computed before, because their first layers and Adam's moments are adjusted.
         """
         trained = self._moments.count > 0
         self._moments.update(rollout.features.numpy()[rollout.rows])
-        mean = self._compute.put(torch.from_numpy(self._moments.mean.astype(np.float32)))
-        scale = self._compute.put(torch.from_numpy(self._moments.scale().astype(np.float32)))
+        mean, scale = self._statistics()
         if trained:
             self._optimizer.rescale(self._network.change_inputs(self._mean, self._scale, mean, scale))
             self._compute.ranks.differ()
         self._mean, self._scale = mean, scale
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and the factor of each feature for standardisation, 0 and 1 for a feature that is not of a Box."""
+        continuous = feature_layout(self._observation_space).continuous()
+        arrays = np.where(continuous, self._moments.mean, 0.0), np.where(continuous, self._moments.scale(), 1.0)
+        mean, scale = (self._compute.put(torch.from_numpy(array.astype(np.float32))) for array in arrays)
+        return mean, scale
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the policy's weights by name.
@@ -266,6 +285,43 @@ class ActorCritic(ABC):
             variance = 1.0 / np.maximum(scale.astype(np.float64), 1e-12) ** 2
             self._moments.load({"count": WARM_START_ROWS, "mean": mean.astype(np.float64), "variance": variance})
 
+    def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
+        """Train the policy on demonstrations, without the standard deviations of continuous actions and without the values.
+
+        The loss is the cross-entropy of discrete actions, or the mean squared error of the means of continuous actions (after
+        tanh, if the policy has it). The statistics that standardise observations begin with the demonstrations. Return the mean
+        loss of the last tenth of the steps.
+
+        Raises:
+            ConfigError: If the policy has a recurrent state, or the actions are neither Discrete nor Box.
+        """
+        space, network = self._spec.action_space, self._network
+        if self._spec.columns or not isinstance(space, BoxSpace | DiscreteSpace):
+            raise ConfigError(
+                f"demonstrations.clone_steps: {self.name} clones only policies without a recurrent state, for Discrete or Box "
+                f"actions, not {self._spec.kind} for {space}",
+                key="demonstrations.clone_steps",
+            )
+        features, actions = cloned_columns(segments, self._observation_space, space)
+        if self._normalise:
+            self._moments.update(features.numpy())
+            self._mean, self._scale = self._statistics()
+        squashed = isinstance(space, BoxSpace) and self._spec.document.get("squash") == "tanh"
+        if squashed and isinstance(space, BoxSpace):
+            actions = ActionScale(space)(actions)
+
+        def loss(inputs: Tensor, wanted: Tensor) -> Tensor:
+            outputs = network.one(0, self._standardised(inputs))
+            if isinstance(space, DiscreteSpace):
+                return functional.cross_entropy(outputs, wanted)
+            return functional.mse_loss(outputs.tanh() if squashed else outputs, wanted)
+
+        found = clone_policy(
+            (features, actions), loss, lambda value: network.gradient(value, 0), network.flat, options, self._generator
+        )
+        self._compute.ranks.differ()
+        return found
+
     def change(self, parameters: Mapping[str, object]) -> None:
         """Use these parameters from the next update on. Only those in ``changeable`` of the parameters can have new values."""
         self._configure(read_parameters(self.parameters_type, parameters, algorithm=self.name))
@@ -300,6 +356,33 @@ class ActorCritic(ABC):
         """Return features after the standardisation of observations, if the parameters ask for it."""
         return standardise(features, self._mean, self._scale) if self._normalise else features
 
+    def _evaluate(self, rollout: RolloutBatch, features: Tensor) -> tuple[Tensor, Tensor, Sequences | None]:
+        """Compute both networks for all observations of a batch, without gradients.
+
+        Args:
+            rollout: The batch.
+            features: The standardised features of all its ``M`` observations.
+
+        Returns:
+            The outputs of the policy ``[M, n]``, the estimated values ``[M, 1]``, and the sequences of the batch's ``N`` steps to
+            train a recurrent network on; None for other networks.
+        """
+        network = self._network
+        with torch.no_grad():
+            if not isinstance(network, RecurrentNetwork):
+                outputs, estimates = network(features)
+                return outputs, estimates, None
+            segments = rollout.segments
+            states = self._compute.put(initial_states(segments, network.state_column))
+            observed = Sequences([segment.steps + (not segment.terminated) for segment in segments], states)
+            outputs, estimates = network(features, observed)
+            trained = Sequences([segment.steps for segment in segments], states)
+            longest = network.sequence_length
+            if longest is not None and max(trained.lengths) > longest:
+                after = network.states(features, observed).index_select(0, self._compute.put(torch.from_numpy(rollout.rows)))
+                trained = trained.cut(longest, after)
+            return outputs, estimates, trained
+
     def _scaled_rewards(self, rollout: RolloutBatch) -> NDArray[np.float64]:
         """Return the rewards of a batch after scaling. Update the statistics of rewards. Call this once per batch."""
         rewards = rollout.rewards * self.parameters.reward_scale
@@ -319,6 +402,4 @@ class ActorCritic(ABC):
         return all_values[rollout.rows], all_values[rollout.rows + 1] * rollout.alive
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:
-        if self._network.extras is not None:
-            return DiagonalGaussian(outputs, self._network.extras)
-        return Categorical(outputs, forbidden)
+        return self._actions(outputs, self._network.extras, forbidden)

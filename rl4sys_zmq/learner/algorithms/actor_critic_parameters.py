@@ -12,9 +12,18 @@ from typing import ClassVar
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import PolicyPlan, gradient_norm, read_parameters
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.learner.algorithms.network_kinds import (
+    NetworkChoice,
+    PolicyRequirements,
+    choose_network,
+    network_option,
+    plan_policy,
+)
+from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.observations import leaves_of
 
 __all__ = ["ActorCriticParameters", "BatchCompletionRule", "entropy_weight", "policy_planner"]
 
@@ -49,8 +58,8 @@ class ActorCriticParameters:
     """The parameters of every on-policy algorithm of this package, with checks and defaults.
 
     Raises:
-        ConfigError: If both `steps_per_update` and `episodes_per_update` are given, or if `anneal_lr` is True without
-            `total_steps`.
+        ConfigError: If both `steps_per_update` and `episodes_per_update` are given, if `anneal_lr` is True without
+            `total_steps`, or if `hidden_sizes` or `activation` contradicts `network`.
     """
 
     changeable: ClassVar[frozenset[str]] = frozenset(
@@ -94,8 +103,21 @@ class ActorCriticParameters:
     total_steps: int | None = option(
         optional(whole_number(1)), None, names=("total_timesteps",), doc="length of the schedule in steps"
     )
-    hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), doc="hidden layers of the policy and of the value network")
-    activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="after each hidden layer")
+    network: dict[str, object] | None = option(
+        optional(network_option),
+        None,
+        doc="kind of network with its options, such as {kind: mlp, hidden_sizes: [64, 64]}; null: mlp with hidden_sizes and "
+        "activation",
+    )
+    hidden_sizes: tuple[int, ...] | None = option(
+        optional(sizes), None, doc="hidden layers of the policy and of the value network, for the network mlp; null: [64, 64]"
+    )
+    activation: str | None = option(
+        optional(one_of(*ACTIVATIONS)),
+        None,
+        names=("activation_fn",),
+        doc="after each hidden layer, for the network mlp; null: tanh",
+    )
     normalise_observations: bool = option(
         flag,
         True,
@@ -127,6 +149,11 @@ class ActorCriticParameters:
                 key="algorithm_parameters.episodes_per_update",
             )
         self.check_schedule("anneal_lr", self.anneal_lr)
+        self.chosen_network()
+
+    def chosen_network(self) -> NetworkChoice:
+        """Return the kind of network and its options."""
+        return choose_network(self.network, {"hidden_sizes": self.hidden_sizes, "activation": self.activation})
 
     def check_schedule(self, name: str, anneals: bool) -> None:
         """Check that the length of a schedule is given.
@@ -172,7 +199,10 @@ class ActorCriticParameters:
 
     def squash_for(self, action_space: Space) -> str:
         """Return ``clip`` or ``tanh``: the function that maps raw actions into the bounds of this action space."""
-        return self.squash or ("tanh" if isinstance(action_space, BoxSpace) and action_space.bounded else "clip")
+        boxes = [leaf for leaf in leaves_of(action_space).spaces if isinstance(leaf, BoxSpace)]
+        if not boxes:
+            return "clip"
+        return self.squash or ("tanh" if all(box.bounded for box in boxes) else "clip")
 
     def check_actions(self, name: str, action_space: Space) -> None:
         """Check that the parameters fit the action space. Subclasses with such parameters raise `ConfigError`.
@@ -183,7 +213,7 @@ class ActorCriticParameters:
         """
 
     def policy(self, name: str, observation_space: ObservationSpace, action_space: Space) -> PolicySpec:
-        """Return the specification of the policy: categorical for discrete actions, Gaussian for continuous ones.
+        """Return the specification of the policy, whose head samples actions of the space.
 
         Args:
             name: The name of the algorithm, for error messages.
@@ -193,24 +223,20 @@ class ActorCriticParameters:
         Raises:
             ConfigError: If the algorithm does not support the spaces with these parameters.
         """
-        observations = flat_space(observation_space, name)
-        check_not_image(observations, self.hidden_sizes, name)
         self.check_actions(name, action_space)
-        continuous = isinstance(action_space, BoxSpace)
-        return mlp_spec(
-            observations,
-            action_space,
-            head="gaussian" if continuous else "categorical",
-            hidden_sizes=self.hidden_sizes,
-            activation=self.activation,
-            normalise_observations=self.normalise_observations and isinstance(observations, BoxSpace),
-            squash=self.squash_for(action_space) if continuous else "clip",
+        requirements = PolicyRequirements(
+            algorithm=name,
+            observation_space=observation_space,
+            action_space=action_space,
+            head=HeadParameters(head=stochastic_head(action_space), squash=self.squash_for(action_space)),
+            normalise_observations=self.normalise_observations and feature_layout(observation_space).has_continuous,
         )
+        return plan_policy(self.chosen_network(), requirements, "onpolicy")
 
 
 def entropy_weight(ent_coef: float | None, action_space: Space) -> float:
-    """Return the weight of the entropy bonus: `ent_coef`, or its default for this kind of action space."""
-    return ent_coef if ent_coef is not None else 0.0 if isinstance(action_space, BoxSpace) else 0.01
+    """Return the weight of the entropy bonus: `ent_coef`, or its default: 0 for actions with a Box, else 0.01."""
+    return ent_coef if ent_coef is not None else 0.0 if action_layout(action_space).numbers else 0.01
 
 
 def policy_planner(name: str, cls: type[ActorCriticParameters]) -> PolicyPlan:

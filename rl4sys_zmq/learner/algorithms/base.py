@@ -8,6 +8,7 @@ created the algorithm.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = [
     "PACING_LAG",
     "Algorithm",
+    "CloneOptions",
+    "CloningAlgorithm",
+    "DemonstrationAlgorithm",
     "FolderAlgorithm",
     "IncrementalAlgorithm",
     "ParallelAlgorithm",
@@ -29,6 +33,22 @@ __all__ = [
     "UndoableAlgorithm",
     "WarmStartAlgorithm",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CloneOptions:
+    """The options of behaviour cloning.
+
+    Attributes:
+        steps: Number of gradient steps.
+        batch_size: Steps of the demonstrations in each of them.
+        learning_rate: Adam's step size.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
 """The default of ``pacing_lag``, by kind of algorithm: the number of batches that actors can collect ahead of training.
@@ -208,6 +228,41 @@ class WarmStartAlgorithm(Protocol):
 
         Args:
             tensors: All tensors of the specification, by name, in its shapes and dtypes.
+        """
+
+
+@runtime_checkable
+class DemonstrationAlgorithm(Protocol):
+    """The optional method of an algorithm with a replay, part of whose data can be demonstrations (`demonstrations.fraction`)."""
+
+    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
+        """Take a fraction of each batch from demonstrations, during the whole training.
+
+        The learner thread calls this at most once, before the first segment and before `Algorithm.load`. The demonstrations need
+        not be in `Algorithm.state`, but `Algorithm.load` must refuse a state of a training with others.
+
+        Args:
+            segments: The demonstrations: one segment for each episode, with rewards.
+            fraction: The fraction, above 0 and below 1.
+            digest: A number that identifies the demonstrations.
+
+        Raises:
+            ConfigError: If the fraction is not possible.
+        """
+
+
+@runtime_checkable
+class CloningAlgorithm(Protocol):
+    """The optional method of an algorithm whose policy can first imitate demonstrations (`demonstrations.clone_steps`)."""
+
+    def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
+        """Train the policy alone to choose the actions of demonstrations. Return the mean loss of the last tenth of the steps.
+
+        The learner thread calls this at most once, before the first segment, and only if there is no checkpoint.
+
+        Args:
+            segments: The demonstrations: one segment for each episode. Their rewards can be 0.
+            options: The number and the size of the gradient steps.
         """
 
 

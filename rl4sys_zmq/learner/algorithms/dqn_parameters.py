@@ -1,4 +1,4 @@
-"""DQN's entry in the registry of algorithms: its parameters, its policy, and tested settings. This module imports no torch."""
+"""The registry entries of DQN and C51: their parameters, their policies, and tested settings. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, gradient_norm, read_parameters
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
-from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, inherited, read_parameters
+from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
+from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.priorities import PriorityOptions
-from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, ObservationSpace, PolicySpec, Space
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space
 
-__all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
+__all__ = ["C51_ENTRY", "ENTRY", "C51Parameters", "DQNParameters", "plan_c51", "plan_dqn"]
 
 LARGEST_DIFFERENCE = 0.5
 """The limit between the two meanings of `epsilon_decay`.
@@ -25,37 +24,41 @@ Up to this limit, `epsilon_decay` is subtracted from epsilon at each step. A lar
 
 
 @dataclass(frozen=True, slots=True)
-class DQNParameters:
+class DQNParameters(OffPolicyParameters):
     """All parameters of `DQN`. The word *steps* means environment steps, except in *gradient steps*."""
 
-    changeable: ClassVar[frozenset[str]] = frozenset(
-        {"learning_rate", "learning_rate_final", "total_steps", "batch_size", "gradient_steps", "huber_delta", "max_grad_norm"}
-        | {"target_network_frequency", "target_update", "target_net_update_frequency", "tau", "polyak", "double_q"}
-        | {"epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay", "priority_beta", "priority_beta_final"}
-    )
-    """The parameters that can change in a running client. The others determine the network, the replay buffer (which has n-step
-    returns, discounted by `gamma`) or the number of updates that are due."""
+    changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {
+        "learning_rate_final", "total_steps", "huber_delta", "double_q", "priority_beta", "priority_beta_final",
+        "target_network_frequency", "target_update", "target_update_units", "target_net_update_frequency", "kappa",
+        "epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay",
+    }  # fmt: skip
+    """The parameters that can change in a running client."""
 
-    learning_rate: float = option(number(0.0, 10.0), 5e-4, names=("q_lr", "lr"), doc="Adam's step size")
+    steps_per_version: ClassVar[int] = 256
+    default_hidden_sizes: ClassVar[tuple[int, ...]] = (64, 64)
+
+    learning_rate: float = inherited(OffPolicyParameters, "learning_rate", 5e-4, names=("q_lr", "lr"))
+    n_step: int = inherited(OffPolicyParameters, "n_step", 3)
+    batch_size: int = inherited(OffPolicyParameters, "batch_size", 128)
+    buffer_size: int = inherited(OffPolicyParameters, "buffer_size", 100_000)
+    train_frequency: int = inherited(OffPolicyParameters, "train_frequency", 4)
+    gradient_steps: int = inherited(OffPolicyParameters, "gradient_steps", 1, names=("train_q_iters", "train_iters"))
+    tau: float = inherited(OffPolicyParameters, "tau", 1.0, doc="share of the online network in each target update; 1 copies it")
+    max_grad_norm: float | None = inherited(OffPolicyParameters, "max_grad_norm", 10.0)
+    adam_epsilon: float = inherited(OffPolicyParameters, "adam_epsilon", 1e-5)
+    hidden_sizes: tuple[int, ...] | None = inherited(
+        OffPolicyParameters, "hidden_sizes", None, doc="widths of the hidden layers, for the network mlp; null: [64, 64]"
+    )
+    initialisation: str = option(
+        one_of("uniform", "orthogonal"),
+        "uniform",
+        doc="initial weights: uniform, as those of torch's layers, or orthogonal with zero biases, which learns more slowly",
+    )
     learning_rate_final: float | None = option(
         optional(number(0.0, 10.0)), None, doc="learning rate at total_steps, reached linearly; null: constant"
     )
     total_steps: int = option(
         whole_number(1), 500_000, names=("total_timesteps",), doc="length of the schedules in steps; training continues after it"
-    )
-    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
-    n_step: int = option(whole_number(1, 1000), 3, names=("n_steps",), doc="number of rewards summed before the bootstrap")
-    batch_size: int = option(whole_number(1, 1 << 20), 128, doc="transitions per gradient step")
-    buffer_size: int = option(
-        whole_number(1, 1 << 30),
-        100_000,
-        names=("buf_size", "buffer_capacity", "replay_size"),
-        doc="transitions held in the replay",
-    )
-    buffer_memory_bytes: int = option(
-        whole_number(0),
-        1 << 30,
-        doc="size of a full replay up to which it is in memory; a larger one is in files in the run directory, if there is one",
     )
     prioritised: bool = option(
         flag, False, names=("prioritized", "prioritized_replay"), doc="draw transitions with large TD errors more often"
@@ -72,27 +75,6 @@ class DQNParameters:
     priority_epsilon: float = option(
         number(1e-100, MAX_NUMBER), 1e-6, names=("prioritized_replay_eps",), doc="added to each priority, so that each is above 0"
     )
-    learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
-    train_frequency: int = option(whole_number(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
-    gradient_steps: int = option(
-        whole_number(1, 10_000), 1, names=("train_q_iters", "train_iters"), doc="gradient steps in a unit of training"
-    )
-    samples_per_insert: float | None = option(
-        optional(number(1e-6, MAX_NUMBER)),
-        None,
-        doc="transitions drawn per step, instead of train_frequency; actors wait while training lags; null: count steps",
-    )
-    samples_per_insert_tolerance: float | None = option(
-        optional(number(0.0, MAX_NUMBER)),
-        None,
-        names=("error_buffer",),
-        doc="transitions by which samples_per_insert can be missed; null: as few as possible",
-    )
-    traj_per_epoch: int | None = option(
-        optional(whole_number(1)),
-        None,
-        doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps",
-    )
     target_network_frequency: int | None = option(
         optional(whole_number(1)),
         None,
@@ -102,25 +84,36 @@ class DQNParameters:
     target_update: int | None = option(
         optional(whole_number(1)), None, doc="as in RL4Sys, target_network_frequency if that is not given"
     )
-    target_net_update_frequency: int | None = option(
-        optional(whole_number(1)), None, doc="gradient steps between target updates; overrides target_network_frequency"
+    target_update_units: int | None = option(
+        optional(whole_number(1)),
+        None,
+        names=("target_update_freq",),
+        doc="units of training between target updates, as in RL4Sys's C51; overrides target_network_frequency",
     )
-    tau: float = option(number(0.0, 1.0), 1.0, doc="share of the online network in each target update; 1 copies it")
-    polyak: float | None = option(optional(number(0.0, 1.0)), None, doc="another way to give tau: 1 - tau")
+    target_net_update_frequency: int | None = option(
+        optional(whole_number(1)), None, doc="gradient steps between target updates; overrides the other intervals"
+    )
     double_q: bool = option(
         flag, True, names=("double_dqn",), doc="the online network chooses the bootstrap action, the target network values it"
     )
+    dueling: bool = option(
+        flag, False, doc="the network estimates the value of the state, and the advantages of the actions over it"
+    )
+    distribution: str = option(
+        one_of("none", "categorical", "quantile"),
+        "none",
+        doc="estimate of the return of an action: its mean (none), probabilities of atoms (C51), or quantiles (QR-DQN)",
+    )
+    atoms: int = option(whole_number(2, 10_000), 51, names=("n_atoms",), doc="categorical: number of returns with a probability")
+    v_min: float = option(number(-MAX_NUMBER, MAX_NUMBER), -10.0, doc="categorical: the lowest atom; lower returns count as it")
+    v_max: float = option(number(-MAX_NUMBER, MAX_NUMBER), 10.0, doc="categorical: the highest atom; higher returns count as it")
+    quantiles: int = option(whole_number(1, 10_000), 200, names=("n_quantiles",), doc="quantile: number of quantiles")
+    kappa: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="quantile: error beyond which the loss is linear")
     huber_delta: float = option(
         number(1e-9, MAX_NUMBER),
         100.0,
-        doc="error beyond which the loss is linear; if it is far below the values, rare failures are not learnt",
+        doc="distribution none: error beyond which the loss is linear; far below the values, rare failures are not learnt",
     )
-    max_grad_norm: float | None = option(
-        gradient_norm, 10.0, names=("grad_norm_clip",), doc="largest norm of the gradient; null, 0 or less: no limit"
-    )
-    adam_epsilon: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
-    hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers")
-    activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
     epsilon: float = option(
         number(0.0, 1.0), 1.0, names=("start_e", "exploration_initial_eps"), doc="probability of a uniform action at the start"
     )
@@ -137,42 +130,29 @@ class DQNParameters:
         doc="instead of exploration_fraction: up to 0.5, the decrease of epsilon per step; above, the factor of epsilon per "
         "step, as in RL4Sys",
     )
-    rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
+    epsilon_ladder: float = option(
+        number(0.0, 100.0),
+        0.0,
+        doc="each actor has its own epsilon ** (1 + epsilon_ladder u), with u in [0, 1) from its actor_id; 0: all the same; "
+        "Ape-X has 7, with epsilon_min 0.4",
+    )
 
     def __post_init__(self) -> None:
-        if self.polyak is not None and self.tau not in (1.0, 1.0 - self.polyak):
-            raise ConfigError(
-                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; set only one of them",
-                key="algorithm_parameters.polyak",
-            )
-        if self.samples_per_insert is not None and self.traj_per_epoch is not None:
-            raise ConfigError(
-                f"algorithm_parameters.samples_per_insert: {self.samples_per_insert:g} contradicts traj_per_epoch "
-                f"{self.traj_per_epoch}; set only one of them",
-                key="algorithm_parameters.samples_per_insert",
-            )
-        rate = self.insert_rate
-        if rate is not None and rate.tolerance < self._least_tolerance:
-            raise ConfigError(
-                f"algorithm_parameters.samples_per_insert_tolerance: {rate.tolerance:g} is too small; expected at least "
-                f"{self._least_tolerance:g}, the larger of one unit of training and the samples of one segment",
-                key="algorithm_parameters.samples_per_insert_tolerance",
-            )
+        OffPolicyParameters.__post_init__(self)
         if self.epsilon_end > self.epsilon:
             raise ConfigError(
                 f"algorithm_parameters.epsilon_min: {self.epsilon_end} is above epsilon {self.epsilon}",
                 key="algorithm_parameters.epsilon_min",
+            )
+        if self.v_min >= self.v_max:
+            raise ConfigError(
+                f"algorithm_parameters.v_min: {self.v_min:g} is not below v_max {self.v_max:g}", key="algorithm_parameters.v_min"
             )
 
     @property
     def epsilon_end(self) -> float:
         """The probability of a random action at the end of the schedule: `epsilon_min` or `end_e`."""
         return self.end_e if self.end_e is not None and self.epsilon_decay is None else self.epsilon_min
-
-    @property
-    def target_share(self) -> float:
-        """The share of the online network's weights in each update of the target network, computed from `tau` or `polyak`."""
-        return self.tau if self.polyak is None else 1.0 - self.polyak
 
     @property
     def target_every(self) -> int:
@@ -185,33 +165,11 @@ class DQNParameters:
         """
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
+        if self.target_update_units is not None:
+            return self.target_update_units * self.gradient_steps
         return (
             max(1, round((self.target_network_frequency or self.target_update or 1000) / self.unit_steps)) * self.gradient_steps
         )
-
-    @property
-    def unit_samples(self) -> int:
-        """The number of transitions that a unit of training draws."""
-        return self.batch_size * self.gradient_steps
-
-    @property
-    def unit_steps(self) -> float:
-        """The mean number of steps per unit of training, unless ended episodes are counted."""
-        return self.train_frequency if self.samples_per_insert is None else self.unit_samples / self.samples_per_insert
-
-    @property
-    def insert_rate(self) -> SamplesPerInsert | None:
-        """The limit on samples and steps; None if `samples_per_insert` is not set."""
-        if self.samples_per_insert is None:
-            return None
-        given = self.samples_per_insert_tolerance
-        tolerance = self._least_tolerance if given is None else given
-        return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
-
-    @property
-    def _least_tolerance(self) -> float:
-        """The smallest tolerance with which neither the actors nor the training can wait for the other forever."""
-        return max(self.unit_samples, (self.samples_per_insert or 0.0) * self.rollout_length)
 
     @property
     def priority(self) -> PriorityOptions | None:
@@ -238,13 +196,11 @@ class DQNParameters:
 
         The learner logs these lines at its start.
         """
-        lines = []
+        lines = OffPolicyParameters.readings(self)
         if self.epsilon_decay is not None and self.epsilon_decay > LARGEST_DIFFERENCE:
             lines.append(f"epsilon_decay {self.epsilon_decay:g}: a factor of epsilon per step, down to {self.epsilon_end:g}")
         if self.end_e is not None and self.epsilon_end != self.end_e:
             lines.append(f"end_e {self.end_e:g}: ignored, because epsilon_decay ends at epsilon_min {self.epsilon_min:g}")
-        if self.traj_per_epoch is not None:
-            lines.append(f"traj_per_epoch {self.traj_per_epoch}: a unit of training after so many ended episodes")
         return lines
 
     def learning_rate_at(self, steps: int) -> float:
@@ -255,19 +211,102 @@ class DQNParameters:
         return self.learning_rate_final + (self.learning_rate - self.learning_rate_final) * left
 
 
-def plan_dqn(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+@dataclass(frozen=True, slots=True)
+class C51Parameters(DQNParameters):
+    """All parameters of C51: those of DQN, with the defaults of CleanRL's C51 for CartPole-v1."""
+
+    default_hidden_sizes: ClassVar[tuple[int, ...]] = (120, 84)
+
+    learning_rate: float = inherited(DQNParameters, "learning_rate", 2.5e-4)
+    n_step: int = inherited(DQNParameters, "n_step", 1)
+    buffer_size: int = inherited(DQNParameters, "buffer_size", 10_000)
+    learning_starts: int = inherited(DQNParameters, "learning_starts", 10_000)
+    train_frequency: int = inherited(DQNParameters, "train_frequency", 10)
+    target_network_frequency: int | None = inherited(DQNParameters, "target_network_frequency", 500)
+    max_grad_norm: float | None = inherited(DQNParameters, "max_grad_norm", None)
+    adam_epsilon: float = inherited(DQNParameters, "adam_epsilon", 0.01 / 128)
+    hidden_sizes: tuple[int, ...] | None = inherited(
+        DQNParameters, "hidden_sizes", None, doc="widths of the hidden layers, for the network mlp; null: [120, 84]"
+    )
+    double_q: bool = inherited(DQNParameters, "double_q", False)
+    distribution: str = inherited(DQNParameters, "distribution", "categorical")
+    atoms: int = inherited(DQNParameters, "atoms", 101)
+    v_min: float = inherited(DQNParameters, "v_min", -100.0)
+    v_max: float = inherited(DQNParameters, "v_max", 100.0)
+    exploration_fraction: float = inherited(DQNParameters, "exploration_fraction", 0.5)
+
+
+def plan_dqn(
+    observation_space: ObservationSpace,
+    action_space: Space,
+    parameters: Mapping[str, object],
+    *,
+    algorithm: str = "DQN",
+    cls: type[DQNParameters] = DQNParameters,
+) -> PolicySpec:
     """Return the specification of the policy that a DQN with these parameters would train. No network is built.
 
-    Raises:
-        ConfigError: If a parameter is invalid, the actions are not discrete, or the observations are a Dict or a Tuple.
-    """
-    observations = flat_space(observation_space, "DQN")
-    if not isinstance(action_space, DiscreteSpace):
-        raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; use PPO for a Box", key="action_space")
-    p = read_parameters(DQNParameters, parameters, algorithm="DQN")
-    check_not_image(observations, p.hidden_sizes, "DQN")
-    return mlp_spec(observations, action_space, "q_values", p.hidden_sizes, p.activation)
+    Args:
+        observation_space: The space of the observations.
+        action_space: The space of the actions.
+        parameters: The parameters by name.
+        algorithm: The name of the algorithm, for error messages.
+        cls: The dataclass of its parameters.
 
+    Raises:
+        ConfigError: If a parameter is invalid, the actions are not discrete, or the network does not fit the spaces or the head.
+    """
+    if not isinstance(action_space, DiscreteSpace):
+        raise ConfigError(f"{algorithm} needs a Discrete action space, not {action_space}; use PPO for a Box", key="action_space")
+    p = read_parameters(cls, parameters, algorithm=algorithm)
+    network = p.chosen_network().entry
+    if (p.dueling or p.distribution == "quantile") and network.serves("offpolicy") and not network.linear_output:
+        setting, remedy = (
+            ("dueling", "compute it within the module") if p.dueling else ("distribution: quantile", "use categorical")
+        )
+        raise ConfigError(
+            f"algorithm_parameters.network: {setting} needs a network whose last layer is linear, which the kind "
+            f"{network.name!r} does not declare; {remedy}",
+            key="algorithm_parameters.network",
+        )
+    head = HeadParameters(head="q_values", epsilon_ladder=p.epsilon_ladder)
+    if p.distribution == "categorical":
+        ladder = p.epsilon_ladder
+        head = HeadParameters(head="q_distribution", epsilon_ladder=ladder, atoms=p.atoms, v_min=p.v_min, v_max=p.v_max)
+    return p.policy(algorithm, observation_space, action_space, head)
+
+
+def plan_c51(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+    """Return the specification of the policy that C51 with these parameters would train. No network is built.
+
+    Raises:
+        ConfigError: If a parameter is invalid, or the actions are not discrete.
+    """
+    return plan_dqn(observation_space, action_space, parameters, algorithm="C51", cls=C51Parameters)
+
+
+CARTPOLE: dict[str, object] = {
+    "learning_rate": 1e-3,
+    "learning_rate_final": 1e-4,
+    "total_steps": 100_000,
+    "gamma": 0.99,
+    "n_step": 20,
+    "batch_size": 64,
+    "buffer_size": 100_000,
+    "learning_starts": 1000,
+    "train_frequency": 4,
+    "gradient_steps": 1,
+    "target_net_update_frequency": 1,
+    "tau": 0.005,
+    "huber_delta": 100.0,
+    "max_grad_norm": 10.0,
+    "hidden_sizes": [64, 64],
+    "activation": "relu",
+    "epsilon": 1.0,
+    "epsilon_min": 0.05,
+    "exploration_fraction": 0.1,
+    "rollout_length": 64,
+}
 
 ENTRY = AlgorithmEntry(
     name="DQN",
@@ -279,28 +318,7 @@ ENTRY = AlgorithmEntry(
     staleness=ANY_AGE,
     presets={
         "CartPole-v1": TaskPreset(
-            parameters={
-                "learning_rate": 1e-3,
-                "learning_rate_final": 1e-4,
-                "total_steps": 100_000,
-                "gamma": 0.99,
-                "n_step": 20,
-                "batch_size": 64,
-                "buffer_size": 100_000,
-                "learning_starts": 1000,
-                "train_frequency": 4,
-                "gradient_steps": 1,
-                "target_net_update_frequency": 1,
-                "tau": 0.005,
-                "huber_delta": 100.0,
-                "max_grad_norm": 10.0,
-                "hidden_sizes": [64, 64],
-                "activation": "relu",
-                "epsilon": 1.0,
-                "epsilon_min": 0.05,
-                "exploration_fraction": 0.1,
-                "rollout_length": 64,
-            },
+            parameters={**CARTPOLE, "gradient_steps": 2},
             num_envs=4,
             actors=2,
             pacing_lag=1,
@@ -308,6 +326,27 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
-    spaces="observations as one Box or Discrete; Discrete actions",
+    spaces="any observations; Discrete actions",
     reference="van Hasselt et al. 2016, Deep reinforcement learning with double Q-learning",
+)
+C51_ENTRY = AlgorithmEntry(
+    name="C51",
+    factory="rl4sys_zmq.learner.algorithms.dqn:C51",
+    summary="DQN that estimates the distribution of the return by the probabilities of fixed values.",
+    kind="offpolicy",
+    parameters=C51Parameters,
+    plan=plan_c51,
+    staleness=ANY_AGE,
+    presets={
+        "CartPole-v1": TaskPreset(
+            parameters={**CARTPOLE, "atoms": 51, "v_min": 0.0, "v_max": 100.0, "double_q": True},
+            num_envs=4,
+            actors=2,
+            pacing_lag=1,
+            target_return=475.0,
+        ),
+    },
+    extra="learner",
+    spaces="any observations; Discrete actions",
+    reference="Bellemare et al. 2017, A distributional perspective on reinforcement learning",
 )

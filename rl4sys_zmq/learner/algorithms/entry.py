@@ -47,6 +47,10 @@ They give the spaces, the seed and options of the learner.
 """
 
 
+CHOOSE_NETWORK = "A2C, A3C, C51, DDPG, DQN, IMPALA, PPO, REINFORCE, RPO, SAC, TD3"
+"""The algorithms of this package that have the parameter ``network``, for error messages."""
+
+
 def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str) -> T:
     """Check the parameters from a configuration, and return them as an instance of the dataclass `cls`.
 
@@ -60,9 +64,19 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter disagree.
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
+    if "network" in given and "network" not in elsewhere and not _has_network(cls):
+        raise ConfigError(
+            f"algorithm_parameters.network: {algorithm} cannot choose a kind of network; those that can: {CHOOSE_NETWORK}",
+            key="algorithm_parameters.network",
+        )
     problem, hint = f"{algorithm} has no such parameter", "`rl4sys-learner algorithms` lists them"
     values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", problem=problem, hint=hint)
     return cls(**{key: value for key, value in values.items() if key not in elsewhere})
+
+
+def _has_network(cls: type[Any] | None) -> bool:
+    """Return True if a dataclass of parameters has the parameter ``network``."""
+    return cls is not None and any(f.name == "network" for f in fields(cls))
 
 
 def gradient_norm(value: object) -> float | None:
@@ -223,6 +237,11 @@ class AlgorithmEntry:
     def __post_init__(self) -> None:
         for part in self.name.split(":"):
             check_name(part, "algorithm_name")
+
+    @property
+    def chooses_network(self) -> bool:
+        """True if the algorithm has the parameter ``network``, which names a kind of network."""
+        return _has_network(self.parameters)
 
     def load(self) -> AlgorithmFactory:
         """Return the function or class that builds the algorithm. If it is given as a string, import it.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl4sys_zmq.learner.algorithms.actor_critic import ActorCritic
+from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, entropy_weight
 from rl4sys_zmq.learner.algorithms.impala_parameters import IMPALAParameters
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
@@ -25,10 +26,11 @@ class _StepTensors:
 
     Attributes:
         features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
-        actions: Int64 ``[N]`` from 0 for discrete actions, or raw float32 ``[N, n]`` (before clipping or squashing).
+        actions: The raw actions, before clipping or squashing, in the form of `ActionDistributions.encode`, ``[N, ...]``.
         advantages: The advantage of each action, multiplied by its truncated importance weight, ``[N]``.
         targets: The targets of the value network, ``[N]``.
         forbidden: True for each forbidden action, bool ``[N, n]``; None if all are allowed.
+        sequences: The sequences of the steps, for a recurrent network; None for other networks.
     """
 
     features: Tensor
@@ -36,10 +38,11 @@ class _StepTensors:
     advantages: Tensor
     targets: Tensor
     forbidden: Tensor | None = None
+    sequences: Sequences | None = None
 
-    def columns(self, choose: Callable[[Tensor], Tensor] = lambda column: column) -> dict[str, Tensor]:
-        """Return the columns by name, each as the result of a function, without those that are None."""
-        return {name: choose(column) for name in self.__slots__ if (column := getattr(self, name)) is not None}
+    def columns(self, choose: Callable[[Tensor], Tensor] = lambda column: column) -> dict[str, Any]:
+        """Return the columns by name as tensors, each as the result of a function, without those that are None."""
+        return {name: choose(column) for name in self.__slots__ if isinstance(column := getattr(self, name), Tensor)}
 
 
 class IMPALA(ActorCritic):
@@ -79,7 +82,8 @@ class IMPALA(ActorCritic):
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of the gradient step of an update. The ranks are the processes that train together."""
-        self._step(_StepTensors(**{name: self._compute.put(column) for name, column in work["columns"].items()}), work["rate"])
+        columns: dict[str, Any] = {name: self._compute.put(column) for name, column in work["columns"].items()}
+        self._step(_StepTensors(**columns), work["rate"])
 
     def _prepare(self, rollout: RolloutBatch) -> tuple[_StepTensors, dict[str, float]]:
         """Compute the value targets and the weighted advantages of a batch, by one forward pass. Return them and metrics."""
@@ -87,8 +91,8 @@ class IMPALA(ActorCritic):
         features, actions = self._standardised(put(rollout.features)), put(rollout.actions)
         forbidden = None if rollout.forbidden is None else put(rollout.forbidden)
         rows = put(torch.from_numpy(rollout.rows))
+        outputs, estimates, sequences = self._evaluate(rollout, features)
         with torch.no_grad():
-            outputs, estimates = self._network(features)
             current = self._distribution(outputs.index_select(0, rows), forbidden).log_probs(actions).cpu()
         log_ratios = (current - rollout.log_probs).numpy().astype(np.float64)
         weights = np.exp(log_ratios) if p.vtrace else np.ones(len(log_ratios))
@@ -111,6 +115,7 @@ class IMPALA(ActorCritic):
             advantages=put(torch.from_numpy((truncated * advantages).astype(np.float32))),
             targets=put(torch.from_numpy(targets.astype(np.float32))),
             forbidden=forbidden,
+            sequences=sequences,
         )
         return batch, metrics
 
@@ -120,7 +125,7 @@ class IMPALA(ActorCritic):
         share = ranks.share(len(batch.actions))
         if ranks.size > 1:
             batch = _StepTensors(**batch.columns(lambda column: column[share.rows]))
-        outputs, estimates = self._network(batch.features)
+        outputs, estimates = self._network(batch.features, batch.sequences)
         distribution = self._distribution(outputs, batch.forbidden)
         policy_loss = torch.dot(distribution.log_probs(batch.actions), batch.advantages) * (-1.0 / len(batch.actions))
         value_loss = half_square_error(estimates.squeeze(1), batch.targets, None, 0.0)

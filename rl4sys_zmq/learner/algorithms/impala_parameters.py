@@ -73,6 +73,6 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
-    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    spaces="any observations; any actions",
     reference="Espeholt et al. 2018, IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
 )

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.mlp import OBS_CLIP
-from rl4sys_zmq.values import BoxSpace, Space, feature_size
+from rl4sys_zmq.values import ObservationSpace
+from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = [
     "Categorical",
@@ -32,6 +34,7 @@ __all__ = [
     "MLPStack",
     "activation_function",
     "encode_observations",
+    "input_change",
     "limit_norm",
     "standardise",
 ]
@@ -53,6 +56,9 @@ class Distribution(Protocol):
     def mean_entropy(self) -> Tensor:
         """Return the mean entropy of the ``B`` distributions in nats, as a scalar tensor."""
 
+    def mode(self) -> Tensor:
+        """Return the most probable action of each distribution, in the form that `log_probs` takes."""
+
 
 class Categorical:
     """A batch of ``B`` distributions over ``n`` discrete actions. It implements `Distribution`.
@@ -72,6 +78,10 @@ class Categorical:
     def mean_entropy(self) -> Tensor:
         """Return the mean of ``-Σ p log p`` over the ``B`` distributions, as a scalar tensor."""
         return (self._log_probs.exp() * self._log_probs).sum() * (-1.0 / len(self._log_probs))
+
+    def mode(self) -> Tensor:
+        """Return the most probable actions, int64 ``[B]`` from 0."""
+        return self._log_probs.argmax(dim=1)
 
 
 class DiagonalGaussian:
@@ -96,6 +106,10 @@ class DiagonalGaussian:
     def mean_entropy(self) -> Tensor:
         """Return ``Σ log σ + n/2 (1 + log 2π)``, as a scalar tensor. All ``B`` distributions have this entropy."""
         return self._log_std.sum() + (self._constant + 0.5 * self._means.shape[1])
+
+    def mode(self) -> Tensor:
+        """Return the means, ``[B, n]``: the most probable actions."""
+        return self._means
 
 
 HIDDEN_GAIN = math.sqrt(2.0)
@@ -264,13 +278,11 @@ class MLPStack:
         Returns:
             The factor by which the scale of each parameter's gradient changes, float32 ``[size]``.
         """
-        factor = (scale / new_scale).clamp(1 / MAX_RESCALE, MAX_RESCALE)
         gradient = torch.ones_like(self.flat)
         with torch.no_grad():
             count, (rows, columns) = len(self._outputs), self._shapes[0]
-            weight = self._views[0].view(count, rows, columns)
-            self._views[1].view(count, rows).add_(weight @ (scale * (new_mean - mean)))
-            weight.mul_(factor)
+            weight, bias = self._views[0].view(count, rows, columns), self._views[1].view(count, rows)
+            factor = input_change(weight, bias, mean, scale, new_mean, new_scale)
             self._views_of(gradient)[0].view(count, rows, columns).div_(factor)
         return gradient
 
@@ -388,24 +400,43 @@ class FlatAdam:
         self.steps = steps
 
 
+def input_change(weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
+    """Adapt a layer in place to a new standardisation of its inputs, as `MLPStack.change_inputs` describes.
+
+    Args:
+        weight: The weights, ``[..., out, features]``.
+        bias: The biases, ``[..., out]``.
+        mean: The old mean of each feature, ``[features]``.
+        scale: The old factor of each feature.
+        new_mean: The new mean of each feature.
+        new_scale: The new factor of each feature.
+
+    Returns:
+        The factor by which the weights of each feature have changed, ``[features]``.
+    """
+    factor = (scale / new_scale).clamp(1 / MAX_RESCALE, MAX_RESCALE)
+    bias.add_(weight @ (scale * (new_mean - mean)))
+    weight.mul_(factor)
+    return factor
+
+
 def limit_norm(grad: Tensor, max_norm: float) -> None:
     """Scale a gradient in place so that its Euclidean norm is at most `max_norm`."""
     grad.mul_((max_norm / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_(max=1.0))
 
 
-def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:
-    """Return observations ``[N, *obs]`` as float32 features ``[N, feature_size(space)]``.
+def encode_observations(space: ObservationSpace, observations: Tree) -> Tensor:
+    """Return the features of observations, float32 ``[N, feature_size(space)]``, as the policies in actors compute them.
 
-    Discrete observations become one-hot vectors; other observations are flattened. Contiguous, writable float32 observations are
-    not copied.
+    Contiguous, writable float32 observations of a Box are not copied.
+
+    Args:
+        space: The space of the observations.
+        observations: A tree of arrays ``[N, *leaf]``.
     """
-    if isinstance(space, BoxSpace):
-        flat = np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), space.size)
-        # A view of bytes from the wire is read-only. Torch has no read-only tensors and would warn, so copy it.
-        return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
-    features = torch.zeros(len(observations), feature_size(space))
-    index = torch.from_numpy(np.asarray(observations, dtype=np.int64).reshape(-1, 1) - space.start)
-    return features.scatter_(1, index, 1.0)
+    features = feature_layout(space).batch(observations)
+    # A view of bytes from the wire is read-only. Torch has no read-only tensors and would warn, so copy it.
+    return torch.from_numpy(features if features.flags.writeable else features.copy())
 
 
 def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

@@ -1,16 +1,11 @@
-"""The common part of the off-policy algorithms with a policy and critics: replay, schedule of the training, state and undoing.
-
-The amount of training depends only on the number of observed steps, never on time. After each `train_frequency` environment
-steps, one unit of training follows, which consists of `gradient_steps` gradient steps. So the speed of the actors does not
-change the number of gradient steps per environment step.
-"""
+"""The common part of the off-policy algorithms: replay, units of training, state and undoing."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,18 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_rows
+from rl4sys_zmq.learner.algorithms.base import CloneOptions
+from rl4sys_zmq.learner.algorithms.cloning import clone_policy
+from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, RowShare, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
-from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
+from rl4sys_zmq.learner.algorithms.networks import FlatAdam, encode_observations
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
+from rl4sys_zmq.learner.algorithms.replay_network import ReplayNetwork
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
-from rl4sys_zmq.policies.gaussian import action_bounds
+from rl4sys_zmq.learner.algorithms.unit_pace import UnitPace
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.replay.mixed import DemonstrationReplay
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Segment
 
-__all__ = ["ActionScale", "Columns", "ReplayAlgorithm"]
+__all__ = ["Columns", "ReplayAlgorithm", "StepResult"]
 
 P = TypeVar("P", bound=OffPolicyParameters)
 
@@ -37,29 +35,26 @@ Columns = dict[str, Tensor]
 """The inputs of a gradient step on ``B`` transitions, by name.
 
 ``observations`` and ``successors`` are features, float32 ``[B, F]``. ``actions`` is float32 ``[B, n]``, or int64 ``[B]`` from 0
-for discrete actions. ``returns`` and ``discounts`` are float32 ``[B]`` (see `TransitionBatch`). An algorithm adds further
-columns, such as random numbers, so that each rank has those of its rows.
+for discrete actions. ``returns`` and ``discounts`` are float32 ``[B]`` (see `TransitionBatch`). With prioritized sampling,
+``weights`` are the importance weights, float32 ``[B]``. An algorithm adds further columns, such as random numbers, so that each
+rank has those of its rows.
 """
 
 
-class ActionScale:
-    """A function that scales actions of a bounded Box, float32 ``[B, *act]``, to numbers between -1 and 1, ``[B, n]``.
+class StepResult(NamedTuple):
+    """The results of a gradient step on the rows of one rank.
 
-    A dimension whose bounds are equal becomes 0.
+    Attributes:
+        metrics: Means over the rows, as scalar tensors, by tag.
+        errors: The TD errors of the rows, from which prioritized sampling gets the priorities, ``[rows]``; None without it.
     """
 
-    def __init__(self, space: BoxSpace) -> None:
-        bounds = action_bounds(space)
-        self._centre = torch.from_numpy(bounds.centre.astype(np.float32))
-        self._inverse = torch.from_numpy(1.0 / np.where(bounds.half > 0.0, bounds.half, np.inf).astype(np.float32))
-
-    def __call__(self, actions: Tensor) -> Tensor:
-        """Return the scaled actions."""
-        return (actions.flatten(1) - self._centre).mul_(self._inverse).clamp_(-1.0, 1.0)
+    metrics: dict[str, Tensor]
+    errors: Tensor | None = None
 
 
 class ReplayAlgorithm(ABC, Generic[P]):
-    """The base class of the off-policy algorithms with a policy and critics.
+    """The base class of the off-policy algorithms.
 
     A subclass builds its networks in its constructor, calls `_use` with them, and computes a gradient step in `_gradient_step`.
     """
@@ -81,32 +76,33 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self.publish_every_updates = parameters.updates_per_version()
         self._algorithm = algorithm
         self._spec = spec
-        self._observation_space = flat_space(spec.observation_space, algorithm)
+        self._observation_space = spec.observation_space
         self._compute = CPU
         self._generator = torch.Generator().manual_seed(seed)
         self._draws = TorchDraws(self._generator)
-        options = ReplayOptions(capacity=parameters.buffer_size, gamma=parameters.gamma, n_step=parameters.n_step)
+        p = parameters
+        options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step, priority=p.priority)
         self._replay = ReplayMemory(self._stored_space(), spec.action_space, options)
-        self._networks: dict[str, MLPStack] = {}
+        self._demonstrations: DemonstrationReplay | None = None
+        self._networks: dict[str, ReplayNetwork] = {}
         self._optimizers: dict[str, FlatAdam] = {}
-        self._steps = 0
-        self._episodes = 0  # ended since `learning_starts`
-        self._units = 0  # of training that are done
+        self._pace = UnitPace()
         self._gradient_steps = 0
 
     # ---- what a subclass defines
 
-    def _use(self, networks: Mapping[str, MLPStack], optimizers: Mapping[str, FlatAdam]) -> None:
+    def _use(self, networks: Mapping[str, ReplayNetwork], optimizers: Mapping[str, FlatAdam]) -> None:
         """Take the networks by name, and the optimizers of those that are trained. The first network changes at each step."""
         self._networks, self._optimizers = dict(networks), dict(optimizers)
 
     @abstractmethod
-    def _gradient_step(self, batch: Columns, weight: float) -> dict[str, Tensor]:
-        """Take a gradient step on the rows of this rank, and return metrics by tag: means over these rows, as scalar tensors.
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+        """Take a gradient step on the rows of this rank, and return metrics, and TD errors if they are needed.
 
         Args:
             batch: The columns of these rows, on the device of the networks.
             weight: The share of these rows in the batch (`RowShare.weight`).
+            rate: The learning rate.
         """
 
     @abstractmethod
@@ -125,8 +121,12 @@ class ReplayAlgorithm(ABC, Generic[P]):
         """Return the segment as the replay gets it."""
         return segment
 
+    def _schedules(self) -> dict[str, float]:
+        """Return the present values of the algorithm's own schedules, as metrics by tag."""
+        return {}
+
     def _columns(self, batch: TransitionBatch) -> Columns:
-        """Return the inputs of a gradient step."""
+        """Return the inputs of a gradient step, without importance weights."""
         return {
             "observations": encode_observations(self._observation_space, batch.observations),
             "actions": torch.from_numpy(batch.actions),
@@ -146,6 +146,30 @@ class ReplayAlgorithm(ABC, Generic[P]):
         if self._replay.nbytes > self.parameters.buffer_memory_bytes:
             self._replay.use_folder(folder)
 
+    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
+        """Take a fraction of each batch from demonstrations, which never leave their own replay (Ball et al. 2023).
+
+        Args:
+            segments: The demonstrations, with rewards.
+            fraction: The fraction, above 0 and below 1.
+            digest: A number that identifies the demonstrations; see `load`.
+
+        Raises:
+            ConfigError: If a batch is too small to be divided.
+        """
+        p = self.parameters
+        count = round(p.batch_size * fraction)
+        if not 0 < count < p.batch_size:
+            raise ConfigError(
+                f"demonstrations.fraction: {fraction:g} of a batch of {p.batch_size} is {count} transitions; expected 1 to "
+                f"{p.batch_size - 1}",
+                key="demonstrations.fraction",
+            )
+        stored = [self._stored(segment) for segment in segments]
+        self._demonstrations = DemonstrationReplay(
+            self._stored_space(), self._spec.action_space, self._replay.options, stored, count, digest
+        )
+
     def spec(self) -> PolicySpec:
         """Return the specification of the policy."""
         return self._spec
@@ -153,78 +177,112 @@ class ReplayAlgorithm(ABC, Generic[P]):
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         """Write the segment into the replay buffer. Off-policy data can have any age, so `correct` has no effect."""
         self._replay.add(self._stored(segment))
-        self._steps += segment.steps
-        if self._steps >= self.parameters.learning_starts:
-            self._episodes += segment.ended or segment.capped
+        self._pace.observe(segment, self.parameters)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
         """Do one unit of training (`gradient_steps` gradient steps) and return its metrics, or return None if it is too early.
 
         One unit follows each `train_frequency` observed environment steps, or each `traj_per_epoch` ended episodes if that is
-        set. The argument `partial` has no effect.
+        set. With `samples_per_insert`, a unit follows as soon as this ratio allows it. The argument `partial` has no effect.
         """
-        if self._units >= self._units_due() or not len(self._replay):
-            return None
         p = self.parameters
+        if not self._pace.due(p) or not len(self._replay):
+            return None
         found: dict[str, list[Tensor]] = {}
         for _ in range(p.gradient_steps):
-            for tag, value in self._train_on(self._replay.draw(p.batch_size, self._draws)).items():
+            for tag, value in self._train_on(self._draw()).items():
                 found.setdefault(tag, []).append(value)
-        self._units += 1
+        self._pace.units += 1
         return {
             **{tag: float(values[0] if len(values) == 1 else torch.stack(values).mean()) for tag, values in found.items()},
-            "charts/learning_rate": p.learning_rate,
+            **self._schedules(),
+            "charts/learning_rate": p.learning_rate_at(self._pace.steps),
             "replay/size": float(len(self._replay)),
         }
 
     def demand(self) -> int:
         """Return the number of environment steps that are missing until the next policy version can be published.
 
+        With `samples_per_insert`, the number is smaller if training lags behind the ratio.
+
         If `discard` has emptied the replay buffer, return the length of one segment, so that new data arrive.
         """
-        p = self.parameters
-        if not len(self._replay) and self._steps:  # the replay was discarded as a whole
-            return p.rollout_length
-        next_version = (self._units // self.publish_every_updates + 1) * self.publish_every_updates
-        if p.traj_per_epoch is not None:
-            # The lengths of future episodes are unknown. One segment per missing episode never stalls and rarely overshoots.
-            missing = max(0, next_version * p.traj_per_epoch - self._episodes) * p.rollout_length
-            return max(missing, p.learning_starts - self._steps, 0)
-        return max(0, p.learning_starts + next_version * p.train_frequency - self._steps)
+        if not len(self._replay) and self._pace.steps:  # the replay was discarded as a whole
+            return self.parameters.rollout_length
+        return self._pace.missing(self.parameters, self.publish_every_updates)
 
-    def _units_due(self) -> int:
-        p = self.parameters
-        if p.traj_per_epoch is None:
-            return max(0, self._steps - p.learning_starts) // p.train_frequency
-        return self._episodes // p.traj_per_epoch
+    def _draw(self) -> NDArray[np.int64]:
+        """Return the rows of a batch, int64 ``[B]``: first those of demonstrations, as -1 - row, then those of the replay."""
+        size, demonstrations = self.parameters.batch_size, self._demonstrations
+        if demonstrations is None:
+            return self._replay.draw(size, self._draws)
+        return demonstrations.draw(self._replay, size, self._draws)
+
+    def _gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
+        """Return copies of the transitions in these rows, in the form and the order of `_draw`."""
+        demonstrations = self._demonstrations
+        return self._replay.gather(rows) if demonstrations is None else demonstrations.gather(self._replay, rows)
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Take one gradient step on these replay rows, and return its metrics by tag, as scalar tensors."""
-        columns = self._columns(self._replay.gather(rows))
-        with self._compute.ranks.leading({"columns": columns}, self.checkpoint):
-            return self._step(columns)
+        """Take one gradient step on these rows, and update their priorities. Return metrics by tag, as scalar tensors.
+
+        Demonstrations have the importance weight 1 and no priority.
+        """
+        p = self.parameters
+        columns = self._columns(self._gather(rows))
+        own = rows[rows >= 0]
+        if p.priority is not None:
+            ones = np.ones(len(rows) - len(own), np.float32)
+            weights = self._replay.weights(own, p.priority_beta_at(self._pace.steps)) if len(own) else ones[:0]
+            columns["weights"] = torch.from_numpy(np.concatenate([ones, weights]))
+        rate = p.learning_rate_at(self._pace.steps)
+        with self._compute.ranks.leading({"columns": columns, "rate": rate}, self._training_state):
+            metrics, errors = self._step(columns, rate)
+        if errors is not None and len(own):
+            self._replay.update_priorities(own, errors.cpu().numpy()[len(rows) - len(own) :])
+        return metrics
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of a gradient step. The ranks are the processes that train together."""
-        self._step(work["columns"])
+        self._step(work["columns"], work["rate"])
 
-    def _step(self, columns: Columns) -> dict[str, Tensor]:
-        """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the metrics."""
+    def _step(self, columns: Columns, rate: float) -> StepResult:
+        """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the results for all rows."""
         ranks, put = self._compute.ranks, self._compute.put
-        share = ranks.share(len(columns["returns"]))
+        rows = len(columns["returns"])
+        share = ranks.share(rows)
         if ranks.size > 1:
             columns = {name: column[share.rows] for name, column in columns.items()}
         self._gradient_steps += 1
-        metrics = self._gradient_step({name: put(column) for name, column in columns.items()}, share.weight)
+        result = self._gradient_step({name: put(column) for name, column in columns.items()}, share.weight, rate)
         if ranks.size == 1:
-            return metrics
+            return result
+        metrics, errors = result
         means = torch.stack(list(metrics.values())) * share.weight
         ranks.add_up(means)
-        return dict(zip(metrics, means.unbind(), strict=True))
+        metrics = dict(zip(metrics, means.unbind(), strict=True))
+        return StepResult(metrics, None if errors is None else self._all_errors(errors, share, rows))
+
+    def _all_errors(self, errors: Tensor, share: RowShare, rows: int) -> Tensor:
+        """Return the TD errors of all rows of a batch, given those of this rank's share."""
+        every = torch.zeros(rows, device=errors.device)
+        if share.weight:
+            every[share.rows] = errors
+        self._compute.ranks.add_up(every)
+        return every
 
     def _gradient(self, name: str, loss: Tensor, weight: float) -> Tensor:
         """Return the gradient of a loss by the parameters of a network. The loss is a mean over this rank's rows."""
         return self._networks[name].gradient(loss if weight == 1.0 else loss * weight)
+
+    def _clone(
+        self, name: str, columns: tuple[Tensor, Tensor], loss: Callable[[Tensor, Tensor], Tensor], options: CloneOptions
+    ) -> float:
+        """Take the steps of behaviour cloning with one network (`clone_policy`)."""
+        network = self._networks[name]
+        found = clone_policy(columns, loss, network.gradient, network.flat, options, self._generator)
+        self._compute.ranks.differ()
+        return found
 
     # ---- device, parameters
 
@@ -252,19 +310,23 @@ class ReplayAlgorithm(ABC, Generic[P]):
     def checkpoint(self) -> dict[str, Any]:
         """Return copies of everything that an update changes, so that `restore` can undo the update.
 
-        These are the weights of all networks, the optimizers' states, the random state and the counts of updates, not the replay
-        buffer.
+        These are the weights of all networks, the optimizers' states, the random state, the counts of updates, and the
+        priorities of the transitions, not the transitions.
         """
+        return {**self._training_state(), "priorities": self._replay.checkpoint()}
+
+    def _training_state(self) -> dict[str, Any]:
+        """Return what `checkpoint` does, without the priorities. Only rank 0 has these."""
         return {
             "networks": {name: network.flat.clone() for name, network in self._networks.items()},
             "optimizers": {name: optimizer.state() for name, optimizer in self._optimizers.items()},
             "generator": self._generator.get_state(),
-            "units": self._units,
+            "units": self._pace.units,
             "gradient_steps": self._gradient_steps,
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. The replay buffer and the counts of observed data do not change.
+        """Return to a state that `checkpoint` has copied. The transitions and the counts of observed data do not change.
 
         Raises:
             ConfigError: If the state comes from networks of other sizes.
@@ -280,7 +342,8 @@ class ReplayAlgorithm(ABC, Generic[P]):
         for name, optimizer in self._optimizers.items():
             optimizer.load(kept["optimizers"][name])
         self._generator.set_state(torch.as_tensor(kept["generator"]))
-        self._units, self._gradient_steps = int(kept["units"]), int(kept["gradient_steps"])
+        self._pace.units, self._gradient_steps = int(kept["units"]), int(kept["gradient_steps"])
+        self._replay.restore(kept.get("priorities"))
 
     def state(self) -> dict[str, Any]:
         """Return copies of all networks, the optimizers' states, the random state, the replay buffer and the counters."""
@@ -288,18 +351,31 @@ class ReplayAlgorithm(ABC, Generic[P]):
 
     def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
         """Return the same as `state`, but without the arrays of those pieces of the replay buffer whose names are in `stored`."""
-        counters = {"steps": self._steps, "episodes": self._episodes}
-        return {**self.checkpoint(), **counters, "replay": self._replay.state(stored)}
+        pace = self._pace
+        counters = {"steps": pace.steps, "episodes": pace.episodes, "demonstrations": self._demonstrations_digest()}
+        return {**self._training_state(), **counters, "replay": self._replay.state(stored)}
+
+    def _demonstrations_digest(self) -> int:
+        """Return the number that identifies the demonstrations; 0 without any."""
+        return 0 if self._demonstrations is None else self._demonstrations.digest
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned.
 
         Raises:
-            ConfigError: If the state comes from networks of other sizes, or from a replay buffer of another capacity or shape.
+            ConfigError: If the state comes from networks of other sizes, from a replay buffer of another capacity or shape, or
+                from a training with other demonstrations.
         """
+        saved, given = int(state.get("demonstrations", 0)), self._demonstrations_digest()
+        if saved and given and saved != given:
+            raise ConfigError(
+                f"demonstrations: the training began with other ones (digest {saved:016x}, the file has {given:016x}); give that "
+                "file, or none",
+                key="demonstrations",
+            )
         self.restore(state)
         self._replay.load(state["replay"])
-        self._steps, self._episodes = int(state["steps"]), int(state["episodes"])
+        self._pace.steps, self._pace.episodes = int(state["steps"]), int(state["episodes"])
 
     # ---- data that make an update fail
 
@@ -322,9 +398,9 @@ class ReplayAlgorithm(ABC, Generic[P]):
         """
         kept = self.checkpoint()
         p = self.parameters
-        draw = lambda: self._replay.draw(p.batch_size, self._draws)  # noqa: E731
-        rows = find_failing_rows(p.gradient_steps, draw, self.checkpoint, self._survives)
+        rows = find_failing_rows(p.gradient_steps, self._draw, self.checkpoint, self._survives)
         self.restore(kept)
+        rows = rows[rows >= 0]  # demonstrations stay
         return self._replay.discard(np.unique(rows)) if len(rows) else []
 
     def _survives(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> bool:

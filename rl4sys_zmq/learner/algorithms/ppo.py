@@ -156,7 +156,8 @@ class PPO(ActorCritic):
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of the gradient steps of an update. The ranks are the processes that train together."""
-        columns = TrainingTensors(**{name: self._compute.put(column) for name, column in work["columns"].items()})
+        given: dict[str, Any] = {name: self._compute.put(column) for name, column in work["columns"].items()}
+        columns = TrainingTensors(**given)
         self._fit(columns, work["sizes"], work["rates"], work["value_clip"])
 
     def _fit(self, columns: TrainingTensors, sizes: list[int], learning_rates: Sequence[float], value_clip: float) -> PassMetrics:
@@ -189,11 +190,14 @@ class PPO(ActorCritic):
 
     def _moved(self, columns: TrainingTensors) -> TrainingTensors:
         """Return a batch for one pass of RPO: to move an action by a number has the effect of moving the mean by its negative."""
-        alpha = self._settings.rpo_alpha
-        if not alpha:
+        alpha, numbers = self._settings.rpo_alpha, self._actions.number_columns
+        if not alpha or numbers is None:
             return columns
-        noise = torch.rand(columns.actions.shape, generator=self._generator)  # on the CPU, so that all ranks draw the same
-        return replace(columns, actions=columns.actions + self._compute.put((2.0 * noise - 1.0) * alpha))
+        actions = columns.actions.clone()
+        moved = actions[:, numbers]
+        noise = torch.rand(moved.shape, generator=self._generator)  # on the CPU, so that all ranks draw the same
+        moved += self._compute.put((2.0 * noise - 1.0) * alpha)
+        return replace(columns, actions=actions)
 
     def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingTensors, dict[str, float]]:
         """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.
@@ -212,8 +216,8 @@ class PPO(ActorCritic):
         forbidden = None if rollout.forbidden is None else put(rollout.forbidden)
         rows = put(torch.from_numpy(rollout.rows))
         acted = features.index_select(0, rows)
+        outputs, estimates, sequences = self._evaluate(rollout, features)
         with torch.no_grad():
-            outputs, estimates = self._network(features)
             current = self._distribution(outputs.index_select(0, rows), forbidden).log_probs(actions)
             ratios = (current - log_probs).exp().cpu()
         values, next_values = self._step_values(rollout, estimates if p.critic else torch.zeros_like(estimates))
@@ -241,6 +245,7 @@ class PPO(ActorCritic):
             values=put(torch.from_numpy(values.astype(np.float32))),
             targets=put(torch.from_numpy(targets.astype(np.float32))),
             forbidden=forbidden,
+            sequences=sequences,
         )
         return columns, metrics
 
@@ -268,9 +273,9 @@ class PPO(ActorCritic):
         record, ranks = PassMetrics(), self._compute.ranks
         for batch, weight in columns.minibatches(sizes, self._generator, ranks):
             if only is None:
-                outputs, estimates = self._network(batch.features)
+                outputs, estimates = self._network(batch.features, batch.sequences)
             else:
-                outputs = estimates = self._network.one(only, batch.features)
+                outputs = estimates = self._network.one(only, batch.features, batch.sequences)
             loss: Tensor | None = None
             if trains[0]:
                 distribution = self._distribution(outputs, batch.forbidden)

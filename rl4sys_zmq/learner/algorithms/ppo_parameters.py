@@ -17,7 +17,8 @@ from rl4sys_zmq.learner.algorithms.actor_critic_parameters import (
     policy_planner,
 )
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
-from rl4sys_zmq.values import BoxSpace, Space
+from rl4sys_zmq.values import Space
+from rl4sys_zmq.values.action_layout import action_layout
 
 __all__ = ["ENTRY", "PPOParameters", "PPOSetting"]
 
@@ -234,7 +235,7 @@ class PPOParameters(PPOSetting):
         Raises:
             ConfigError: If `rpo_alpha` is above 0 and the actions are not continuous.
         """
-        if self.rpo_alpha and not isinstance(action_space, BoxSpace):
+        if self.rpo_alpha and not action_layout(action_space).numbers:
             raise ConfigError(
                 f"{name}: rpo_alpha {self.rpo_alpha:g} moves the mean of continuous actions, but the action space is "
                 f"{action_space}; use PPO without rpo_alpha",
@@ -314,6 +315,6 @@ ENTRY = AlgorithmEntry(
     staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
     presets=PRESETS,
     extra="learner",
-    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    spaces="any observations; any actions",
     reference="Schulman et al. 2017, Proximal policy optimization algorithms",
 )

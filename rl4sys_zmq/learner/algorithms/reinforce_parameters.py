@@ -133,7 +133,9 @@ ENTRY = AlgorithmEntry(
         "CartPole-v1": TaskPreset(
             parameters={
                 "episodes_per_update": 12,
-                "learning_rate": 1e-2,
+                "learning_rate": 5e-3,
+                "anneal_lr": True,
+                "total_steps": 200_000,
                 "gamma": 0.99,
                 "normalise_observations": False,
                 "normalise_rewards": False,
@@ -145,6 +147,6 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
-    spaces="observations as one Box or Discrete; Discrete or Box actions",
+    spaces="any observations; any actions",
     reference="Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning",
 )

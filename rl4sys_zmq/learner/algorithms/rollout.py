@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
+from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, Ranks
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
-from rl4sys_zmq.values import DiscreteSpace, Segment, Space
+from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.values.observations import leaves_of
+from rl4sys_zmq.values.trees import Tree
 
 __all__ = [
     "RolloutBatch",
     "TrainingTensors",
     "clipped_objective",
+    "equal_groups",
     "equal_sizes",
     "half_square_error",
     "join_segments",
@@ -31,7 +38,7 @@ class TrainingTensors:
 
     Attributes:
         features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
-        actions: Int64 ``[N]`` from 0 for discrete actions, or raw float32 ``[N, n]`` (before clipping or squashing).
+        actions: The raw actions, before clipping or squashing, in the form of `ActionDistributions.encode`, ``[N, ...]``.
         log_probs: The log-probability of each action under the policy that chose it, ``[N]``.
         advantages: The advantage of each action, ``[N]``.
         low: The lower bound of the probability ratio, ``[N]``; see `clipped_objective`.
@@ -39,6 +46,7 @@ class TrainingTensors:
         values: The values estimated before the update, ``[N]``.
         targets: The targets of the value network, ``[N]``.
         forbidden: True for each forbidden action, bool ``[N, n]``; None if all are allowed.
+        sequences: The sequences of the steps, for a recurrent network; None for other networks.
     """
 
     features: Tensor
@@ -50,13 +58,15 @@ class TrainingTensors:
     values: Tensor
     targets: Tensor
     forbidden: Tensor | None = None
+    sequences: Sequences | None = None
 
     def minibatches(
         self, sizes: list[int], generator: torch.Generator, ranks: Ranks = ONE_RANK
     ) -> Iterator[tuple[TrainingTensors, float]]:
         """Yield the rows of this rank (one of the processes that train together) in minibatches, each with the rank's weight.
 
-        Each call uses a new random order of the steps. A single minibatch is the batch as it is.
+        Each call uses a new random order of the steps. A single minibatch is the batch as it is. With `sequences`, a minibatch
+        consists of whole sequences, so the sizes are approximate, and there are at most as many minibatches as sequences.
 
         Args:
             sizes: The sizes of the minibatches over all ranks, which must add up to ``N``.
@@ -66,6 +76,9 @@ class TrainingTensors:
         if len(sizes) == 1:  # the order makes no difference
             share = ranks.share(sizes[0])
             yield (self if ranks.size == 1 else self._select(lambda column: column[share.rows])), share.weight
+            return
+        if self.sequences is not None:
+            yield from ((part, 1.0) for part in self._sequence_minibatches(self.sequences, len(sizes), generator))
             return
         order, weights = torch.randperm(len(self.actions), generator=generator), [1.0] * len(sizes)
         if ranks.size > 1:
@@ -88,13 +101,23 @@ class TrainingTensors:
             )  # fmt: skip
             yield part, weight
 
-    def columns(self) -> dict[str, Tensor]:
-        """Return the columns by name, without those that are None."""
-        return {name: column for name in self.__slots__ if (column := getattr(self, name)) is not None}
+    def columns(self) -> dict[str, Any]:
+        """Return the columns by name as tensors, without those that are None."""
+        return {name: column for name in self.__slots__ if isinstance(column := getattr(self, name), Tensor)}
+
+    def _sequence_minibatches(self, sequences: Sequences, count: int, generator: torch.Generator) -> Iterator[TrainingTensors]:
+        """Yield `count` minibatches of whole sequences in a random order, with about equal numbers of steps."""
+        order = torch.randperm(len(sequences.lengths), generator=generator).numpy()
+        for group in equal_groups(np.asarray(sequences.lengths)[order], count):
+            chosen, rows = sequences.select(order[group].tolist())
+            rows = rows.to(self.actions.device)
+            part = self._select(lambda column, rows=rows: column.index_select(0, rows))  # type: ignore[misc]
+            yield replace(part, sequences=chosen)
 
     def _select(self, choose: Callable[[Tensor], Tensor]) -> TrainingTensors:
         """Return the result of a function for each column."""
-        return TrainingTensors(**{name: choose(column) for name, column in self.columns().items()})
+        chosen: dict[str, Any] = {name: choose(column) for name, column in self.columns().items()}
+        return TrainingTensors(**chosen)
 
 
 def equal_sizes(steps: int, count: int) -> list[int]:
@@ -105,6 +128,18 @@ def equal_sizes(steps: int, count: int) -> list[int]:
     """
     count = max(1, min(count, steps))
     return [steps // count + (k < steps % count) for k in range(count)]
+
+
+def equal_groups(lengths: NDArray[np.int64], count: int) -> list[slice]:
+    """Divide sequences, given by their numbers of steps, into groups of consecutive sequences with about equal numbers of steps.
+
+    Return at most `count` slices, none of them empty.
+    """
+    ends = np.cumsum(lengths)
+    middles = (ends - lengths / 2.0) * (count / ends[-1])
+    number = np.minimum(middles.astype(np.int64), count - 1)
+    edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(lengths)]
+    return [slice(start, end) for start, end in pairwise(edges)]
 
 
 def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -164,7 +199,7 @@ class RolloutBatch:
         rows: The row of `features` with the observation before each step, int64 ``[N]``. The next row is the observation after
             the step.
         alive: Float64 ``[N]``, 0 if the step led to a terminal state (so there is no observation after it), else 1.
-        actions: Int64 ``[N]`` from 0 for discrete actions, or raw float32 ``[N, n]`` (before clipping or squashing).
+        actions: The raw actions, before clipping or squashing, in the form of `ActionDistributions.encode`, ``[N, ...]``.
         forbidden: True for each forbidden action, bool ``[N, n]``; None if no segment has a mask.
         rewards: Float64 ``[N]``.
         log_probs: The log-probability of each action under the policy that chose it, float32 ``[N]``.
@@ -185,7 +220,9 @@ class RolloutBatch:
     segments: Sequence[Segment]
 
 
-def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> RolloutBatch:
+def join_segments(
+    taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributions
+) -> RolloutBatch:
     """Join segments (parts of episodes) into one batch, in which the consecutive segments of an episode are adjacent.
 
     So an advantage trace continues from one segment to the next, and short segments cause no bias.
@@ -193,7 +230,7 @@ def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Spac
     Args:
         taken: Pairs of a segment and a bool: True if the segment is too old and needs importance weights.
         observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
+        action_distributions: The form of the policy's actions.
     """
     first_seen: dict[int, int] = {}
     for segment, _ in taken:
@@ -208,23 +245,26 @@ def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Spac
     continues[ends] = [_follows(a, b) for a, b in zip(segments, [*segments[1:], None], strict=True)]
     alive = np.ones(len(continues))
     alive[ends] = bootstraps
-    actions = np.concatenate([segment.actions for segment in segments])
-    if isinstance(action_space, DiscreteSpace):
-        moves = torch.from_numpy(actions.astype(np.int64) - action_space.start)
-    else:
-        moves = torch.from_numpy(actions.astype(np.float32).reshape(len(actions), action_space.size))
+    acted = action_distributions.layout
+    actions = acted.leaves.unflatten(map(np.concatenate, zip(*(s.action_leaves for s in segments), strict=True)))
     return RolloutBatch(
-        features=encode_observations(observation_space, np.concatenate([segment.observations for segment in segments])),
+        features=encode_observations(observation_space, _joined(observation_space, segments)),
         rows=np.arange(len(continues)) + np.repeat(before, lengths),
         alive=alive,
-        actions=moves,
-        forbidden=_forbidden(segments, action_space),
+        actions=action_distributions.encode(actions),
+        forbidden=_forbidden(segments, acted.logits),
         rewards=np.concatenate([segment.rewards for segment in segments], dtype=np.float64),
         log_probs=torch.from_numpy(np.concatenate([segment.log_probs for segment in segments], dtype=np.float32)),
         continues=continues,
         correct=np.repeat([correct for _, correct in ordered], lengths),
         segments=segments,
     )
+
+
+def _joined(space: ObservationSpace, segments: Sequence[Segment]) -> Tree:
+    """Return the observations of all segments, as a tree of arrays ``[M, *leaf]``."""
+    columns = zip(*(segment.observation_leaves for segment in segments), strict=True)
+    return leaves_of(space).unflatten(map(np.concatenate, columns))
 
 
 def _follows(segment: Segment, other: Segment | None) -> bool:
@@ -236,9 +276,9 @@ def _follows(segment: Segment, other: Segment | None) -> bool:
     )
 
 
-def _forbidden(segments: Sequence[Segment], action_space: Space) -> Tensor | None:
-    if not isinstance(action_space, DiscreteSpace) or all(segment.masks is None for segment in segments):
+def _forbidden(segments: Sequence[Segment], options: int) -> Tensor | None:
+    if all(segment.masks is None for segment in segments):
         return None
-    everything = np.ones((max(segment.steps for segment in segments), action_space.n), dtype=np.bool_)
+    everything = np.ones((max(segment.steps for segment in segments), options), dtype=np.bool_)
     masks = [everything[: s.steps] if s.masks is None else s.masks[: s.steps] for s in segments]
     return torch.from_numpy(~np.concatenate(masks))

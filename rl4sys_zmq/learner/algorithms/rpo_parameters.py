@@ -59,6 +59,6 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
-    spaces="observations as one Box or Discrete; Box actions",
+    spaces="any observations; actions with a Box",
     reference="Rahman and Xue 2022, Robust policy optimization in deep reinforcement learning",
 )

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,13 +31,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
+from rl4sys_zmq.learner.algorithms.base import CloneOptions
+from rl4sys_zmq.learner.algorithms.cloning import cloned_columns
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.networks import FORBIDDEN_LOGIT, FlatAdam, MLPStack, limit_norm
-from rl4sys_zmq.learner.algorithms.offpolicy import ActionScale, Columns, ReplayAlgorithm
+from rl4sys_zmq.learner.algorithms.network_kinds import ReplayShape
+from rl4sys_zmq.learner.algorithms.networks import FORBIDDEN_LOGIT, FlatAdam, limit_norm
+from rl4sys_zmq.learner.algorithms.offpolicy import Columns, ReplayAlgorithm, StepResult
 from rl4sys_zmq.learner.algorithms.sac_parameters import SACParameters, plan_sac
 from rl4sys_zmq.replay import TransitionBatch
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space, feature_size
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.spaces import DictSpace, MultiBinarySpace
 
 __all__ = ["ContinuousSAC", "DiscreteSAC", "make_sac", "squash"]
@@ -74,21 +77,22 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
     The policy's vector of parameters ends with log α. So one optimizer changes both, each with its own learning rate.
     """
 
-    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int, *, inputs: int, values: int) -> None:
+    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int, *, actions: int, values: int) -> None:
         """Build the networks.
 
         Args:
             spec: The specification of the policy.
             parameters: The parameters.
             seed: The seed of all random numbers.
-            inputs: The number of inputs of a critic.
+            actions: The number of elements of an action that a critic gets; 0 if it computes the values of all actions.
             values: The number of values that a critic computes.
         """
         super().__init__(spec, parameters, "SAC", seed)
         p = parameters
-        features, outputs = feature_size(self._observation_space), spec.tensors[-1].size
-        self._policy = MLPStack(features, p.hidden_sizes, [outputs], p.activation, extras=1)
-        self._critics, self._targets = (MLPStack(inputs, p.hidden_sizes, [values] * 2, p.activation) for _ in range(2))
+        choice, space, outputs = p.chosen_network(), self._observation_space, p.head(spec.action_space).outputs(spec.action_space)
+        self._policy = choice.replay(space, ReplayShape(outputs=(outputs,), extras=1))
+        critics = ReplayShape(outputs=(values, values), actions=actions)
+        self._critics, self._targets = (choice.replay(space, critics) for _ in range(2))
         self._policy.initialise_uniform(self._generator)
         self._critics.initialise_uniform(self._generator)
         self._targets.flat.copy_(self._critics.flat)
@@ -115,7 +119,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
         """Return the loss of the policy, and its entropy."""
 
-    def _gradient_step(self, batch: Columns, weight: float) -> dict[str, Tensor]:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
         p = self.parameters
         log_temperature = self._policy.flat[self._temperature].detach().clone()
         temperature = log_temperature.exp()
@@ -135,21 +139,35 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         self._compute.ranks.add_up(gradient)
         if p.max_grad_norm is not None:
             limit_norm(gradient[self._weights], p.max_grad_norm)
-        self._optimizers["policy"].step(gradient, [p.learning_rate, p.temperature_rate if p.learn_temperature else None])
+        self._optimizers["policy"].step(gradient, [rate, p.temperature_rate if p.learn_temperature else None])
 
         self._targets.flat.lerp_(self._critics.flat, p.target_share)
-        return {
-            "losses/qf_loss": critic_loss.detach(),
-            "losses/qf_values": estimates[0].detach().mean(),
-            "losses/actor_loss": policy_loss.detach(),
-            "losses/entropy": entropy.detach().mean(),
-            "losses/alpha_loss": (log_temperature * surplus).squeeze(),
-            "losses/alpha": temperature.squeeze(),
-        }
+        return StepResult(
+            {
+                "losses/qf_loss": critic_loss.detach(),
+                "losses/qf_values": estimates[0].detach().mean(),
+                "losses/actor_loss": policy_loss.detach(),
+                "losses/entropy": entropy.detach().mean(),
+                "losses/alpha_loss": (log_temperature * surplus).squeeze(),
+                "losses/alpha": temperature.squeeze(),
+            }
+        )
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the policy's weights by name."""
         return self._spec.views(self._policy.flat[self._weights].cpu().numpy().copy())
+
+    def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
+        """Train the policy to choose the demonstrated actions (`_clone_loss`). The temperature stays as it is.
+
+        Return the mean loss of the last tenth of the steps.
+        """
+        columns = cloned_columns(segments, self._observation_space, self._spec.action_space)
+        return self._clone("policy", columns, self._clone_loss, options)
+
+    @abstractmethod
+    def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Return the loss of the policy on demonstrated actions, as a scalar tensor."""
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replace the weights of the policy, to start the training from an existing policy."""
@@ -168,8 +186,7 @@ class ContinuousSAC(_SoftActorCritic):
         space = spec.action_space
         assert isinstance(space, BoxSpace)
         self._scale = ActionScale(space)
-        features = feature_size(flat_space(spec.observation_space, "SAC"))
-        super().__init__(spec, parameters, seed, inputs=features + space.size, values=1)
+        super().__init__(spec, parameters, seed, actions=space.size, values=1)
 
     def _columns(self, batch: TransitionBatch) -> Columns:
         columns = super()._columns(batch)
@@ -181,19 +198,24 @@ class ContinuousSAC(_SoftActorCritic):
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
         successors = batch["successors"]
         actions, log_probs = self._sample(successors, batch["successor_noise"])
-        one, other = self._targets(torch.cat((successors, actions), 1))
+        one, other = self._targets(successors, actions)
         return torch.minimum(one, other).squeeze(1) - temperature * log_probs
 
     def _estimates(self, batch: Columns) -> list[Tensor]:
-        return [values.squeeze(1) for values in self._critics(torch.cat((batch["observations"], batch["actions"]), 1))]
+        return [values.squeeze(1) for values in self._critics(batch["observations"], batch["actions"])]
 
     def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
         observations = batch["observations"]
         actions, log_probs = self._sample(observations, batch["noise"])
-        one, other = self._critics(torch.cat((observations, actions), 1))
+        one, other = self._critics(observations, actions)
         loss = (temperature * log_probs - torch.minimum(one, other).squeeze(1)).mean()
         target = self.parameters.target_entropy
         return PolicyLoss(loss, -log_probs, -float(actions.shape[1]) if target is None else target)
+
+    def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Return the mean squared error of the most probable actions, scaled to -1 to 1."""
+        means, _ = self._policy(features)[0].chunk(2, 1)
+        return functional.mse_loss(means.tanh(), self._scale(actions))
 
     def _sample(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return an action between -1 and 1 ``[B, n]`` for each row of features, and its log-density ``[B]``."""
@@ -230,8 +252,7 @@ class DiscreteSAC(_SoftActorCritic):
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
         assert isinstance(spec.action_space, DiscreteSpace)
         self._actions = spec.action_space.n
-        features = feature_size(flat_space(spec.observation_space, "SAC"))
-        super().__init__(spec, parameters, seed, inputs=features, values=self._actions)
+        super().__init__(spec, parameters, seed, actions=0, values=self._actions)
 
     def _stored_space(self) -> ObservationSpace:
         return DictSpace({_ALLOWED: MultiBinarySpace(self._actions), _OBSERVATION: self._observation_space})
@@ -277,6 +298,10 @@ class DiscreteSAC(_SoftActorCritic):
             return PolicyLoss(loss, entropy, self.parameters.target_entropy)
         allowed = (~batch["forbidden"]).sum(1).float()
         return PolicyLoss(loss, entropy, self.parameters.target_entropy_ratio * allowed.log())
+
+    def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Return the cross-entropy of the policy and the demonstrated actions, in nats."""
+        return functional.cross_entropy(self._policy(features)[0], actions)
 
     def _log_probs(self, features: Tensor, forbidden: Tensor) -> Tensor:
         """Return the logarithms of the probabilities of all actions, ``[B, n]``. That of a forbidden action is very low."""

@@ -9,22 +9,21 @@ from typing import ClassVar
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, read_parameters
-from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.learner.algorithms.offpolicy_parameters import CriticParameters
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 
 __all__ = ["ENTRY", "SACParameters", "plan_sac"]
 
 
 @dataclass(frozen=True, slots=True)
-class SACParameters(OffPolicyParameters):
+class SACParameters(CriticParameters):
     """All parameters of SAC. The word *steps* means environment steps, except in *gradient steps*."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"discrete"})
     """RL4Sys's key for the kind of actions. Here the action space has this information."""
 
-    changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"temperature_learning_rate", "target_entropy"}
+    changeable: ClassVar[frozenset[str]] = CriticParameters.changeable | {"temperature_learning_rate", "target_entropy"}
     """The parameters that can change in a running client."""
 
     learn_temperature: bool = option(
@@ -64,6 +63,12 @@ class SACParameters(OffPolicyParameters):
             return self.temperature
         return 1.0 if self.learn_temperature else 0.2
 
+    def head(self, action_space: Space) -> HeadParameters:
+        """Return the meaning of the outputs of the policy's network."""
+        if not isinstance(action_space, BoxSpace):
+            return HeadParameters(head="categorical")
+        return HeadParameters(head="squashed_gaussian", log_std_min=self.log_std_min, log_std_max=self.log_std_max)
+
     @property
     def temperature_rate(self) -> float:
         """The learning rate of the temperature."""
@@ -74,17 +79,13 @@ def plan_sac(observation_space: ObservationSpace, action_space: Space, parameter
     """Return the specification of the policy that SAC with these parameters would train. No network is built.
 
     Raises:
-        ConfigError: If a parameter is invalid, the actions have no bounds, or the observations are a Dict or a Tuple.
+        ConfigError: If a parameter is invalid, the actions have no bounds, or the network does not fit the spaces.
     """
-    observations = flat_space(observation_space, "SAC")
     p = read_parameters(SACParameters, parameters, algorithm="SAC")
-    check_not_image(observations, p.hidden_sizes, "SAC")
-    if not isinstance(action_space, BoxSpace):
-        return mlp_spec(observations, action_space, "categorical", p.hidden_sizes, p.activation)
-    if not action_space.bounded:
-        raise ConfigError(f"SAC needs an action space with finite bounds, not {action_space}; use PPO", key="action_space")
-    limits = p.log_std_min, p.log_std_max
-    return mlp_spec(observations, action_space, "squashed_gaussian", p.hidden_sizes, p.activation, log_std_range=limits)
+    if not isinstance(action_space, DiscreteSpace) and not (isinstance(action_space, BoxSpace) and action_space.bounded):
+        text = f"SAC needs a Discrete action space or a Box with finite bounds, not {action_space!s:.80}; use PPO"
+        raise ConfigError(text, key="action_space")
+    return p.policy("SAC", observation_space, action_space, p.head(action_space))
 
 
 ENTRY = AlgorithmEntry(
@@ -105,7 +106,7 @@ ENTRY = AlgorithmEntry(
         ),
     },
     extra="learner",
-    spaces="observations as one Box or Discrete; bounded Box or Discrete actions",
+    spaces="any observations; bounded Box or Discrete actions",
     reference="Haarnoja et al. 2018, Soft actor-critic algorithms and applications; Christodoulou 2019, Soft actor-critic for "
     "discrete action settings",
 )

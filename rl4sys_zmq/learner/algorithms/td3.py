@@ -15,7 +15,7 @@ DDPG has one critic, no delay and no ε.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,12 +24,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
+from rl4sys_zmq.learner.algorithms.base import CloneOptions
+from rl4sys_zmq.learner.algorithms.cloning import cloned_columns
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack
-from rl4sys_zmq.learner.algorithms.offpolicy import ActionScale, Columns, ReplayAlgorithm
+from rl4sys_zmq.learner.algorithms.network_kinds import ReplayShape
+from rl4sys_zmq.learner.algorithms.networks import FlatAdam
+from rl4sys_zmq.learner.algorithms.offpolicy import Columns, ReplayAlgorithm, StepResult
 from rl4sys_zmq.learner.algorithms.td3_parameters import DDPGParameters, TD3Parameters, plan_ddpg, plan_td3
 from rl4sys_zmq.replay import TransitionBatch
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space
 
 __all__ = ["DDPG", "TD3"]
 
@@ -53,10 +57,11 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         super().__init__(spec, p, self._name, seed)
         assert isinstance(action_space, BoxSpace)
         self._scale = ActionScale(action_space)
-        features, size = feature_size(self._observation_space), action_space.size
-        values = [1] * (2 if p.twin_critics else 1)
-        self._policy, self._target_policy = (MLPStack(features, p.hidden_sizes, [size], p.activation) for _ in range(2))
-        self._critics, self._target_critics = (MLPStack(features + size, p.hidden_sizes, values, p.activation) for _ in range(2))
+        choice, size = p.chosen_network(), action_space.size
+        policy = ReplayShape(outputs=(size,))
+        critics = ReplayShape(outputs=(1,) * (2 if p.twin_critics else 1), actions=size)
+        self._policy, self._target_policy = (choice.replay(observation_space, policy) for _ in range(2))
+        self._critics, self._target_critics = (choice.replay(observation_space, critics) for _ in range(2))
         self._policy.initialise_uniform(self._generator)
         self._critics.initialise_uniform(self._generator)
         self._target_policy.flat.copy_(self._policy.flat)
@@ -78,10 +83,10 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
             columns["noise"] = torch.randn(actions.shape, generator=self._generator)
         return columns
 
-    def _gradient_step(self, batch: Columns, weight: float) -> dict[str, Tensor]:
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
         p, observations = self.parameters, batch["observations"]
         targets = self._targets(batch)
-        estimates = self._critics(torch.cat((observations, batch["actions"]), 1))
+        estimates = self._critics(observations, batch["actions"])
         critic_loss = functional.mse_loss(estimates[0].squeeze(1), targets)
         for other in estimates[1:]:
             critic_loss = critic_loss + functional.mse_loss(other.squeeze(1), targets)
@@ -90,16 +95,16 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         self._optimizers["critics"].step(gradient, [p.critic_rate], max_norm=p.max_grad_norm)
         metrics = {"losses/qf_loss": critic_loss.detach(), "losses/qf_values": estimates[0].detach().mean()}
         if self._gradient_steps % p.policy_delay:
-            return metrics
+            return StepResult(metrics)
 
         actions = self._policy(observations)[0].tanh()
-        policy_loss = -self._critics.one(0, torch.cat((observations, actions), 1)).mean()
+        policy_loss = -self._critics.one(0, observations, actions).mean()
         gradient = self._gradient("policy", policy_loss, weight)
         self._compute.ranks.add_up(gradient)
-        self._optimizers["policy"].step(gradient, [p.learning_rate], max_norm=p.max_grad_norm)
+        self._optimizers["policy"].step(gradient, [rate], max_norm=p.max_grad_norm)
         self._target_policy.flat.lerp_(self._policy.flat, p.target_share)
         self._target_critics.flat.lerp_(self._critics.flat, p.target_share)
-        return {**metrics, "losses/actor_loss": policy_loss.detach()}
+        return StepResult({**metrics, "losses/actor_loss": policy_loss.detach()})
 
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
@@ -109,7 +114,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         if "noise" in batch:
             noise = (batch["noise"] * p.target_noise).clamp(-p.target_noise_clip, p.target_noise_clip)
             actions = (actions + noise).clamp(-1.0, 1.0)
-        values = self._target_critics(torch.cat((successors, actions), 1))
+        values = self._target_critics(successors, actions)
         least = values[0] if len(values) == 1 else torch.minimum(values[0], values[1])
         return batch["returns"] + batch["discounts"] * least.squeeze(1)
 
@@ -119,8 +124,20 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         That probability (`epsilon`) is 1 before `learning_starts`, and then 0.
         """
         p = self.parameters
-        exploration = np.array([p.exploration_noise, self._steps < p.learning_starts], np.float32)
+        exploration = np.array([p.exploration_noise, self._pace.steps < p.learning_starts], np.float32)
         return self._spec.views(np.concatenate([self._policy.flat.cpu().numpy(), exploration]))
+
+    def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
+        """Train the policy to give the demonstrated actions, by the mean squared error of actions scaled to -1 to 1.
+
+        The target policy then gets the same weights. Return the mean loss of the last tenth of the steps.
+        """
+        features, actions = cloned_columns(segments, self._observation_space, self._spec.action_space)
+        columns = features, self._scale(actions)
+        loss = lambda inputs, wanted: functional.mse_loss(self._policy(inputs)[0].tanh(), wanted)  # noqa: E731
+        found = self._clone("policy", columns, loss, options)
+        self._target_policy.flat.copy_(self._policy.flat)
+        return found
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replace the weights of the policy and of its target network, to start the training from an existing policy.

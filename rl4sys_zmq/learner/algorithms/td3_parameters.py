@@ -9,10 +9,9 @@ from typing import ClassVar
 from rl4sys_zmq.config.options import flag, number, option, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, inherited, read_parameters
-from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.learner.algorithms.offpolicy_parameters import CriticParameters
+from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
-from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["DDPG_ENTRY", "TD3_ENTRY", "DDPGParameters", "TD3Parameters", "plan_ddpg", "plan_td3"]
 
@@ -20,13 +19,13 @@ _NOISE = number(0.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
-class TD3Parameters(OffPolicyParameters):
+class TD3Parameters(CriticParameters):
     """All parameters of TD3. The word *steps* means environment steps, except in *gradient steps*.
 
     Actions are scaled so that the bounds of the action space are -1 and 1. The noises have this unit.
     """
 
-    changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {
+    changeable: ClassVar[frozenset[str]] = CriticParameters.changeable | {
         "policy_delay", "target_noise", "target_noise_clip", "exploration_noise"
     }  # fmt: skip
     """The parameters that can change in a running client."""
@@ -60,7 +59,7 @@ def plan_td3(observation_space: ObservationSpace, action_space: Space, parameter
     """Return the specification of the policy that TD3 with these parameters would train. No network is built.
 
     Raises:
-        ConfigError: If a parameter is invalid, the actions are not a bounded Box, or the observations are a Dict or a Tuple.
+        ConfigError: If a parameter is invalid, or the actions are not a bounded Box.
     """
     return _plan("TD3", TD3Parameters, observation_space, action_space, parameters)
 
@@ -69,7 +68,7 @@ def plan_ddpg(observation_space: ObservationSpace, action_space: Space, paramete
     """Return the specification of the policy that DDPG with these parameters would train. No network is built.
 
     Raises:
-        ConfigError: If a parameter is invalid, the actions are not a bounded Box, or the observations are a Dict or a Tuple.
+        ConfigError: If a parameter is invalid, or the actions are not a bounded Box.
     """
     return _plan("DDPG", DDPGParameters, observation_space, action_space, parameters)
 
@@ -81,15 +80,13 @@ def _plan(
     action_space: Space,
     parameters: Mapping[str, object],
 ) -> PolicySpec:
-    observations = flat_space(observation_space, name)
     if not (isinstance(action_space, BoxSpace) and action_space.bounded):
         raise ConfigError(
             f"{name} needs a Box action space with finite bounds, not {action_space}; SAC and PPO can take discrete actions",
             key="action_space",
         )
     p = read_parameters(cls, parameters, algorithm=name)
-    check_not_image(observations, p.hidden_sizes, name)
-    return mlp_spec(observations, action_space, "deterministic", p.hidden_sizes, p.activation)
+    return p.policy(name, observation_space, action_space, HeadParameters(head="deterministic"))
 
 
 _PENDULUM = TaskPreset(
@@ -102,7 +99,7 @@ _PENDULUM = TaskPreset(
     target_return=-250.0,
 )  # fmt: skip
 
-_SPACES = "observations as one Box or Discrete; bounded Box actions"
+_SPACES = "any observations; bounded Box actions"
 
 TD3_ENTRY = AlgorithmEntry(
     name="TD3",

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rl4sys_zmq.learner.engines.ray_packets import LOCAL, REFUSED
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, LOCAL, REFUSED
 from rl4sys_zmq.learner.engines.ray_resources import placement_problem
 
-__all__ = ["Driver", "SuspectNodes", "alive_nodes", "check_own_node", "connect_to_ray", "error_line", "run_driver"]
+__all__ = ["LOOK_S", "PENDING_S", "Driver", "SuspectNodes", "alive_nodes", "error_line", "run_driver"]
+
+PENDING_S = 5.0
+"""Time after which an actor that Ray has not placed so far is reported, in seconds."""
+
+LOOK_S = 0.05
+"""Longest time to wait for a packet, or for the result of a call, in seconds."""
+
+LOOK_EVERY_S = 1.0
+"""Time between two looks at the nodes of the cluster, in seconds."""
 
 REACH_S = 5.0
 """Longest time to wait for a TCP connection to the cluster's address, in seconds."""
@@ -39,17 +52,7 @@ def alive_nodes() -> list[dict[str, Any]]:
     ]
 
 
-def check_own_node(node: str) -> None:
-    """Check that the node to which this process is connected is in the cluster.
-
-    Raises:
-        RuntimeError: If it has left the cluster.
-    """
-    if node not in (each["node"] for each in alive_nodes()):
-        raise RuntimeError("the node of this machine has left the Ray cluster")
-
-
-def connect_to_ray(address: str) -> dict[str, Any]:
+def _connect_to_ray(address: str) -> dict[str, Any]:
     """Connect to a cluster, or start a local Ray. Return the fields of the packet ``connected``.
 
     Args:
@@ -110,20 +113,84 @@ def error_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {words}"[:400]
 
 
-class Driver(Protocol):
-    """A program that is connected to Ray, and to the process that has started it by a socketpair."""
+class Driver(ABC):
+    """A program that is connected to Ray, and to the process that has started it by a socketpair. One thread uses it.
+
+    A subclass follows the Ray actors that it has created: `run` calls `_read` until that returns False.
+    """
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._pair = pair
+        self._poll = select.poll()
+        self._poll.register(pair, select.POLLIN)
+        self._node = ""
+        self._suspects = SuspectNodes()
+        self._looked = 0.0
 
     def connect(self, address: str) -> None:
-        """Connect to Ray."""
+        """Connect to a cluster, or start a local Ray, and report its nodes.
 
+        Args:
+            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
+
+        Raises:
+            Exception: If that is impossible. Ray raises exceptions of many types.
+        """
+        fields = _connect_to_ray(address)
+        self._node = fields["node"]
+        self.send(CONNECTED, **fields)
+
+    @abstractmethod
     def run(self) -> None:
-        """Work until the other process closes the socketpair."""
+        """Work until the other process closes the socketpair.
 
+        Raises:
+            RuntimeError: If the node that this process is connected to has left the cluster.
+        """
+
+    @abstractmethod
     def close(self) -> None:
-        """End all actors."""
+        """End all Ray actors."""
+
+    @abstractmethod
+    def _on_packet(self, kind: str, fields: dict[str, Any]) -> None:
+        """Handle a packet of the other process."""
 
     def send(self, kind: str, **fields: object) -> None:
         """Send a packet to the other process."""
+        with contextlib.suppress(OSError):  # it has ended: `_read` returns False
+            self._pair.send(encode_packet(kind, **fields), socket.MSG_NOSIGNAL)
+
+    def _read(self, *, wait: bool) -> bool:
+        """Handle the packets that have arrived. Return False if the other process has ended.
+
+        Args:
+            wait: True to wait for a packet, at most `LOOK_S`.
+        """
+        wait_s = LOOK_S if wait else 0.0
+        while self._poll.poll(wait_s * 1000):
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except OSError:
+                return False
+            if not data:
+                return False
+            self._on_packet(*decode_packet(data))
+            wait_s = 0.0
+        return True
+
+    def _nodes_are_due(self, now: float) -> bool:
+        """Return True if it is time to look at the nodes of the cluster. Then check that this process's own node is among them.
+
+        Raises:
+            RuntimeError: If this node has left the cluster.
+        """
+        if now - self._looked < LOOK_EVERY_S:
+            return False
+        self._looked = now
+        if self._node not in (each["node"] for each in alive_nodes()):
+            raise RuntimeError("the node of this machine has left the Ray cluster")
+        return True
 
 
 def run_driver(create: Callable[[socket.socket], Driver]) -> None:

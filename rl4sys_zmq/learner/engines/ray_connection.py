@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import select
-import socket
 import subprocess
 import threading
-import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rl4sys_zmq.child_process import end_text, module_path, start_error_text
+from rl4sys_zmq.child_process import module_path, start_error_text
 from rl4sys_zmq.errors import ConfigError, TransportError
-from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
-from rl4sys_zmq.learner.engines.ray_process import CLOSE_S, CONNECT_S, described_cluster, spawn_driver
+from rl4sys_zmq.learner.engines.ray_process import CLOSE_S, CONNECT_S, DriverProcess, described_cluster
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.liveness import WORKER_RESTART
@@ -127,13 +122,10 @@ class RayConnectionThread(Worker):
         self._lock = threading.Lock()
         self._workers: list[RayProcess] = []
         self._host = ""
-        self._outbox: deque[bytes] = deque()
         self._over = False
         self._stopping = threading.Event()
         self._settled = threading.Event()
-        self._connected = False
         self._problem = ""
-        self._process: subprocess.Popen[bytes] | None = None
 
     # ---- for other threads
 
@@ -193,40 +185,27 @@ class RayConnectionThread(Worker):
 
     def _run_driver(self) -> bool:
         """Start a driver process and follow it until its end. Return True if it was connected."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._problem, self._connected = "", False
-        with ours:
-            with theirs:
-                ours.setblocking(False)
-                process = self._process = spawn_driver(theirs, _PROGRAM, self._address)
-            deadline = time.monotonic() + CONNECT_S
-            try:
-                poll = select.poll()
-                poll.register(ours, select.POLLIN)
-                while not self._stopping.is_set():
-                    poll.poll(LOOK_S * 1000)
-                    if not self._read(ours):
-                        break
-                    self._send(ours)
-                    if not self._connected and time.monotonic() > deadline:
-                        self._problem = f"no answer within {CONNECT_S:g} s"
-                        process.kill()
-                        break
-            finally:
-                ours.close()  # the driver ends
-                try:
-                    process.wait(CLOSE_S)
-                except subprocess.TimeoutExpired:
-                    log.warning(
-                        "%s: the driver process %d did not end within %g s; it is killed", self._described, process.pid, CLOSE_S
-                    )
-                    process.kill()
-                    process.wait()
-        self._problem = self._problem or f"the driver process ended with {end_text(process.returncode)}"
-        return self._connected
+        self._problem = ""
+        driver = DriverProcess(_PROGRAM, self._address)
+        try:
+            while not self._stopping.is_set():
+                driver.wait(LOOK_S)
+                for kind, fields in driver.read():
+                    self._on_packet(driver, kind, fields)
+                self._order(driver)
+                driver.write()
+                if driver.late:
+                    self._problem = f"no answer within {CONNECT_S:g} s"
+                    break
+        except EOFError:
+            pass
+        finally:
+            end = driver.close(0.0 if driver.late else CLOSE_S)
+        self._problem = self._problem or f"the driver process ended with {end}"
+        return driver.connected
 
-    def _send(self, pair: socket.socket) -> None:
-        """Send waiting packets, place new workers, and end unwanted ones."""
+    def _order(self, driver: DriverProcess) -> None:
+        """Place new workers, and end unwanted ones."""
         with self._lock:
             workers = list(self._workers)
         for worker in workers:
@@ -234,47 +213,32 @@ class RayConnectionThread(Worker):
                 self._on_end(worker, "", "")
             elif worker.unwanted:
                 worker.unwanted = False
-                self._outbox.append(encode_packet(KILL, number=worker.number))
-            elif self._connected and not worker.sent:
+                driver.outbox.append(encode_packet(KILL, number=worker.number))
+            elif driver.connected and not worker.sent:
                 worker.sent, order = True, worker.order(self._host)
                 if len(order) > MAX_PACKET_BYTES:
                     problem = f"the start data of a worker have {len(order)} bytes, with sys.path and the plugins"
                     self._on_end(worker, "", f"{problem}; at most {MAX_PACKET_BYTES} are possible: shorten sys.path")
                     continue
-                self._outbox.append(order)
-        with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `_read` returns False
-            while self._outbox:
-                pair.send(self._outbox[0], socket.MSG_NOSIGNAL)
-                self._outbox.popleft()
+                driver.outbox.append(order)
 
-    def _read(self, pair: socket.socket) -> bool:
-        """Handle the packets that have arrived. Return False if the driver has ended."""
-        while True:
-            try:
-                data = pair.recv(MAX_PACKET_BYTES)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            kind, fields = decode_packet(data)
-            if kind == CONNECTED:
-                self._on_connected(**fields)
-            elif kind == REFUSED:
-                self._problem = fields["error"]
-            else:
-                with self._lock:
-                    worker = next((one for one in self._workers if one.number == fields["number"]), None)
-                if worker is not None:
-                    self._on_worker(worker, kind, fields)
+    def _on_packet(self, driver: DriverProcess, kind: str, fields: dict[str, Any]) -> None:
+        if kind == CONNECTED:
+            driver.connected = True
+            self._on_connected(driver.pid, **fields)
+        elif kind == REFUSED:
+            self._problem = fields["error"]
+        else:
+            with self._lock:
+                worker = next((one for one in self._workers if one.number == fields["number"]), None)
+            if worker is not None:
+                self._on_worker(worker, kind, fields)
 
-    def _on_connected(self, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
-        self._connected, self.nodes, self._host = True, nodes, host
+    def _on_connected(self, pid: int, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
+        self.nodes, self._host = nodes, host
         started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
         words = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
-        assert self._process is not None
-        log.info(words, started, version, address, self._process.pid, node, host, nodes_text(nodes))
+        log.info(words, started, version, address, pid, node, host, nodes_text(nodes))
         self._settled.set()
 
     def _on_worker(self, worker: RayProcess, kind: str, fields: dict[str, Any]) -> None:
@@ -295,8 +259,6 @@ class RayConnectionThread(Worker):
 
     def _forget_driver(self) -> None:
         """Record the end of all workers that the driver had placed. The others wait for the next driver."""
-        self._connected = False
-        self._outbox.clear()
         with self._lock:
             workers = list(self._workers)
         for worker in workers:

@@ -11,7 +11,6 @@ that it has started itself, if any.
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from dataclasses import dataclass, field
@@ -20,28 +19,13 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.learner.engines.ray_cluster import (
-    SuspectNodes,
-    alive_nodes,
-    check_own_node,
-    connect_to_ray,
-    error_line,
-    run_driver,
-)
-from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, ENDED, KILL, PLACE, PLACED, WAITING
+from rl4sys_zmq.learner.engines.ray_cluster import LOOK_S, PENDING_S, Driver, alive_nodes, error_line, run_driver
+from rl4sys_zmq.learner.engines.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
 from rl4sys_zmq.learner.engines.ray_resources import BUILT_IN, amounts_text, placement_problem
 from rl4sys_zmq.learner.engines.ray_worker import RayWorker
 from rl4sys_zmq.version import package_version
 
 __all__ = ["RayDriver", "main"]
-
-PENDING_S = 5.0
-"""Time after which an actor that Ray has not placed so far is reported, in seconds."""
-
-LOOK_S = 0.05
-LOOK_EVERY_S = 1.0
-"""Time between two looks at the nodes of the cluster, in seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,30 +61,12 @@ class _Placement:
     reported: str = ""
 
 
-class RayDriver:
-    """The connection to Ray, and the actors that it has created. One thread uses it."""
+class RayDriver(Driver):
+    """The connection of a learner to Ray, and the Ray actors that it has created."""
 
     def __init__(self, pair: socket.socket) -> None:
-        self._pair = pair
-        self._poll = select.poll()
-        self._poll.register(pair, select.POLLIN)
+        super().__init__(pair)
         self._placements: dict[int, _Placement] = {}
-        self._node = ""
-        self._suspects = SuspectNodes()
-        self._looked = 0.0
-
-    def connect(self, address: str) -> None:
-        """Connect to a cluster, or start a local Ray, and report its nodes.
-
-        Args:
-            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
-
-        Raises:
-            Exception: If that is impossible. Ray raises exceptions of many types.
-        """
-        fields = connect_to_ray(address)
-        self._node = fields["node"]
-        self.send(CONNECTED, **fields)
 
     def run(self) -> None:
         """Follow the learner's packets, and watch the actors, until the learner closes the socketpair.
@@ -108,11 +74,10 @@ class RayDriver:
         Raises:
             RuntimeError: If the node that this process is connected to has left the cluster.
         """
-        while self._read():
+        while self._read(wait=all(placement.call is None for placement in self._placements.values())):
             now = time.monotonic()
-            if now - self._looked >= LOOK_EVERY_S:
-                self._looked = now
-                self._each_second(now)
+            if self._nodes_are_due(now):
+                self._place_those_that_wait(now)
             pending = [placement.call for placement in self._placements.values() if placement.call is not None]
             if pending and ray.wait(pending, timeout=LOOK_S)[0]:
                 returned = ray.wait(pending, num_returns=len(pending), timeout=0)[0]
@@ -124,32 +89,15 @@ class RayDriver:
         for placement in list(self._placements.values()):
             self._end(placement)
 
-    def send(self, kind: str, **fields: object) -> None:
-        """Send a packet to the learner."""
-        with contextlib.suppress(OSError):  # the learner has ended: `_read` returns False
-            self._pair.send(encode_packet(kind, **fields), socket.MSG_NOSIGNAL)
-
-    def _read(self) -> bool:
-        """Handle the packets that have arrived; wait for one if there is no actor. Return False after the learner's end."""
-        wait_s = 0.0 if any(p.call is not None for p in self._placements.values()) else LOOK_S
-        while self._poll.poll(wait_s * 1000):
-            try:
-                data = self._pair.recv(MAX_PACKET_BYTES)
-            except OSError:
-                return False
-            if not data:
-                return False
-            kind, fields = decode_packet(data)
-            if kind == PLACE:
-                placement = _Placement(**fields)
-                self._placements[placement.number] = placement
-                self._place(placement)
-            elif kind == KILL and fields["number"] in self._placements:
-                placement = self._placements[fields["number"]]
-                self._suspects.add(placement.node)  # the learner has not heard of it for a while
-                self._end(placement)
-            wait_s = 0.0
-        return True
+    def _on_packet(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == PLACE:
+            placement = _Placement(**fields)
+            self._placements[placement.number] = placement
+            self._place(placement)
+        elif kind == KILL and fields["number"] in self._placements:
+            placement = self._placements[fields["number"]]
+            self._suspects.add(placement.node)  # the learner has not heard of it for a while
+            self._end(placement)
 
     # ---- one worker
 
@@ -224,8 +172,7 @@ class RayDriver:
         del self._placements[placement.number]
         self.send(ENDED, number=placement.number, end=end, error=error)
 
-    def _each_second(self, now: float) -> None:
-        check_own_node(self._node)
+    def _place_those_that_wait(self, now: float) -> None:
         for placement in list(self._placements.values()):
             if placement.actor is None:
                 self._place(placement)

@@ -6,6 +6,7 @@ made for this worker. So no other worker receives its segments, and an earlier w
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -42,6 +43,9 @@ __all__ = ["WorkerLink", "WorkerLinks", "WorkerSigns"]
 
 MAX_LOGS = 1000
 """Largest number of log records of a worker that wait to be logged. Further ones are dropped."""
+
+MESSAGES_PER_TURN = 256
+"""Largest number of messages of a worker that the gateway reads at a time."""
 
 LINGER_S = 5.0
 _PREFIX_BYTES = 48
@@ -164,9 +168,13 @@ class WorkerLink(Resource):
 
     # ---- from the worker
 
-    def receive(self) -> Iterator[list[Frame]]:
-        """Read all messages of the worker that have arrived. Yield those of its learner thread, and handle the others."""
-        while True:
+    def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
+        """Read messages of the worker that have arrived. Yield those of its learner thread, and handle the others.
+
+        Args:
+            all_of_them: False to read at most `MESSAGES_PER_TURN`, so that no worker keeps the gateway from the others.
+        """
+        for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv()
             except TooManyFrames as exc:
@@ -286,7 +294,7 @@ class WorkerLinks:
             self._shared.storage.deliver_answers()
         for link in list(self._links):
             finished = link.finished  # before the last messages are read
-            yield from link.receive()
+            yield from link.receive(all_of_them=finished)
             link.turn()
             if finished and link in self._links:
                 self._links.remove(link)

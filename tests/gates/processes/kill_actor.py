@@ -147,7 +147,7 @@ class ActionSelector:
             parts = ("dropped_at_source", "in_actor", "refused", "accepted", "in_doubt")
             if stats["submitted"] == sum(stats[part] for part in parts):
                 break
-            self.stopping.wait(0.001)
+            time.sleep(0.001)  # `stopping` can be set, and a wait for it would let no other thread run
         self._trace.law("actor", stats, client=self._options["client"])
 
     def _finish(self) -> None:

@@ -43,7 +43,7 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 
 SAMPLE_S = 0.05
-JUDGED = ("trained", "stale", "quarantined")
+JUDGED = ("trained", "stale", "quarantined", "evaluated")
 FAULTS = ("stalled", "credit_corrected")
 """Alarms that no gate allows: this library has lost count, or stands still."""
 LAST_WORDS_S = 0.1

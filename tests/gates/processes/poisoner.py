@@ -86,7 +86,7 @@ class Poisoned:
     """An agent whose rewards change after the step, now and then."""
 
     def __init__(self, agent: RL4SysAgent) -> None:
-        self._agent = agent
+        self._agent, self.spec = agent, agent.spec
         self.request_for_actions, self.mark_end_of_trajectory = agent.request_for_actions, agent.mark_end_of_trajectory
 
     @property

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from rl4sys_zmq.learner.algorithms.networks import activation_function, encode_observations, standardise
 from rl4sys_zmq.policies.mlp import mlp_document
 from rl4sys_zmq.values import PolicySpec
-from rl4sys_zmq.values.observations import flat_space
 
 
 def policy_outputs(spec: PolicySpec, tensors: Mapping[str, NDArray[np.float32]], observations: NDArray[Any]) -> torch.Tensor:
     """Return an actor's output before the head, ``[N, spec.outputs]``, from named tensors."""
-    x = encode_observations(flat_space(spec.observation_space, "an mlp policy"), observations)
+    x = encode_observations(spec.observation_space, observations)
     document = mlp_document(spec)
     if document.normalise_observations:
         x = standardise(x, torch.tensor(tensors["obs_mean"]), torch.tensor(tensors["obs_scale"]))

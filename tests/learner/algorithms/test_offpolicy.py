@@ -1,4 +1,4 @@
-"""What SAC, TD3 and DDPG have in common: schedule, state, changes, devices, ranks, data that must go."""
+"""What DQN, SAC, TD3 and DDPG have in common: schedule, state, changes, devices, ranks, data that must go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from rl4sys_zmq.learner.algorithms import (  # noqa: E402
 from rl4sys_zmq.learner.algorithms.compute import Compute  # noqa: E402
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Segment, Space  # noqa: E402
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Segment  # noqa: E402
+from rl4sys_zmq.values.spaces import FlatSpace  # noqa: E402
 
 from ..test_ranks import assignment, ranked  # noqa: E402
 from .test_resume import check_resume, segments, updates  # noqa: E402
@@ -35,15 +36,17 @@ BOX, FOUR = BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(4, 1)
 SMALL: dict[str, Any] = {
     "hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_frequency": 8, "buffer_size": 150, "learning_rate": 1e-2,
 }  # fmt: skip
-CASES: dict[str, tuple[str, Space]] = {
+CASES: dict[str, tuple[str, FlatSpace]] = {
     "SAC": ("SAC", BOX),
     "discrete SAC": ("SAC", FOUR),
     "TD3": ("TD3", BOX),
     "DDPG": ("DDPG", BOX),
+    "DQN": ("DQN", FOUR),
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "n_step": {"n_step": 3, "max_grad_norm": 0.5, "critic_learning_rate": 3e-3, "buffer_size": 5000},
+    "n_step": {"n_step": 3, "max_grad_norm": 0.5, "buffer_size": 5000},
+    "samples_per_insert": {"samples_per_insert": 3.0, "critic_learning_rate": 3e-3},
     "episodes": {"traj_per_epoch": 2, "gradient_steps": 4, "polyak": 0.9},
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine")
@@ -91,7 +94,7 @@ def test_they_have_the_optional_methods(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG"])
 @pytest.mark.parametrize("space", [BoxSpace((2,)), BoxSpace((2,), low=(-1.0, -np.inf), high=1.0)], ids=["open", "half open"])
-def test_unbounded_actions_are_refused(name: str, space: Space) -> None:
+def test_unbounded_actions_are_refused(name: str, space: FlatSpace) -> None:
     with pytest.raises(ConfigError, match="finite bounds") as caught:
         make_algorithm(name, OBS, space, {}, 0)
     assert caught.value.key == "action_space"
@@ -155,8 +158,12 @@ def test_units_can_be_due_by_ended_episodes() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_they_go_on_to_the_last_bit(case: str, variant: str, masked: bool, tmp_path: Path) -> None:
     name, actions = CASES[case]
-    each_step = {"policy_delay": 1} if name == "TD3" else {}  # the weights of the policy are compared after each update
-    check_resume(name, actions, {**SMALL, **VARIANTS[variant], **each_step}, 11, tmp_path, masked)
+    parameters = {**SMALL, **VARIANTS[variant]}
+    if name == "TD3":
+        parameters["policy_delay"] = 1  # the weights of the policy are compared after each update
+    if name == "DQN":
+        parameters.pop("critic_learning_rate", None)
+    check_resume(name, actions, parameters, 11, tmp_path, masked)
 
 
 def test_a_delayed_policy_goes_on_with_its_turn() -> None:
@@ -171,7 +178,7 @@ def test_a_delayed_policy_goes_on_with_its_turn() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_state_of_other_networks_is_refused(case: str) -> None:
-    with pytest.raises(ConfigError, match=r"the state of critics has \d+ parameters; the network has \d+"):
+    with pytest.raises(ConfigError, match=r"the state of \w+ has \d+ parameters; the network has \d+"):
         make(case).load(make(case, hidden_sizes=[9]).state())
 
 
@@ -181,6 +188,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("discrete SAC", {"target_entropy": 0.1, "gradient_steps": 2, "tau": 0.5}),
     ("TD3", {"policy_delay": 3, "target_noise": 0.5, "target_noise_clip": 0.1, "exploration_noise": 0.3}),
     ("DDPG", {"target_noise": 0.5, "policy_delay": 2}),
+    ("DQN", {"learning_rate_final": 1e-4, "total_steps": 500, "double_q": False, "epsilon_min": 0.2, "huber_delta": 0.5}),
 ]
 
 
@@ -202,7 +210,8 @@ def test_a_change_is_a_restart_with_the_new_value(case: str, change: dict[str, A
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_weight_that_is_trained_moves(case: str) -> None:
-    algorithm = make(case, policy_delay=1) if case in ("TD3", "DDPG") else make(case)
+    often = {"TD3": {"policy_delay": 1}, "DQN": {"target_net_update_frequency": 1}}
+    algorithm = make(case, **often.get(case, {}))
     before = {name: network.flat.clone() for name, network in algorithm._networks.items()}
     updates(algorithm, source_for(case), 3)
     for name, network in algorithm._networks.items():
@@ -215,7 +224,8 @@ def test_every_weight_that_is_trained_moves(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_segments_that_make_an_update_fail_are_found_and_removed(case: str) -> None:
-    algorithm, source = make(case, batch_size=64, buffer_size=400), source_for(case)
+    loss = "losses/td_loss" if case == "DQN" else "losses/qf_loss"
+    algorithm, source = make(case, batch_size=64, buffer_size=400, n_step=1), source_for(case)
     for number in range(12):
         segment = next(source)
         if number in (4, 7):
@@ -223,9 +233,7 @@ def test_segments_that_make_an_update_fail_are_found_and_removed(case: str) -> N
         algorithm.observe(segment)
     kept = algorithm.checkpoint()
     metrics = algorithm.update()
-    assert not all(np.isfinite(array).all() for array in algorithm.numbers_to_check()) or not np.isfinite(
-        metrics["losses/qf_loss"]
-    )
+    assert not all(np.isfinite(array).all() for array in algorithm.numbers_to_check()) or not np.isfinite(metrics[loss])
     algorithm.restore(kept)
     gone: set[int] = set()
     for _ in range(4):
@@ -235,7 +243,7 @@ def test_segments_that_make_an_update_fail_are_found_and_removed(case: str) -> N
         algorithm.restore({**kept, "generator": torch.Generator().manual_seed(len(gone) + 5).get_state()})
     assert gone == {4, 7}
     while (metrics := algorithm.update()) is not None:
-        assert np.isfinite(metrics["losses/qf_loss"])
+        assert np.isfinite(metrics[loss])
     assert np.isfinite(weights(algorithm)).all()
 
 
@@ -281,7 +289,7 @@ def test_a_gpu_learns_what_the_cpu_learns(case: str) -> None:
     assert weights(back).tobytes() == weights(gpu).tobytes()
 
 
-@pytest.mark.parametrize("case", ["SAC", "discrete SAC", "TD3"])
+@pytest.mark.parametrize("case", ["SAC", "discrete SAC", "TD3", "DQN"])
 def test_ranks_learn_what_one_learns(case: str) -> None:
     """The rows of a batch do not divide into equal parts."""
     name, actions = CASES[case]
@@ -310,7 +318,7 @@ def test_an_actor_gets_newer_policies(case: str) -> None:
         config = AgentConfig(
             client_id=name.lower(),
             algorithm_name=name,
-            algorithm_parameters={**SMALL, "rollout_length": 16},
+            algorithm_parameters={**SMALL, "rollout_length": 16, "publish_every_updates": 8},
             observation_space=OBS,
             action_space=actions,
             train_server_address=learner.address,
@@ -333,7 +341,7 @@ def test_an_actor_gets_newer_policies(case: str) -> None:
 
 # ---- RL4Sys's blocks
 
-RL4SYS: Mapping[str, tuple[Space, dict[str, Any]]] = {
+RL4SYS: Mapping[str, tuple[FlatSpace, dict[str, Any]]] = {
     "SAC": (
         DiscreteSpace(4),
         {

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm
+from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.learner.algorithms.normalise import RewardScaler, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.learner.algorithms.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
-from rl4sys_zmq.values.observations import flat_space
 
 from .policy_twin import policy_outputs
 
@@ -68,7 +68,8 @@ def segment(
 ) -> Segment:
     spec = algorithm.spec()
     rows = steps + (not terminated)
-    space, action_space = flat_space(spec.observation_space, "PPO"), spec.action_space
+    space: Any = spec.observation_space
+    action_space: Any = spec.action_space
     observations: Any
     actions: Any
     if isinstance(space, DiscreteSpace):
@@ -114,7 +115,7 @@ def learner_values(algorithm: PPO, observations: Any) -> Any:
 
 def targets_of(algorithm: PPO, taken: Any) -> Any:
     spec = algorithm.spec()
-    rollout = join_segments(taken, flat_space(spec.observation_space, "PPO"), spec.action_space)
+    rollout = join_segments(taken, spec.observation_space, ActionDistributions(spec.action_space))
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
 
@@ -217,7 +218,7 @@ def test_rl4sys_update_equals_its_slow_twin() -> None:
         taken = segment(algorithm, rng, 8, episode=k, terminated=True)
         algorithm.observe(taken)
         twin.observe(taken)
-    columns, _ = twin._prepare(join_segments(twin._taken, OBS, ACT), 0.2)
+    columns, _ = twin._prepare(join_segments(twin._taken, OBS, ActionDistributions(ACT)), 0.2)
     flat = twin._network.flat
     for part, rate, count in ((0, 3e-3, 4), (1, 1e-2, 6)):
         where = twin._network.parts[part]

@@ -13,6 +13,7 @@ from torch import Tensor
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, make_algorithm
+from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.learner.algorithms.entry import readings
 from rl4sys_zmq.learner.algorithms.ppo import A2C, A3C, PPO, REINFORCE, RPO
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
@@ -66,7 +67,8 @@ def updated(algorithm: Any, segments: list[Segment]) -> Mapping[str, float]:
 
 
 def columns_of(algorithm: PPO, segments: list[Segment]) -> Any:
-    rollout = join_segments([(s, False) for s in segments], algorithm._observation_space, algorithm.spec().action_space)
+    actions = ActionDistributions(algorithm.spec().action_space)
+    rollout = join_segments([(s, False) for s in segments], algorithm._observation_space, actions)
     return algorithm._prepare(rollout, 0.2)[0]
 
 

@@ -14,7 +14,8 @@ from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values.spaces import FlatSpace
 
 OBS = BoxSpace((3,))
 DISCRETE, BOX = DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
@@ -30,7 +31,7 @@ PPO_SMALL: dict[str, Any] = {
     "hidden_sizes": [8, 8],
     "learning_rate": 1e-2,
 }
-PPO_CASES: dict[str, tuple[Space, dict[str, Any]]] = {
+PPO_CASES: dict[str, tuple[FlatSpace, dict[str, Any]]] = {
     "discrete": (DISCRETE, {}),
     "gaussian": (BOX, {"target_kl": 0.05, "clip_vloss": True}),
     "schedules": (DISCRETE, {"anneal_lr": True, "anneal_clip": True, "total_steps": 700, "value_epochs": 4, "vf_lr": 3e-3}),
@@ -65,7 +66,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def segments(actions: Space, seed: int, *, masked: bool = False, steps: int = 16) -> Iterator[Segment]:
+def segments(actions: FlatSpace, seed: int, *, masked: bool = False, steps: int = 16) -> Iterator[Segment]:
     """What three actors send in turn, without end: episodes that run over many segments, some masked, some ended."""
     rng = np.random.default_rng(seed)
     episodes = [(int(rng.integers(2**64, dtype=np.uint64)), 0) for _ in range(3)]
@@ -122,7 +123,7 @@ def through_disk(algorithm: Algorithm, folder: Path) -> dict[str, Any]:
     return loaded[1]
 
 
-def check_resume(name: str, actions: Space, parameters: dict[str, Any], before: int, folder: Path, masked: bool) -> Algorithm:
+def check_resume(name: str, actions: FlatSpace, parameters: dict[str, Any], before: int, folder: Path, masked: bool) -> Algorithm:
     through = make_algorithm(name, OBS, actions, parameters, 3)
     source = segments(actions, 11, masked=masked)
     updates(through, source, before)
@@ -167,7 +168,7 @@ def test_ppo_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
 
 
 SMALL_STEPS: dict[str, Any] = {"steps_per_update": 48, "hidden_sizes": [8, 8], "learning_rate": 1e-2}
-OTHER_CASES: dict[str, tuple[str, Space, dict[str, Any]]] = {
+OTHER_CASES: dict[str, tuple[str, FlatSpace, dict[str, Any]]] = {
     "a2c": ("A2C", DISCRETE, SMALL_STEPS),
     "a3c": ("A3C", BOX, SMALL_STEPS),
     "reinforce": ("REINFORCE", DISCRETE, {"episodes_per_update": 3, "hidden_sizes": [8]}),

@@ -131,7 +131,7 @@ def test_a_gradient_step_with_continuous_actions_is_that_of_the_twin(learned: bo
         rows = algorithm._replay.draw(16, algorithm._draws)
         batch = algorithm._replay.gather(rows)
         columns = algorithm._columns(batch)
-        metrics = algorithm._step(columns)
+        metrics = algorithm._step(columns, algorithm.parameters.learning_rate).metrics
 
         alpha = log_alpha.detach().exp()
         now, then = torch.from_numpy(batch.observations), torch.from_numpy(batch.successors)
@@ -183,7 +183,7 @@ def test_a_gradient_step_with_discrete_actions_is_that_of_the_twin(masked: bool)
 
     for _ in range(4):
         batch = algorithm._replay.gather(algorithm._replay.draw(16, algorithm._draws))
-        algorithm._step(algorithm._columns(batch))
+        algorithm._step(algorithm._columns(batch), algorithm.parameters.learning_rate)
 
         alpha = log_alpha.detach().exp()
         now, then = (torch.from_numpy(tree["observation"]) for tree in (batch.observations, batch.successors))

@@ -40,7 +40,7 @@ def test_gradient_steps_are_those_of_the_twin(name: str, given: dict[str, Any], 
     for step in range(1, 8):
         batch = algorithm._replay.gather(algorithm._replay.draw(16, algorithm._draws))
         columns = algorithm._columns(batch)
-        metrics = algorithm._step(columns)
+        metrics = algorithm._step(columns, algorithm.parameters.learning_rate).metrics
 
         now, then = torch.from_numpy(batch.observations), torch.from_numpy(batch.successors)
         actions = ((torch.from_numpy(batch.actions) - centre) / half).clamp(-1, 1)

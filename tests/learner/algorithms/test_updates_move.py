@@ -21,7 +21,11 @@ torch.set_num_threads(1)  # as in a learner thread
 
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam  # noqa: E402
 
-OURS = [n for n in ALGORITHMS.names() if str(ALGORITHMS.get(n).factory).startswith("rl4sys_zmq.learner.algorithms.")]
+OURS = [
+    name for name in ALGORITHMS.names()
+    if str(ALGORITHMS.get(name).factory).startswith("rl4sys_zmq.learner.algorithms.") and name != "BANDIT"
+]  # fmt: skip
+"""The algorithms that train by gradients."""
 SMALL: dict[str, Any] = {
     "hidden_sizes": [8], "batch_size": 8, "rollout_length": 8, "steps_per_update": 24, "update_epochs": 2,
     "learning_starts": 8, "train_frequency": 8,

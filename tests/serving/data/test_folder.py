@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rl4sys_zmq.replay.folder as folder_module
@@ -48,6 +48,7 @@ def assert_whole(store: ReplayBuffer) -> None:
         assert (row["actions"], row["rewards"], row["terminated"]) == (number, number, number % 5 == 0)
 
 
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), capacity=st.integers(1, 12))
 def test_a_replay_goes_on_where_it_was(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], capacity: int) -> None:
     path, number = tmp_path_factory.mktemp("store"), 0
@@ -64,6 +65,7 @@ def test_a_replay_goes_on_where_it_was(tmp_path_factory: pytest.TempPathFactory,
         assert {key: frames.used for key, frames in store._frames.items()} == {"camera": len(ids) + 3}
 
 
+@settings(max_examples=30)  # each writes a folder several times
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=8), capacity=st.integers(2, 20))
 def test_trajectories_go_on_and_the_last_one_is_over(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], capacity: int

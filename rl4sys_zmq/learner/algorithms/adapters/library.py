@@ -1,7 +1,7 @@
 """The parts of registry entries that the algorithms of all libraries share. This module imports no library.
 
 - `LibraryFactory`: a factory that imports the library when it builds an algorithm.
-- `spaces_of`: the spaces of an algorithm, for people.
+- `library_entry`: the entry of an algorithm, with its policy as a perceptron.
 - `TQC_REFERENCE`: the source of TQC, which two libraries have.
 """
 
@@ -9,19 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Protocol, cast
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, Staleness, read_parameters
 from rl4sys_zmq.plugins import load_object
-from rl4sys_zmq.policies.mlp import BOUNDED_HEADS
-from rl4sys_zmq.values import ObservationSpace, Space
+from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
+from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
-__all__ = ["TQC_REFERENCE", "LibraryFactory", "spaces_of"]
+__all__ = ["TQC_REFERENCE", "LibraryFactory", "LibraryParameters", "library_entry"]
 
 TQC_REFERENCE = (
     "Kuznetsov et al. 2020, Controlling overestimation bias with truncated mixture of continuous distributional quantile critics"
 )
+
+
+class LibraryParameters(Protocol):
+    """The parameters that the algorithms of all libraries have: those of the policy's network."""
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """The widths of the hidden layers."""
+
+    @property
+    def activation(self) -> str:
+        """The activation function of the hidden layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,59 @@ class LibraryFactory:
         return cast(Algorithm, build(self.name, observation_space, action_space, parameters, seed))
 
 
-def spaces_of(heads: Mapping[str, str]) -> str:
-    """Return `AlgorithmEntry.spaces` of an algorithm that has these heads for each kind of action space."""
+def library_entry(
+    factory: LibraryFactory,
+    parameters: type[LibraryParameters],
+    heads: Mapping[str, str],
+    *,
+    kind: str,
+    summary: str,
+    reference: str,
+    staleness: Staleness = ANY_AGE,
+) -> AlgorithmEntry:
+    """Return the registry entry of an algorithm of a library. The library is not imported.
+
+    Args:
+        factory: The factory of the algorithm. Its extra is also the first part of the algorithm's name.
+        parameters: The dataclass of its parameters.
+        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
+        kind: ``onpolicy`` or ``offpolicy``.
+        summary: One line of documentation.
+        reference: The source of the algorithm.
+        staleness: The age of the data that it can learn from.
+    """
     kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
-    return f"observations as one Box or Discrete; {' or '.join(kinds)} actions"
+    name = f"{factory.extra}:{factory.name}"
+    return AlgorithmEntry(
+        name=name,
+        factory=factory,
+        summary=summary,
+        kind=kind,
+        parameters=parameters,
+        plan=partial(_plan, name, parameters, heads),
+        staleness=staleness,
+        extra=factory.extra,
+        spaces=f"any observations; {' or '.join(kinds)} actions",
+        reference=reference,
+        isolated=True,
+    )
+
+
+def _plan(
+    name: str,
+    cls: type[LibraryParameters],
+    heads: Mapping[str, str],
+    observation_space: ObservationSpace,
+    action_space: Space,
+    parameters: Mapping[str, object],
+) -> PolicySpec:
+    """Return the specification of the policy that an algorithm would train.
+
+    Raises:
+        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
+    """
+    p = read_parameters(cls, parameters, algorithm=name)
+    check_not_image(observation_space, p.hidden_sizes, name)
+    if action_space.KIND not in heads:
+        raise ConfigError(f"{name} needs a {' or '.join(heads)} action space, not {action_space!s:.80}", key="action_space")
+    return mlp_spec(observation_space, action_space, heads[action_space.KIND], p.hidden_sizes, p.activation)

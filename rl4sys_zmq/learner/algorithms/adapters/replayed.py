@@ -15,7 +15,7 @@ from torch import Tensor
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
-from rl4sys_zmq.policies.gaussian import action_bounds
+from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.replay import ReplayMemory
 from rl4sys_zmq.values import BoxSpace, Segment, Space
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, spaces_of
-from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, Staleness, read_parameters
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, library_entry
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, Staleness
+from rl4sys_zmq.values import ACTIVATIONS
 
 __all__ = [
     "A2C",
@@ -338,51 +334,12 @@ class OwnClassParameters(Sb3Parameters):
         return dict(self.arguments_of_class)
 
 
-def _plan(
-    name: str,
-    cls: type[Sb3Parameters],
-    heads: Mapping[str, str],
-    observation_space: ObservationSpace,
-    action_space: Space,
-    parameters: Mapping[str, object],
-) -> PolicySpec:
-    """Return the specification of the policy that an algorithm of the library would train. The library is not imported.
-
-    Args:
-        name: The name of the algorithm, such as ``sb3:PPO``.
-        cls: The dataclass of its parameters.
-        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
-        observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
-        parameters: The parameters of the algorithm.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
-    """
-    observations = flat_space(observation_space, name)
-    p = read_parameters(cls, parameters, algorithm=name)
-    check_not_image(observations, p.hidden_sizes, name)
-    kind = "Box" if isinstance(action_space, BoxSpace) else "Discrete"
-    if kind not in heads:
-        raise ConfigError(f"{name} needs a {' or '.join(heads)} action space, not {action_space}", key="action_space")
-    return mlp_spec(observations, action_space, heads[kind], p.hidden_sizes, p.activation)
-
-
 def _entry(
     name: str, summary: str, reference: str, cls: type[Sb3Parameters], staleness: Staleness = ANY_AGE, **heads: str
 ) -> AlgorithmEntry:
-    return AlgorithmEntry(
-        name=f"{_EXTRA}:{name}",
-        factory=LibraryFactory(_BUILDER, name, _EXTRA),
-        summary=summary,
-        kind="onpolicy" if issubclass(cls, OnPolicyParameters) else "offpolicy",
-        parameters=cls,
-        plan=partial(_plan, f"{_EXTRA}:{name}", cls, heads),
-        staleness=staleness,
-        extra=_EXTRA,
-        spaces=spaces_of(heads),
-        reference=reference,
-        isolated=True,
+    kind = "onpolicy" if issubclass(cls, OnPolicyParameters) else "offpolicy"
+    return library_entry(
+        LibraryFactory(_BUILDER, name, _EXTRA), cls, heads, kind=kind, summary=summary, reference=reference, staleness=staleness
     )
 
 

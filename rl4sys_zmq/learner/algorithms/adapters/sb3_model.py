@@ -24,7 +24,7 @@ from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space, feature_size
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values.action_layout import action_layout
 
 __all__ = ["Sb3Adapter"]
 
@@ -94,7 +94,7 @@ class Sb3Adapter:
         seed: int,
     ) -> None:
         self._name = entry.name
-        self._observation_space = flat_space(observation_space, entry.name)
+        self._observation_space = observation_space
         self._action_space = action_space
         assert entry.parameters is not None
         self.parameters: Sb3Parameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
@@ -114,7 +114,8 @@ class Sb3Adapter:
         if isinstance(self._action_space, DiscreteSpace):
             actions: spaces.Space[Any] = spaces.Discrete(self._action_space.n)
         else:
-            actions = spaces.Box(-1.0, 1.0, (self._action_space.size,), np.float32)  # its bounds have no effect on the training
+            numbers = action_layout(self._action_space).numbers
+            actions = spaces.Box(-1.0, 1.0, (numbers,), np.float32)  # its bounds have no effect on the training
         network = {
             "net_arch": list(p.hidden_sizes),
             "activation_fn": ACTIVATION_LAYERS[p.activation],

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.learner.algorithms.adapters.replayed import refuse_masks
 from rl4sys_zmq.learner.algorithms.adapters.sb3_model import Sb3Adapter
 from rl4sys_zmq.learner.algorithms.returns import vtrace
@@ -54,7 +55,7 @@ class Sb3OnPolicy(Sb3Adapter):
         """
         if not self._buffered or (self.demand() and not partial):
             return None
-        rollout = join_segments(self._taken, self._observation_space, self._action_space)
+        rollout = join_segments(self._taken, self._observation_space, ActionDistributions(self._action_space))
         self._clear()
         model, count = self._model, len(rollout.rewards)
         normalise = getattr(model, "normalize_advantage", False)

@@ -26,7 +26,6 @@ from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS
 from rl4sys_zmq.policies.mlp import mlp_document
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
-from rl4sys_zmq.values.observations import flat_space
 
 __all__ = ["TorchrlAlgorithm", "build"]
 
@@ -69,7 +68,7 @@ class TorchrlAlgorithm(ReplayTraining):
         self._head = mlp_document(self._spec).head
         self.parameters: TorchrlParameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
         p = self.parameters
-        self._observation_space, self._action_space = flat_space(observation_space, entry.name), action_space
+        self._observation_space, self._action_space = observation_space, action_space
         self.rollout_length = p.rollout_length
         self._random = GlobalRandomState(seed)
         name = entry.name.partition(":")[2]

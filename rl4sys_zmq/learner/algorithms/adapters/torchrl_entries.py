@@ -6,18 +6,14 @@ parameters of the networks, of the optimizer and of the replay are those of this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, spaces_of
-from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, gradient_norm, read_parameters
-from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, library_entry
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, gradient_norm
+from rl4sys_zmq.values import ACTIVATIONS
 
 __all__ = ["BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC", "TorchrlParameters"]
 
@@ -157,49 +153,10 @@ class TQCParameters(TorchrlParameters):
             )
 
 
-def _plan(
-    name: str,
-    cls: type[TorchrlParameters],
-    heads: Mapping[str, str],
-    observation_space: ObservationSpace,
-    action_space: Space,
-    parameters: Mapping[str, object],
-) -> PolicySpec:
-    """Return the specification of the policy that an algorithm would train. The library is not imported.
-
-    Args:
-        name: The name of the algorithm, such as ``torchrl:IQL``.
-        cls: The dataclass of its parameters.
-        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
-        observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
-        parameters: The parameters of the algorithm.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
-    """
-    observations = flat_space(observation_space, name)
-    p = read_parameters(cls, parameters, algorithm=name)
-    check_not_image(observations, p.hidden_sizes, name)
-    kind = "Box" if isinstance(action_space, BoxSpace) else "Discrete"
-    if kind not in heads:
-        raise ConfigError(f"{name} needs a {' or '.join(heads)} action space, not {action_space}", key="action_space")
-    return mlp_spec(observations, action_space, heads[kind], p.hidden_sizes, p.activation)
-
-
 def _entry(name: str, summary: str, reference: str, cls: type[TorchrlParameters], **heads: str) -> AlgorithmEntry:
-    return AlgorithmEntry(
-        name=f"{_EXTRA}:{name}",
-        factory=LibraryFactory(_BUILDER, name, _EXTRA),
-        summary=f"{summary} with TorchRL's loss.",
-        kind="offpolicy",
-        parameters=cls,
-        plan=partial(_plan, f"{_EXTRA}:{name}", cls, heads),
-        staleness=ANY_AGE,
-        extra=_EXTRA,
-        spaces=spaces_of(heads),
-        reference=reference,
-        isolated=True,
+    summary = f"{summary} with TorchRL's loss."
+    return library_entry(
+        LibraryFactory(_BUILDER, name, _EXTRA), cls, heads, kind="offpolicy", summary=summary, reference=reference
     )
 
 

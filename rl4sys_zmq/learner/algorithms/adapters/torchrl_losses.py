@@ -28,6 +28,7 @@ from torchrl.objectives import (
 from rl4sys_zmq.learner.algorithms.adapters.mlp_layers import ACTIVATION_LAYERS
 from rl4sys_zmq.learner.algorithms.adapters.torchrl_entries import CQLParameters, TorchrlParameters, TQCParameters
 from rl4sys_zmq.values import BoxSpace, Space
+from rl4sys_zmq.values.action_layout import action_layout
 
 __all__ = ["LossNetworks", "make_loss"]
 
@@ -90,9 +91,8 @@ def make_loss(name: str, parameters: TorchrlParameters, features: int, action_sp
         features: The number of features of an observation.
         action_space: The space of the actions.
     """
-    discrete = not isinstance(action_space, BoxSpace)
-    count = action_space.n if not isinstance(action_space, BoxSpace) else action_space.size
-    networks = _MAKERS[name](parameters, _Sizes(features, count, discrete))
+    count = action_layout(action_space).outputs
+    networks = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
     if name != "BC":
         networks.loss.make_value_estimator(ValueEstimators.TD0, gamma=parameters.gamma)
     getattr(networks.loss, "target_entropy", None)  # the library adds this buffer when it is first read

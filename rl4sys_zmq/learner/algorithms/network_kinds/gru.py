@@ -1,0 +1,69 @@
+"""The options of the kind of network ``gru``, a gated recurrent unit, and its registry entry. This module imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl4sys_zmq.config.options import flag, integer, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.network_kinds.entry import NetworkEntry, PolicyRequirements
+from rl4sys_zmq.policies.gru import MAX_UNITS, GRUParameters, gru_spec
+from rl4sys_zmq.policies.mlp import check_not_image
+from rl4sys_zmq.values import ACTIVATIONS, PolicySpec
+
+__all__ = ["ENTRY", "GRUOptions"]
+
+OTHER_HEADS = frozenset({"deterministic", "q_values", "squashed_gaussian"})
+"""The meanings of outputs that a recurrent policy does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRUOptions:
+    """The options of a gated recurrent unit. The policy and the estimate of values share it."""
+
+    units: int = option(integer(1, MAX_UNITS), 64, doc="size of the recurrent state")
+    hidden_sizes: tuple[int, ...] = option(sizes, (), doc="widths of the hidden layers before the recurrent unit")
+    activation: str = option(
+        one_of(*ACTIVATIONS), "tanh", doc="activation function after each hidden layer before the unit, and in the value network"
+    )
+    sequence_length: int | None = option(
+        optional(whole_number(1, 1 << 20)),
+        None,
+        doc="most steps through which a gradient is computed; longer segments are cut; null: whole segments",
+    )
+    value_gradient: bool = option(
+        flag, True, doc="train the recurrent unit for the values too, where both are trained together; false with large rewards"
+    )
+
+
+def plan(options: GRUOptions, requirements: PolicyRequirements) -> PolicySpec:
+    """Return the specification of a policy of the kind ``gru``.
+
+    Raises:
+        ConfigError: If the policy cannot act in the spaces, if an image is too large for a network without convolutions, or if
+            the outputs have a meaning that a recurrent policy does not have.
+    """
+    r = requirements
+    if r.head.head in OTHER_HEADS:
+        text = f"{r.algorithm} cannot train a network of kind 'gru', which has no {r.head.head} head"
+        raise ConfigError(text, key="network")
+    check_not_image(r.observation_space, (*options.hidden_sizes, 3 * options.units)[:1], r.algorithm)
+    parameters = GRUParameters(
+        units=options.units,
+        hidden_sizes=options.hidden_sizes,
+        activation=options.activation,
+        normalise_observations=r.normalise_observations,
+        squash=r.head.squash,
+    )
+    return gru_spec(r.observation_space, r.action_space, parameters)
+
+
+ENTRY = NetworkEntry(
+    name="gru",
+    options=GRUOptions,
+    plan=plan,
+    actor_critic="rl4sys_zmq.learner.algorithms.network_kinds.gru_actor_critic:GRUActorCritic",
+    summary="A gated recurrent unit, for observations that do not show the whole state. Actors compute it in numpy.",
+    reference="Cho et al. 2014, Learning phrase representations using RNN encoder-decoder for statistical machine translation",
+    extra="learner",
+)

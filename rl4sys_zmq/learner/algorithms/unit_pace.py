@@ -1,0 +1,66 @@
+"""The pace of an off-policy training: the units of training that observed steps make due.
+
+The amount of training depends only on the number of observed steps, never on time. After each `train_frequency` environment
+steps, one unit of training follows, which consists of `gradient_steps` gradient steps. With `samples_per_insert`, a unit follows
+as soon as this ratio allows it (`SamplesPerInsert`). With `traj_per_epoch`, ended episodes are counted. So the speed of the
+actors does not change the number of gradient steps per environment step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
+from rl4sys_zmq.values import Segment
+
+__all__ = ["UnitPace"]
+
+
+@dataclass(slots=True)
+class UnitPace:
+    """The counts of observed data and of the units of training that are done.
+
+    Attributes:
+        steps: Observed environment steps.
+        episodes: Episodes that have ended since `learning_starts`. A part of `max_traj_length` steps counts too.
+        units: Units of training that are done.
+    """
+
+    steps: int = 0
+    episodes: int = 0
+    units: int = 0
+
+    def observe(self, segment: Segment, parameters: OffPolicyParameters) -> None:
+        """Count the steps of a segment, and the end of its episode."""
+        self.steps += segment.steps
+        if self.steps >= parameters.learning_starts:
+            self.episodes += segment.ended or segment.capped
+
+    def due(self, parameters: OffPolicyParameters) -> bool:
+        """Return True if a unit of training is due."""
+        p = parameters
+        if (rate := p.insert_rate) is not None:
+            return self.units < rate.samples(self.steps) // p.unit_samples
+        if p.traj_per_epoch is None:
+            return self.units < max(0, self.steps - p.learning_starts) // p.train_frequency
+        return self.units < self.episodes // p.traj_per_epoch
+
+    def missing(self, parameters: OffPolicyParameters, units_per_version: int) -> int:
+        """Return the number of environment steps that are missing until the next policy version can be published.
+
+        With `samples_per_insert`, the number is smaller if training lags behind the ratio.
+
+        Args:
+            parameters: The parameters.
+            units_per_version: The number of units of training from one version to the next.
+        """
+        p = parameters
+        next_version = (self.units // units_per_version + 1) * units_per_version
+        if p.traj_per_epoch is not None:
+            # The lengths of future episodes are unknown. One segment per missing episode never stalls and rarely overshoots.
+            missing = max(0, next_version * p.traj_per_epoch - self.episodes) * p.rollout_length
+            return max(missing, p.learning_starts - self.steps, 0)
+        if (rate := p.insert_rate) is not None:
+            due = rate.inserts_for(next_version * p.unit_samples) - self.steps
+            return max(0, min(due, rate.room(self.steps, self.units * p.unit_samples)))
+        return max(0, p.learning_starts + next_version * p.train_frequency - self.steps)

@@ -1,0 +1,76 @@
+"""The start of an algorithm's training from a file of demonstrations."""
+
+from __future__ import annotations
+
+import logging
+
+from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_error
+from rl4sys_zmq.replay.demonstrations import Demonstrations, read_demonstrations
+from rl4sys_zmq.wire import SegmentSchema
+from rl4sys_zmq.wire.messages import AssignClient
+
+__all__ = ["TrainingDemonstrations"]
+
+log = logging.getLogger(__name__)
+
+
+class TrainingDemonstrations:
+    """The demonstrations of one client, and their use by its algorithm. Only the learner thread uses this object."""
+
+    def __init__(self, assign: AssignClient, algorithm: Algorithm, schema: SegmentSchema, limits: SegmentValueLimits) -> None:
+        """Read the file, check it, and give its transitions to the replay of the algorithm, if `fraction` asks for that.
+
+        Args:
+            assign: The settings of the client, with the options of the demonstrations.
+            algorithm: The algorithm, before it has loaded a state.
+            schema: The columns of the client's segments.
+            limits: The allowed ranges of their numbers.
+
+        Raises:
+            ConfigError: If the file is missing or damaged, has other spaces or an invalid number, or has no rewards where they
+                are needed; or if the algorithm cannot use demonstrations in this way.
+        """
+        self._client_id, self._algorithm = assign.client_id, algorithm
+        self._options = options = DemonstrationsConfig.from_mapping(assign.demonstrations)
+        name = assign.algorithm_name
+        if options.fraction and not isinstance(algorithm, DemonstrationAlgorithm):
+            raise ConfigError(
+                f"demonstrations.fraction: {name} has no replay that takes demonstrations; set clone_steps instead",
+                key="demonstrations.fraction",
+            )
+        if options.clone_steps and not isinstance(algorithm, CloningAlgorithm):
+            raise ConfigError(
+                f"demonstrations.clone_steps: {name} cannot clone demonstrations; remove the option",
+                key="demonstrations.clone_steps",
+            )
+        self._found = found = read_demonstrations(options.path)
+        found.check_spaces(schema.observation_space, schema.action_space)
+        _check_numbers(found, SegmentContentRules(schema, limits, 0, 0))
+        if isinstance(algorithm, DemonstrationAlgorithm) and options.fraction:
+            if not found.rewarded:
+                raise ConfigError(
+                    f"demonstrations.fraction: {options.path} has no rewards, which a replay needs; set clone_steps instead",
+                    key="demonstrations.fraction",
+                )
+            algorithm.use_demonstrations(found.segments, options.fraction, found.digest)
+        words = "client %s has %d demonstrations of %d steps"
+        log.info(words, assign.client_id, len(found.segments), found.steps)
+
+    def clone(self) -> bool:
+        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has."""
+        options, algorithm = self._options, self._algorithm
+        if not options.clone_steps or not isinstance(algorithm, CloningAlgorithm):
+            return False
+        steps = CloneOptions(options.clone_steps, options.clone_batch_size, options.clone_learning_rate)
+        loss = algorithm.clone(self._found.segments, steps)
+        log.info("client %s has cloned its demonstrations in %d steps; loss %.4g", self._client_id, steps.steps, loss)
+        return True
+
+
+def _check_numbers(found: Demonstrations, rules: SegmentContentRules) -> None:
+    for number, segment in enumerate(found.segments):
+        if reason := content_error(segment, rules):
+            raise ConfigError(f"demonstrations: episode {number} of {len(found.segments)}: {reason}", key="demonstrations")

@@ -1,0 +1,84 @@
+"""The process that evaluates the policies of one client for a learner. Run as ``python -m`` with a file descriptor.
+
+It reads one request per line from a socket, as JSON, and answers each with one line. A request names the folder of a policy, the
+environment, and the seed and number of the episodes. The process ends when the socket is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.actor import FrozenAgent
+from rl4sys_zmq.child_process import end_with_parent
+from rl4sys_zmq.errors import RL4SysError
+from rl4sys_zmq.ops.episodes import check_spaces, make_environment, play_episode
+from rl4sys_zmq.plugins import import_plugins
+
+__all__ = ["answer", "main"]
+
+NICENESS = 10
+"""How much lower the priority of this process is than that of the learner."""
+
+
+def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str, Any]:
+    """Play the episodes of a request. Return their returns and lengths, or the error.
+
+    Args:
+        request: The folder of the policy (``policy``), the arguments of ``gymnasium.make`` (``env``), ``episodes``, ``seed``.
+        environments: The environment of earlier requests, which is used again.
+    """
+    try:
+        with FrozenAgent(request["policy"], seed=request["seed"]) as agent:
+            env_id = request["env"]["id"]
+            if env_id not in environments:
+                environments[env_id] = make_environment(request["env"])
+            check_spaces(agent, environments[env_id], env_id)
+            seeds = np.random.SeedSequence(request["seed"]).generate_state(request["episodes"])
+            episodes = [play_episode(agent, environments[env_id], int(seed)) for seed in seeds]
+            not_finite = agent.stats()["policies_not_finite"]
+    except RL4SysError as exc:
+        return {"error": str(exc)[:1000]}
+    except Exception as exc:  # noqa: BLE001 - of the user's environment; the learner reports it
+        return {"error": f"the environment raised {type(exc).__name__}: {exc}"[:1000]}
+    returns, lengths = [total for total, _ in episodes], [length for _, length in episodes]
+    return {"returns": returns, "lengths": lengths, "not_finite": not_finite}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Answer requests until the socket is closed. Return the exit status of the process.
+
+    Args:
+        argv: The arguments of the command: the file descriptor of the socket. None: those of this process.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # this process ends when the learner closes the socket
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    os.nice(NICENESS)
+    (fd,) = argv if argv is not None else sys.argv[1:]
+    environments: dict[str, Any] = {}
+    with socket.socket(fileno=int(fd)) as end, end.makefile("rw", encoding="ascii", newline="\n") as lines:
+        try:
+            setup = json.loads(next(lines))
+            sys.path[:] = setup["path"]
+            import_plugins(tuple(setup["plugins"]))
+            for line in lines:
+                lines.write(json.dumps(answer(json.loads(line), environments)) + "\n")
+                lines.flush()
+        except (StopIteration, BrokenPipeError, ConnectionError):
+            pass
+        finally:
+            for env in environments.values():
+                env.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The mapping of the raw samples of a continuous policy into the bounds of a Box action space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.values import BoxSpace
+
+__all__ = ["ActionBounds", "Bounder", "action_bounds", "bounder"]
+
+Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""A function from raw actions ``[..., n]`` to new arrays of actions for the environment."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionBounds:
+    """The bounds of a continuous action space, and the numbers that map a raw sample of the policy into them.
+
+    Attributes:
+        work: The dtype of the computation. Narrow types are computed in float32, wide ones in float64, and rounded once at the
+            end.
+        low, high: The bounds, ``[n]`` in the dtype `work`.
+        half, centre: Half of the width and the middle of the range, ``[n]`` in the dtype `work`; not finite without bounds.
+    """
+
+    work: np.dtype[Any]
+    low: NDArray[Any]
+    high: NDArray[Any]
+    half: NDArray[Any]
+    centre: NDArray[Any]
+
+
+def action_bounds(space: BoxSpace) -> ActionBounds:
+    """Return the bounds of a continuous action space, for the conversion of the policy's raw samples to actions."""
+    dtype = np.dtype(space.dtype)
+    work: np.dtype[Any] = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        low: NDArray[Any] = _edge(space.low_array().ravel(), dtype).astype(work)
+        high: NDArray[Any] = _edge(space.high_array().ravel(), dtype).astype(work)
+        return ActionBounds(work, low, high, high / 2 - low / 2, high / 2 + low / 2)
+
+
+@lru_cache(maxsize=64)
+def bounder(space: BoxSpace, squash: str) -> Bounder:
+    """Return a function that maps the policy's raw samples ``[..., n]`` to actions for the environment.
+
+    The result is a new array of the space's dtype. The actions are within the bounds of the space. `squash` is ``clip`` or
+    ``tanh``, as in `HeadParameters`.
+    """
+    dtype = np.dtype(space.dtype)
+    bounds = action_bounds(space)
+    work, low, high, half, centre = bounds.work, bounds.low, bounds.high, bounds.half, bounds.centre
+    whole_number = dtype.kind in "iub"
+    free = bool(np.all(low == -np.inf) and np.all(high == np.inf))
+
+    def bound(raw: NDArray[np.float32]) -> NDArray[Any]:
+        env: NDArray[Any] = raw.astype(work)
+        if squash == "tanh":
+            np.tanh(env, env)
+            np.multiply(env, half, env)
+            np.add(env, centre, env)
+        if whole_number:
+            np.rint(env, env)
+        if not free:
+            np.maximum(env, low, out=env)
+            np.minimum(env, high, out=env)
+        return env if work == dtype else env.astype(dtype)
+
+    return bound
+
+
+def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
+    """Return the bounds of a space, limited to the range of `dtype`. If `dtype` is float32 or float64, they are not changed."""
+    if dtype in (np.float64, np.float32):
+        return bound
+    if dtype == np.float16:
+        limit = float(np.finfo(np.float16).max)
+        return np.clip(bound, -limit, limit).astype(np.float16).astype(np.float64)
+    if dtype.kind == "b":
+        return np.clip(bound, 0.0, 1.0)
+    info = np.iinfo(dtype)
+    # The largest 64-bit integers are not exact floats; use the next float below.
+    top = float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
+    return np.clip(bound, float(info.min), top)

@@ -1,0 +1,299 @@
+"""The action heads: the choice of an action from the outputs of a policy network, for the action spaces of all kinds.
+
+`action_head` returns the head for a space. A head samples from the distribution that the outputs describe, and computes the
+log-probability of the sample. `rl4sys_zmq.learner.algorithms.action_distributions` has the same distributions in torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log, pi
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError, MaskError
+from rl4sys_zmq.policies.action_bounds import Bounder, bounder
+from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.draws import PYTHON_MAX_ACTIONS, draw, draw_allowed, draw_batch, draw_large, draw_rows
+from rl4sys_zmq.policies.sampler import RandomSource
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.values.action_layout import ActionLayout, ChoiceGroup, action_layout, choice_groups
+from rl4sys_zmq.values.spaces import ActionSpace
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = ["ActionHead", "CategoricalHead", "GaussianHead", "JointHead", "action_head"]
+
+_LIMITS = np.finfo(np.float32)
+
+
+class ActionHead(Protocol):
+    """The interface of an action head: it chooses actions from the outputs of a policy network.
+
+    A head is immutable and does not keep the outputs, so their buffer can be reused.
+    """
+
+    def choose(
+        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Choose one action.
+
+        Args:
+            outputs: The outputs of the network, float32 ``[outputs]``, in the order of `ActionLayout`.
+            mask: Bool or 0/1 ``[logits]``, nonzero for each allowed option, in the order of `ActionLayout`. None allows all.
+            rng: The source of random numbers.
+            explore: True to sample, False for the most probable action.
+
+        Returns:
+            The raw action, the action for the environment, and the log-probability of the raw action, as in `Policy.act`.
+
+        Raises:
+            MaskError: If the mask forbids every option of a choice.
+        """
+
+    def choose_batch(
+        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+        """Choose ``N`` actions, as `Policy.act_batch` does, from outputs ``[N, outputs]`` and masks ``[N, logits]`` or None."""
+
+
+def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] | None = None) -> ActionHead:
+    """Return the head that chooses actions of a space.
+
+    Args:
+        space: The action space.
+        squash: ``clip`` or ``tanh``: the mapping of raw actions into the bounds of a Box, as in `HeadParameters`.
+        log_std: The logarithms of the standard deviations, float32 ``[n]`` for the ``n`` elements of all Boxes; None without.
+
+    Raises:
+        ConfigError: If the number of standard deviations is not that of the space.
+    """
+    layout = action_layout(space)
+    given = 0 if log_std is None else len(log_std)
+    if given != layout.numbers:
+        raise ConfigError(f"the head has {given} standard deviations; the action space {space!s:.80} needs {layout.numbers}")
+    if isinstance(space, DiscreteSpace):
+        return CategoricalHead.of(space)
+    if isinstance(space, BoxSpace):
+        assert log_std is not None
+        return GaussianHead.of(space, squash, log_std)
+    return JointHead.of(space, squash, log_std)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CategoricalHead:
+    """The head for a Discrete space: it samples an allowed action from the softmax of the outputs.
+
+    Attributes:
+        actions: All actions, as int64 scalars.
+    """
+
+    actions: tuple[np.int64, ...]
+
+    @classmethod
+    def of(cls, space: DiscreteSpace) -> CategoricalHead:
+        """Return the head for a space."""
+        return cls(_scalars(space))
+
+    def choose(
+        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Choose one action, as `ActionHead.choose` describes."""
+        if len(self.actions) > PYTHON_MAX_ACTIONS:
+            index, log_prob = draw_large(outputs, mask, rng.uniform() if explore else None)
+        elif mask is None:
+            index, log_prob = draw(outputs.tolist(), rng.uniform() if explore else None)
+        else:
+            index, log_prob = draw_allowed(outputs.tolist(), mask.tolist(), rng.uniform() if explore else None)
+        action = self.actions[index]
+        return action, action, log_prob
+
+    def choose_batch(
+        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
+        draws = rng.uniforms(len(outputs)) if explore else None
+        index, log_probs = draw_batch(outputs, masks, draws)
+        index += self.actions[0]
+        # Two arrays: the host can write to its own.
+        return index, index.copy(), log_probs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GaussianHead:
+    """The head for a Box: it samples ``mean + exp(log_std) * noise`` in float32. The outputs are the means. It ignores masks.
+
+    The log-probability of a sample ``a`` of ``n`` dimensions is
+    ``-0.5 * sum(((a - mean) / std)^2) - sum(log_std) - n / 2 * log(2 pi)``. It is computed from the sample after rounding to
+    float32, so that the learner gets the same number from the stored action.
+    """
+
+    _shape: tuple[int, ...] | None
+    _bound: Bounder
+    _std: NDArray[np.float32]
+    _inverse_std: NDArray[np.float32]
+    _constant: float
+
+    @classmethod
+    def of(cls, space: BoxSpace, squash: str, log_std: NDArray[Any]) -> GaussianHead:
+        """Return the head for a space. `action_head` describes the arguments."""
+        wide = log_std.astype(np.float64)
+        # A standard deviation of 0 or infinity would make the log-probability NaN.
+        exponent = np.clip(wide, np.log(_LIMITS.tiny), np.log(_LIMITS.max))
+        return cls(
+            _shape=None if len(space.shape) == 1 else space.shape,
+            _bound=bounder(space, squash),
+            _std=np.exp(exponent).astype(np.float32),
+            _inverse_std=np.exp(-exponent).astype(np.float32),
+            _constant=-float(wide.sum()) - 0.5 * space.size * log(2.0 * pi),
+        )
+
+    def choose(
+        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Choose one action, as `ActionHead.choose` describes."""
+        log_prob = self._constant
+        if explore:
+            raw = self._std * rng.normals(len(outputs))
+            np.add(raw, outputs, raw)
+            z = raw - outputs
+            np.multiply(z, self._inverse_std, z)
+            log_prob -= 0.5 * float(z.dot(z))
+        else:
+            raw = outputs.copy()
+        env = self._bound(raw)
+        if self._shape is not None:
+            return raw.reshape(self._shape), env.reshape(self._shape), log_prob
+        return raw, env, log_prob
+
+    def choose_batch(
+        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
+        count = len(outputs)
+        log_probs = np.full(count, self._constant, dtype=np.float32)
+        if explore:
+            raw = self._std * rng.normals(outputs.size).reshape(outputs.shape)
+            np.add(raw, outputs, raw)
+            z = raw - outputs
+            np.multiply(z, self._inverse_std, z)
+            log_probs -= 0.5 * np.square(z, out=z).sum(axis=1)
+        else:
+            raw = outputs.copy()
+        env = self._bound(raw)
+        if self._shape is not None:
+            return raw.reshape(count, *self._shape), env.reshape(count, *self._shape), log_probs
+        return raw, env, log_probs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointHead:
+    """The head for the spaces with several parts: MultiDiscrete, MultiBinary, Dict and Tuple.
+
+    Each choice is a softmax over its logits, and the numbers of all Boxes together are a diagonal Gaussian. The parts are
+    independent, so the log-probability of an action is the sum over its parts.
+    """
+
+    _layout: ActionLayout
+    _groups: tuple[ChoiceGroup, ...]
+    _gaussian: GaussianHead | None
+    _bounders: tuple[Bounder | None, ...]
+
+    @classmethod
+    def of(cls, space: ActionSpace, squash: str, log_std: NDArray[Any] | None) -> JointHead:
+        """Return the head for a space. `action_head` describes the arguments."""
+        layout = action_layout(space)
+        gaussian = None if log_std is None else GaussianHead.of(BoxSpace((layout.numbers,)), "clip", log_std)
+        bounders = tuple([bounder(part.space, squash) if isinstance(part.space, BoxSpace) else None for part in layout.parts])
+        return cls(layout, choice_groups(layout), gaussian, bounders)
+
+    def choose(
+        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Choose one action, as `ActionHead.choose` describes."""
+        layout = self._layout
+        count = layout.logits
+        if count > PYTHON_MAX_ACTIONS:
+            raw, env, log_probs = self.choose_batch(outputs[None], None if mask is None else mask[None], rng, explore)
+            leaves = layout.leaves
+            return leaves.rows(raw)[0], leaves.rows(env)[0], float(log_probs[0])
+        log_prob, at, indices = 0.0, 0, []
+        logits = outputs[:count].tolist()
+        allowed = None if mask is None else mask.tolist()
+        for choice, options in enumerate(layout.counts):
+            end = at + options
+            uniform = rng.uniform() if explore else None
+            if allowed is None:
+                index, part = draw(logits[at:end], uniform)
+            elif any(allowed[at:end]):
+                index, part = draw_allowed(logits[at:end], allowed[at:end], uniform)
+            else:
+                raise MaskError(f"the mask forbids every value of {layout.name_of(choice)}")
+            indices.append(index)
+            log_prob += part
+            at = end
+        numbers = None
+        if self._gaussian is not None:
+            numbers, _, part = self._gaussian.choose(outputs[count:], None, rng, explore)
+            log_prob += part
+        raw, env = self._trees(np.array(indices, np.int64), numbers)
+        return raw, env, log_prob
+
+    def choose_batch(
+        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
+        layout, rows = self._layout, len(outputs)
+        log_probs = np.zeros(rows, np.float32)
+        indices = np.empty((rows, layout.choices), np.int64)
+        draws = rng.uniforms((rows, layout.choices)) if explore and layout.choices else None
+        if masks is not None and (forbidden := layout.forbidden_choice(masks)) is not None:
+            raise MaskError("mask {} forbids every value of {}".format(*forbidden))
+        for group in self._groups:
+            shape = (-1, group.options)
+            drawn, parts = draw_rows(
+                outputs[:, group.logits].reshape(shape),
+                None if masks is None else masks[:, group.logits].reshape(shape),
+                None if draws is None else draws[:, group.choices].reshape(-1),
+            )
+            indices[:, group.choices] = drawn.reshape(rows, -1)
+            log_probs += parts.reshape(rows, -1).sum(axis=1)
+        numbers = None
+        if self._gaussian is not None:
+            numbers, _, parts = self._gaussian.choose_batch(outputs[:, layout.logits :], None, rng, explore)
+            log_probs += parts
+        raw, env = self._trees(indices, numbers)
+        return raw, env, log_probs
+
+    def _trees(self, indices: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> tuple[Tree, Tree]:
+        """Return raw actions and actions for the environment, with the leading axes of the arguments.
+
+        Args:
+            indices: The index of each choice, from 0, ``[choices]`` or ``[N, choices]``.
+            numbers: The raw numbers of all Boxes, ``[numbers]`` or ``[N, numbers]``; None without a Box.
+        """
+        raw: list[Any] = []
+        env: list[Any] = []
+        lead = indices.shape[:-1]
+        for part, bound in zip(self._layout.parts, self._bounders, strict=True):
+            shape = (*lead, *part.space.shape)
+            if bound is not None:
+                assert numbers is not None
+                values = numbers[..., part.columns]
+                raw.append(values.reshape(shape))
+                env.append(bound(values).reshape(shape))
+                continue
+            assert part.lowest is not None
+            chosen = (indices[..., part.columns] + part.lowest).astype(part.space.dtype).reshape(shape)
+            raw.append(chosen if shape else chosen[()])
+            env.append(chosen.copy() if shape else chosen[()])
+        leaves = self._layout.leaves
+        return leaves.unflatten(raw), leaves.unflatten(env)
+
+
+@lru_cache(maxsize=64)
+def _scalars(space: DiscreteSpace) -> tuple[np.int64, ...]:
+    """Return all actions of a discrete space as int64 scalars. Looking one up takes 0.01 us, creating a new one 0.2 us."""
+    return tuple(np.arange(space.start, space.start + space.n, dtype=np.int64))

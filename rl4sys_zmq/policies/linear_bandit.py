@@ -1,0 +1,282 @@
+"""The policy kind ``linear_bandit``: it chooses a discrete action by a linear model of the reward of each action, in numpy.
+
+The model of an action is Bayesian linear regression on its own decisions ("disjoint" models; Li et al. 2010, A contextual-bandit
+approach to personalized news article recommendation). With features ``x [D]`` of the observation, the reward of action ``a`` has
+the mean ``x . means[a]``. The standard error of that mean is ``|factors[a] @ x|``, in units of the noise of the rewards:
+``factors[a].T @ factors[a]`` is the inverse of ``ridge * I + sum(x x^T)`` over the decisions for ``a``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.config.options import check_fields, flag, integer, one_of, option, parse_options
+from rl4sys_zmq.errors import ConfigError, MaskError
+from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.registry import PolicyEntry
+from rl4sys_zmq.policies.sampler import RandomSource
+from rl4sys_zmq.values import (
+    DiscreteSpace,
+    ObservationSpace,
+    PolicySnapshot,
+    PolicySpec,
+    Space,
+    TensorSpec,
+    feature_size,
+)
+from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.observations import leaves_of
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = [
+    "ENTRY",
+    "STRATEGIES",
+    "LinearBanditDocument",
+    "LinearBanditPolicy",
+    "context_features",
+    "linear_bandit_document",
+    "linear_bandit_spec",
+]
+
+STRATEGIES = ("thompson", "ucb", "greedy", "softmax")
+MAX_SAMPLES = 1 << 16
+
+_LARGEST = float(np.finfo(np.float32).max)
+_CHUNK = 1 << 20
+"""The largest number of posterior samples that a batch holds in memory at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearBanditDocument:
+    """The contents of `PolicySpec.document` for the policy kind ``linear_bandit``.
+
+    The strategies, with the tensor ``scale`` ``[1]`` as their parameter:
+
+    - ``thompson``: The action with the highest score of a sample of the posterior, whose standard error is multiplied by
+      ``scale`` (Agrawal and Goyal 2013, Thompson sampling for contextual bandits with linear payoffs).
+    - ``ucb``: The action with the highest mean plus ``scale`` times the standard error (LinUCB; Li et al. 2010).
+    - ``greedy``: The action with the highest mean.
+    - ``softmax``: A draw from the softmax of the means divided by ``scale``.
+
+    With the probability in the tensor ``epsilon`` ``[1]``, each strategy chooses a uniformly random allowed action instead.
+
+    The log-probability is that of the choice. For ``ucb``, ``greedy`` and ``softmax`` it is exact. For ``thompson``, the policy
+    draws `samples` samples of the posterior, and chooses the action of one of them. The logged probability is the share of the
+    samples with this action: exact for given samples, so that importance weights with it are unbiased for all actions that some
+    sample chose; and an estimate of the probability before the samples were drawn, with the relative standard error
+    ``sqrt((1 - p) / (p * samples))``.
+
+    Raises:
+        ConfigError: If the value of an option is invalid.
+    """
+
+    strategy: str = option(one_of(*STRATEGIES), required=True)
+    intercept: bool = option(flag, True)
+    samples: int = option(integer(1, MAX_SAMPLES), 100)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def tensors(self, observation_space: ObservationSpace, action_space: Space) -> tuple[TensorSpec, ...]:
+        """Return the names and shapes of the tensors that such a policy has for these spaces.
+
+        Raises:
+            ConfigError: If the actions are not Discrete.
+        """
+        if not isinstance(action_space, DiscreteSpace):
+            raise ConfigError(f"a linear bandit needs a Discrete action space, not {action_space}", key="action_space")
+        width = feature_size(observation_space) + self.intercept
+        return (
+            TensorSpec("means", (action_space.n, width)),
+            TensorSpec("factors", (action_space.n, width, width)),
+            TensorSpec("scale", (1,)),
+            TensorSpec("epsilon", (1,)),
+        )
+
+
+def linear_bandit_spec(
+    observation_space: ObservationSpace, action_space: Space, strategy: str, *, intercept: bool = True, samples: int = 100
+) -> PolicySpec:
+    """Return the specification of a linear bandit.
+
+    Args:
+        observation_space: The space of the contexts.
+        action_space: A Discrete space.
+        strategy: The rule of the choice: one of `STRATEGIES`.
+        intercept: True to append a constant 1 to the features.
+        samples: The number of posterior samples per decision; only ``thompson`` draws them.
+
+    Raises:
+        ConfigError: If a value is invalid, or the policy cannot act in these spaces.
+    """
+    document = LinearBanditDocument(strategy=strategy, intercept=intercept, samples=samples)
+    plain = {"strategy": strategy, "intercept": intercept, "samples": samples}
+    return PolicySpec(observation_space, action_space, "linear_bandit", plain, document.tensors(observation_space, action_space))
+
+
+def linear_bandit_document(spec: PolicySpec) -> LinearBanditDocument:
+    """Check a spec of the kind ``linear_bandit``, and return its document.
+
+    Raises:
+        ConfigError: If a key is unknown, a value is invalid, the tensors do not match the spaces, or the spec has a blob or extra
+            columns.
+    """
+    document = LinearBanditDocument(**parse_options(LinearBanditDocument, spec.document))  # type: ignore[arg-type]
+    if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
+        raise ConfigError("the tensors of a linear bandit do not match its spaces", key="tensors")
+    if spec.blob or spec.columns:
+        raise ConfigError("a linear bandit has neither a blob nor extra columns", key="blob" if spec.blob else "columns")
+    return document
+
+
+def context_features(space: ObservationSpace, observations: Tree, intercept: bool) -> NDArray[np.float32]:
+    """Return the features ``[N, D]``, float32, of ``N`` contexts: those of `FeatureLayout`.
+
+    Args:
+        space: The observation space.
+        observations: ``[N, *obs]``, or a tree of such arrays.
+        intercept: True to append a constant 1.
+
+    Raises:
+        ObservationError: If an integer is outside its space.
+    """
+    features = feature_layout(space).batch(observations)
+    return np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1) if intercept else features
+
+
+class LinearBanditPolicy:
+    """A policy of the kind ``linear_bandit``. `LinearBanditDocument` describes its choice and its log-probability.
+
+    With ``explore=False`` it chooses the allowed action with the highest mean, with the log-probability 0.
+    """
+
+    def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+        """Build the policy that `spec` describes. It uses views of the weights.
+
+        Raises:
+            ConfigError: If the spec is not a valid ``linear_bandit`` spec, or `snapshot` has another size than the spec.
+        """
+        document = linear_bandit_document(spec)
+        tensors = spec.views(snapshot.flat)
+        assert isinstance(spec.action_space, DiscreteSpace)
+        self.snapshot = snapshot
+        self.generation, self.version = snapshot.generation, snapshot.version
+        self._space, self._leaves = spec.observation_space, leaves_of(spec.observation_space)
+        self._start, self._count = spec.action_space.start, spec.action_space.n
+        self._document = document
+        self._means: NDArray[np.float32] = tensors["means"]
+        self._factors: NDArray[np.float32] = tensors["factors"].reshape(-1, self._means.shape[1])
+        self._scale = max(float(tensors["scale"][0]), 0.0)
+        self._epsilon = min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
+
+    def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
+        """Choose one action, as `Policy.act` describes."""
+        masks = None if mask is None else mask[None]
+        raw, _, log_probs = self.act_batch(self._leaves.stack([observation]), masks, rng, explore)
+        return raw[0], raw[0], float(log_probs[0])
+
+    def act_batch(
+        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """Choose ``N`` actions, as `Policy.act_batch` describes."""
+        features = context_features(self._space, observations, self._document.intercept)
+        allowed = self._allowed(masks, len(features))
+        if explore:
+            chances = self._chances(features, allowed, rng)
+            cumulative = chances.cumsum(axis=1)
+            total = cumulative[:, -1]
+            cut = np.minimum(rng.uniforms(len(features)) * total, np.nextafter(total, 0.0))  # below the total after rounding too
+            index = (cumulative <= cut[:, None]).sum(axis=1)
+            log_probs = np.log(chances[np.arange(len(index)), index]).astype(np.float32)
+        else:
+            index = _masked(features @ self._means.T, allowed).argmax(axis=1)
+            log_probs = np.zeros(len(index), dtype=np.float32)
+        actions = index + np.int64(self._start)
+        return actions, actions.copy(), log_probs
+
+    def probabilities(
+        self, observations: Tree, masks: NDArray[Any] | None = None, rng: RandomSource | None = None
+    ) -> NDArray[np.float64]:
+        """Return the probability of each action in ``N`` contexts, float64 ``[N, n]``, as in `act_batch` with ``explore=True``.
+
+        `rl4sys_zmq.policies.off_policy_value` needs it to estimate the value of this policy from the decisions of another one.
+
+        Args:
+            observations: ``[N, *obs]``, or a tree of such arrays.
+            masks: ``[N, n]`` or None, as in `act_batch`.
+            rng: The source of the posterior samples of ``thompson``. None: a generator with the seed 0.
+
+        Raises:
+            MaskError: If a row of `masks` forbids every action.
+        """
+        features = context_features(self._space, observations, self._document.intercept)
+        return self._chances(features, self._allowed(masks, len(features)), rng or RandomSource(0))
+
+    def _allowed(self, masks: NDArray[Any] | None, count: int) -> NDArray[np.bool_]:
+        if masks is None:
+            return np.ones((count, self._count), dtype=np.bool_)
+        allowed: NDArray[np.bool_] = np.asarray(masks).astype(np.bool_)
+        if not allowed.any(axis=1).all():
+            raise MaskError("a mask forbids every action")
+        return allowed
+
+    def _chances(self, features: NDArray[np.float32], allowed: NDArray[np.bool_], rng: RandomSource) -> NDArray[np.float64]:
+        """Return the probabilities ``[N, n]`` of the actions, given the posterior samples that this call draws."""
+        means = _masked(features @ self._means.T, allowed)
+        strategy = self._document.strategy
+        if strategy == "thompson":
+            chances = self._thompson(means, self._errors(features), rng)
+        elif strategy == "softmax":
+            shifted = means - means.max(axis=1, keepdims=True)
+            # A scale of 0 is the limit: all weight on the highest mean.
+            chances = np.exp(shifted / self._scale) if self._scale > 0.0 else (shifted == 0.0).astype(np.float64)
+            chances = chances / chances.sum(axis=1, keepdims=True)
+        else:
+            scores = means + self._scale * self._errors(features) if strategy == "ucb" else means
+            chances = np.zeros_like(means)
+            chances[np.arange(len(scores)), scores.argmax(axis=1)] = 1.0
+        if self._epsilon > 0.0:
+            uniform = allowed / allowed.sum(axis=1, keepdims=True)
+            chances = (1.0 - self._epsilon) * chances + self._epsilon * uniform
+        return chances
+
+    def _errors(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the standard error of each action's mean, ``[N, n]``, in units of the noise of the rewards."""
+        products = (features @ self._factors.T).reshape(len(features), self._count, -1)
+        errors: NDArray[np.float64] = np.sqrt(np.einsum("nad,nad->na", products, products, dtype=np.float64))
+        return errors
+
+    def _thompson(self, means: NDArray[np.float64], errors: NDArray[np.float64], rng: RandomSource) -> NDArray[np.float64]:
+        """Return the share of the posterior samples with which each action has the highest score, ``[N, n]``.
+
+        The models of the actions are independent, so the scores of a context are independent normal numbers.
+        """
+        samples = self._document.samples
+        chances = np.empty_like(means)
+        rows = max(1, _CHUNK // (samples * self._count))
+        for first in range(0, len(means), rows):
+            part = slice(first, first + rows)
+            count = len(means[part])
+            scores = rng.normals(count * samples * self._count).reshape(count, samples, self._count)
+            best = (means[part, None] + self._scale * errors[part, None] * scores).argmax(axis=2)
+            places = best + np.arange(count)[:, None] * self._count
+            chances[part] = np.bincount(places.reshape(-1), minlength=count * self._count).reshape(count, -1)
+        return chances / samples
+
+
+def _masked(scores: NDArray[Any], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return finite scores ``[N, n]`` in float64, and minus infinity where an action is forbidden."""
+    finite = np.nan_to_num(scores.astype(np.float64), nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
+    return np.where(allowed, finite, -np.inf)
+
+
+ENTRY = PolicyEntry(
+    name="linear_bandit",
+    factory="rl4sys_zmq.policies.linear_bandit:LinearBanditPolicy",
+    summary="A linear model of the reward of each discrete action, with Thompson sampling, LinUCB, epsilon-greedy or softmax.",
+    check=linear_bandit_document,
+)

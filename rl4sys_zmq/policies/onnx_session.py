@@ -1,0 +1,217 @@
+"""The forward pass of a policy network in onnxruntime, with the weights as inputs of the graph.
+
+One session (the compiled graph) serves all versions of the weights and all threads. A session computes with one thread, the
+calling one, and does not spin. The memory of the intermediate values of all sessions of the process is limited to
+`MAX_MEMORY_BYTES`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError, PolicyError
+from rl4sys_zmq.policies.onnx_model import OnnxValue, encode_model
+from rl4sys_zmq.policies.onnx_reader import decode_model
+from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
+from rl4sys_zmq.values import ObservationSpace
+from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
+
+__all__ = ["MAX_MEMORY_BYTES", "GraphNetwork", "GraphSession", "load_session", "observation_inputs"]
+
+MAX_MEMORY_BYTES = 1 << 30
+"""The largest memory of the intermediate values of all graphs in a process, in bytes."""
+
+KEPT_SESSIONS = 4
+"""The number of sessions that a process keeps for later versions, besides those in use."""
+
+_sessions: OrderedDict[tuple[bytes, tuple[OnnxValue, ...], int], GraphSession] = OrderedDict()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphSession:
+    """A graph that onnxruntime has compiled. Several threads can use it.
+
+    Attributes:
+        inference: The `onnxruntime.InferenceSession`.
+        observations: The descriptions of the inputs for observations, in the order of `SpaceLeaves`.
+        outputs: The number of outputs of the network.
+    """
+
+    inference: Any
+    observations: tuple[OnnxValue, ...]
+    outputs: int
+
+
+def observation_inputs(space: ObservationSpace) -> tuple[OnnxValue, ...]:
+    """Return the inputs that a graph must have for observations of a space, in the order of `SpaceLeaves`."""
+    leaves = leaves_of(space)
+    pairs = zip(leaves.names, leaves.spaces, strict=True)
+    return tuple([OnnxValue(name, np.dtype(leaf.dtype).name, (None, *leaf.shape)) for name, leaf in pairs])
+
+
+def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
+    """Return the session of a graph: the one that this process has already, or a new one after all checks.
+
+    The checks include a forward pass with zeros, so a graph that onnxruntime cannot run is found here.
+
+    Args:
+        blob: The ONNX model.
+        observations: The inputs for observations; the first axis has no fixed length.
+        weights: The inputs for weights.
+        outputs: The number of outputs of the network.
+
+    Raises:
+        ConfigError: If onnxruntime is not installed, or the graph breaks a rule or cannot be run.
+    """
+    key = (blob, (*observations, *weights), outputs)
+    with _lock:
+        session = _sessions.get(key)
+        if session is None:
+            session = _sessions[key] = _new_session(blob, observations, weights, outputs)
+            while len(_sessions) > KEPT_SESSIONS:
+                _sessions.popitem(last=False)
+        _sessions.move_to_end(key)
+        return session
+
+
+def _new_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> GraphSession:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"a policy of the kind 'onnx' needs the package onnxruntime ({exc}): pip install 'rl4sys-zmq[onnx]'", key="kind"
+        ) from exc
+    graph = decode_model(blob)
+    check_graph(graph, (*observations, *weights), outputs)
+    # onnxruntime reads what the rules have seen: a parser that reads the bytes in another way cannot matter.
+    model = encode_model(graph)
+    _limit_memory(onnxruntime)
+    # The first session computes every node, within the limit of memory. The second one may compute constants in advance.
+    for level in (onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL):
+        try:
+            inference = onnxruntime.InferenceSession(model, _options(onnxruntime, level), providers=["CPUExecutionProvider"])
+            for count in (1, 2):
+                zeros = {v.name: np.zeros([count if n is None else n for n in v.shape], v.dtype) for v in observations}
+                zeros |= {v.name: np.zeros(cast(tuple[int, ...], v.shape), v.dtype) for v in weights}
+                (found,) = inference.run([OUTPUTS], zeros)
+        except Exception as exc:  # the errors of onnxruntime have no base class of their own
+            raise ConfigError(f"onnxruntime cannot run the graph of the policy: {exc!s:.400}", key="blob") from exc
+        if found.shape != (2, outputs):
+            raise ConfigError(
+                f"the graph of the policy computes an output of shape {found.shape} for 2 observations; expected (2, {outputs})",
+                key="blob",
+            )
+    return GraphSession(inference, observations, outputs)
+
+
+def _options(onnxruntime: Any, level: Any) -> Any:
+    """Return the options of a session that uses one thread and the memory of `_limit_memory`."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors are raised; they need not be in the host's output, too
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    return options
+
+
+def _limit_memory(onnxruntime: Any) -> None:
+    """Set the limit of the memory that the sessions of this process share. A second call changes nothing."""
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    memory = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    settings = onnxruntime.OrtArenaCfg({"max_mem": MAX_MEMORY_BYTES, "arena_extend_strategy": 1})
+    onnxruntime.create_and_register_allocator(memory, settings)
+
+
+def _lengths(value: OnnxValue) -> tuple[int, ...]:
+    """Return the shape of one observation, without the first axis ``N``."""
+    return cast(tuple[int, ...], value.shape[1:])
+
+
+class GraphNetwork:
+    """A policy network in onnxruntime with the weights of one version, from observations to the outputs of the last layer.
+
+    Several threads can use it. The weights are views into the buffers of the version's snapshot, which this object keeps alive.
+
+    Attributes:
+        fused: The network itself, which has the method `forward`.
+    """
+
+    def __init__(self, session: GraphSession, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Bind the weights.
+
+        Args:
+            session: The graph.
+            space: The space of observations.
+            weights: The tensors that the graph takes, by name.
+        """
+        self._session = session
+        self._leaves: SpaceLeaves = leaves_of(space)
+        self._weights = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
+        self.fused = self
+
+    def single(self, observation: Any) -> NDArray[Any]:
+        """Return the network's outputs for one observation, as a new array ``[outputs]``."""
+        arrays = [np.asarray(leaf)[None] for leaf in self._leaves.flatten(observation)]
+        return cast(NDArray[Any], self._run(arrays)[0])
+
+    def batch(self, observations: Any) -> NDArray[Any]:
+        """Return the network's outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``."""
+        return self._run(self._leaves.flatten(observations))
+
+    def _run(self, arrays: list[Any]) -> NDArray[Any]:
+        feed = dict(self._weights)
+        for value, array in zip(self._session.observations, arrays, strict=True):
+            feed[value.name] = np.ascontiguousarray(array, value.dtype).reshape(len(array), *_lengths(value))
+        try:
+            (outputs,) = self._session.inference.run([OUTPUTS], feed)
+        except Exception as exc:  # the errors of onnxruntime have no base class of their own
+            raise PolicyError(f"onnxruntime cannot run the graph of the policy: {exc!s:.400}") from exc
+        return cast(NDArray[Any], outputs)
+
+    def forward(self) -> Callable[[Any], NDArray[Any]]:
+        """Return a function that computes the forward pass for one observation, for one thread.
+
+        The buffers of the observation and of the outputs ``[outputs]`` are bound once and used again by each call.
+        """
+        import onnxruntime
+
+        session, bound = self._session, onnxruntime.OrtValue.ortvalue_from_numpy
+        shapes = [(value.dtype, (1, *_lengths(value))) for value in session.observations]
+        arrays = [np.zeros(shape, dtype) for dtype, shape in shapes]
+        outputs = np.empty((1, session.outputs), np.float32)
+        values = {value.name: bound(array) for value, array in zip(session.observations, arrays, strict=True)}
+        values |= {name: bound(array) for name, array in self._weights.items()}
+        result = bound(outputs)
+        binding = session.inference.io_binding()
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        binding.bind_ortvalue_output(OUTPUTS, result)
+        kept = (values, result, binding, self)  # the bindings have no references to the arrays
+        run, flatten = session.inference.run_with_iobinding, self._leaves.flatten
+        row: NDArray[Any] = outputs[0]
+        inputs = [array[0] if array.ndim > 1 else array for array in arrays]
+        first = inputs[0] if self._leaves.structure is None else None
+
+        def forward(observation: Any) -> NDArray[Any]:
+            if first is not None:
+                first[...] = observation
+            else:
+                for array, leaf in zip(inputs, flatten(observation), strict=True):
+                    array[...] = leaf
+            try:
+                run(kept[2])
+            except Exception as exc:  # the errors of onnxruntime have no base class of their own
+                raise PolicyError(f"onnxruntime cannot run the graph of the policy: {exc!s:.400}") from exc
+            return row
+
+        return forward

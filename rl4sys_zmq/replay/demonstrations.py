@@ -1,0 +1,217 @@
+"""Demonstrations: recorded episodes of a task, in a ``.npz`` file, from which the training of a policy can start.
+
+The file has these arrays, for ``E`` episodes with ``N`` steps in all. Nothing is pickled.
+
+::
+
+    format                            1
+    observation_space, action_space   the spaces as JSON text (`space_to_json`)
+    observations                      [N + E, *obs]: the observations of each episode, with the one after its last step.
+                                      For a Dict or Tuple space, one array for each leaf: observations['camera'], ...
+    actions                           [N, *act], as the environment gets them
+    rewards                           [N] float32; can be left out
+    lengths                           [E] int64, the steps of each episode
+    terminated                        [E] bool, False for an episode that was ended from outside
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.private import open_private
+from rl4sys_zmq.values import ObservationSpace, Segment, Space, observation_space_from, space_from, space_to_json
+from rl4sys_zmq.values.observations import leaves_of
+from rl4sys_zmq.values.spaces import LeafSpace
+
+__all__ = ["Demonstration", "Demonstrations", "read_demonstrations", "write_demonstrations"]
+
+FORMAT = 1
+_FIELDS = ("actions", "lengths", "terminated")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demonstration:
+    """One recorded episode of ``T`` steps.
+
+    Attributes:
+        observations: The observations ``[T + 1, *obs]``, with the one after the last step: one array for each leaf of the space.
+        actions: The actions ``[T, *act]``, as the environment gets them.
+        rewards: The rewards, float32 ``[T]``; None if they are unknown.
+        terminated: True if the episode ended in a terminal state.
+    """
+
+    observations: Sequence[NDArray[Any]]
+    actions: NDArray[Any]
+    rewards: NDArray[np.float32] | None
+    terminated: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demonstrations:
+    """The contents of a file of demonstrations.
+
+    Attributes:
+        observation_space: The space of the observations.
+        action_space: The space of the actions.
+        segments: One segment for each episode. Its log-probabilities and versions are 0, and so are rewards that are unknown.
+        rewarded: True if the rewards are known.
+        digest: The xxh3-64 of all arrays.
+    """
+
+    observation_space: ObservationSpace
+    action_space: Space
+    segments: tuple[Segment, ...]
+    rewarded: bool
+    digest: int
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of all episodes."""
+        return sum(segment.steps for segment in self.segments)
+
+    def check_spaces(self, observation_space: ObservationSpace, action_space: Space) -> None:
+        """Check that the demonstrations are of a task with these spaces. Bounds of a Box can differ.
+
+        Raises:
+            ConfigError: If a space differs. The message has both.
+        """
+        for key, ours, theirs in (
+            ("observation_space", observation_space, self.observation_space),
+            ("action_space", action_space, self.action_space),
+        ):
+            if _form(ours) != _form(theirs):
+                raise ConfigError(f"demonstrations: their {key} is {theirs}; the client's is {ours}", key="demonstrations")
+
+
+def _form(space: ObservationSpace) -> tuple[object, ...]:
+    """Return what must be equal for elements of a space to have the same meaning: structure, shapes, dtypes, choices."""
+    leaves = leaves_of(space)
+    return leaves.structure, *[
+        (type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None), getattr(leaf, "start", None), getattr(leaf, "nvec", None))
+        for leaf in leaves.spaces
+    ]
+
+
+def write_demonstrations(
+    path: Path, observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
+) -> None:
+    """Write episodes to a new file, which gets mode 0600.
+
+    Raises:
+        ConfigError: If there is no episode, or the file exists or cannot be written.
+    """
+    if not episodes:
+        raise ConfigError("there is no episode to write", key="demonstrations")
+    names = leaves_of(observation_space).names
+    arrays: dict[str, NDArray[Any]] = {
+        "format": np.asarray(FORMAT),
+        "observation_space": np.asarray(json.dumps(space_to_json(observation_space))),
+        "action_space": np.asarray(json.dumps(space_to_json(action_space))),
+        "actions": np.concatenate([episode.actions for episode in episodes]),
+        "lengths": np.array([len(episode.actions) for episode in episodes], np.int64),
+        "terminated": np.array([episode.terminated for episode in episodes], np.bool_),
+    }
+    columns = zip(*[episode.observations for episode in episodes], strict=True)
+    arrays |= {name: np.concatenate(parts) for name, parts in zip(names, columns, strict=True)}
+    rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
+    if len(rewards) == len(episodes):
+        arrays["rewards"] = np.concatenate(rewards)
+    try:
+        with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be written: {exc.strerror}; choose another file", key="demonstrations") from exc
+
+
+def read_demonstrations(path: Path) -> Demonstrations:
+    """Read a file that `write_demonstrations` has written, or another program in the same form.
+
+    Raises:
+        ConfigError: If the file is missing, damaged, or its arrays do not fit together. The message has the numbers.
+    """
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays: dict[str, NDArray[Any]] = dict(file)
+        if int(arrays["format"]) != FORMAT:
+            raise ValueError(f"it has the format {int(arrays['format'])}; this version reads {FORMAT}")
+        return _parse(arrays)
+    except OSError as exc:
+        raise ConfigError(f"demonstrations: {path} cannot be read: {exc.strerror or exc}", key="demonstrations") from exc
+    except (ConfigError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as exc:
+        problem = f"the array {exc} is missing" if isinstance(exc, KeyError) else str(exc)
+        raise ConfigError(
+            f"demonstrations: {path} is not a file of demonstrations: {problem}; record it again with `rl4sys-actor record`",
+            key="demonstrations",
+        ) from exc
+
+
+def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
+    spaces = {name: json.loads(str(arrays[name])) for name in ("observation_space", "action_space")}
+    observation_space, action_space = observation_space_from(spaces["observation_space"]), space_from(spaces["action_space"])
+    leaves = leaves_of(observation_space)
+    lengths, terminated, actions = arrays["lengths"].astype(np.int64), arrays["terminated"], arrays["actions"]
+    steps, episodes = int(lengths.sum()), len(lengths)
+    if not episodes or lengths.min() < 1:
+        raise ValueError(f"it has {episodes} episodes; expected at least one, and at least one step in each")
+    rewards = arrays.get("rewards")
+    expected = {"actions": steps, "terminated": episodes, **dict.fromkeys(leaves.names, steps + episodes)}
+    if rewards is not None:
+        expected["rewards"] = steps
+    for name, rows in expected.items():
+        if len(arrays[name]) != rows:
+            raise ValueError(f"{name} has {len(arrays[name])} rows; {episodes} episodes of {steps} steps need {rows}")
+    _check_columns([arrays[name] for name in leaves.names], leaves.spaces, leaves.names)
+    _check_columns([actions], leaves_of(action_space).spaces, ("actions",))
+    given = np.zeros(steps, np.float32) if rewards is None else rewards.astype(np.float32)
+    segments: list[Segment] = []
+    start = 0
+    for number, length in enumerate(lengths.tolist()):
+        end, first = start + length, start + number
+        ended = bool(terminated[number])
+        part = slice(first, first + length + (not ended))
+        observations = leaves.unflatten([np.ascontiguousarray(arrays[name][part]) for name in leaves.names])
+        segments.append(
+            Segment(
+                observations=observations,
+                actions=actions[start:end],
+                rewards=given[start:end],
+                log_probs=np.zeros(length, np.float32),
+                versions=np.zeros(length, np.uint64),
+                masks=None,
+                generation=0,
+                episode_id=number,
+                segment_index=0,
+                terminated=ended,
+                truncated=not ended,
+                episode_return=float(given[start:end].sum(dtype=np.float64)),
+                episode_length=length,
+            )
+        )
+        start = end
+    digest = xxhash.xxh3_64()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+    return Demonstrations(observation_space, action_space, tuple(segments), rewards is not None, digest.intdigest())
+
+
+def _check_columns(columns: Sequence[NDArray[Any]], spaces: Sequence[LeafSpace], names: Sequence[str]) -> None:
+    """Check the shapes and kinds of columns of elements of these spaces."""
+    for column, space, name in zip(columns, spaces, names, strict=True):
+        kind = np.dtype(space.dtype).kind
+        if column.shape[1:] != space.shape or (column.dtype.kind in "iu") != (kind in "iu"):
+            raise ValueError(
+                f"{name} has rows {column.dtype}{list(column.shape[1:])}; {space} needs {space.dtype}{list(space.shape)}"
+            )

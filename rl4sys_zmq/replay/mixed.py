@@ -1,0 +1,65 @@
+"""Batches of which a part comes from demonstrations, which never leave their own replay (Ball et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.replay.draws import Draws
+from rl4sys_zmq.replay.memory import ReplayMemory, ReplayOptions, TransitionBatch
+from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.values.spaces import Space
+
+__all__ = ["DemonstrationReplay"]
+
+
+class DemonstrationReplay:
+    """The transitions of demonstrations, of which each batch has a fixed number. They are drawn uniformly.
+
+    In a batch, the row ``r`` of the demonstrations has the number ``-1 - r``, and these numbers come first. The other rows are
+    those of another replay.
+
+    Attributes:
+        digest: The number that identifies the demonstrations.
+    """
+
+    def __init__(
+        self,
+        observation_space: ObservationSpace,
+        action_space: Space,
+        options: ReplayOptions,
+        segments: Sequence[Segment],
+        count: int,
+        digest: int,
+    ) -> None:
+        """Store the demonstrations.
+
+        Args:
+            observation_space: The space of the observations.
+            action_space: The space of the actions.
+            options: The options of the other replay. The capacity and the priorities do not apply here.
+            segments: The demonstrations.
+            count: Number of demonstrated transitions in a batch.
+            digest: The number that identifies the demonstrations.
+        """
+        capacity = sum(segment.steps for segment in segments)
+        self._memory = ReplayMemory(observation_space, action_space, replace(options, capacity=capacity, priority=None))
+        for segment in segments:
+            self._memory.add(segment)
+        self._count, self.digest = count, digest
+
+    def draw(self, own: ReplayMemory, size: int, draws: Draws) -> NDArray[np.int64]:
+        """Return the numbers of a batch of `size` transitions, int64 ``[size]``. At least one is of the other replay, `own`."""
+        count = min(self._count, size - 1)
+        return np.concatenate([-1 - self._memory.draw(count, draws), own.draw(size - count, draws)])
+
+    def gather(self, own: ReplayMemory, rows: NDArray[np.int64]) -> TransitionBatch:
+        """Return copies of the transitions with these numbers, in the order of `draw`: those of demonstrations first."""
+        count = int(np.count_nonzero(rows < 0))
+        if not count:
+            return own.gather(rows)
+        found = self._memory.gather(-1 - rows[:count])
+        return found if count == len(rows) else found.join(own.gather(rows[count:]))

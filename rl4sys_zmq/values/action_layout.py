@@ -1,0 +1,319 @@
+"""The parts of a policy's action, and their positions in the outputs of a policy network, in a mask and in a joined array.
+
+An action of any space consists of *choices* and *numbers*. A choice is one of several options: a Discrete space has one choice, a
+MultiDiscrete or MultiBinary space has one for each array element. A number is one element of a Box. The parts of an action are
+independent of each other, so the log-probability of an action is the sum of those of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError, MaskError
+from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_of
+from rl4sys_zmq.values.spaces import ActionSpace, BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = [
+    "MAX_CHOICES",
+    "MAX_OPTIONS",
+    "ActionLayout",
+    "ActionLeaf",
+    "ChoiceGroup",
+    "action_layout",
+    "assemble_action",
+    "choice_groups",
+]
+
+MAX_CHOICES = 4096
+"""The largest number of choices of an action. It keeps a received description from causing a large allocation."""
+MAX_OPTIONS = 1 << 20
+"""The largest number of options of all choices together, unless the space is Discrete.
+
+Joined actions contain the index of an option as float32, which holds all integers up to 2^24 exactly.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionLeaf:
+    """One array of an action: the element of one Box, Discrete, MultiDiscrete or MultiBinary space.
+
+    Attributes:
+        space: The space of the array.
+        name: The name of the array, such as ``actions['move']``.
+        columns: The positions of the array's elements among all choices, or among all numbers if the space is a Box.
+        lowest: The lowest value of each choice, int64 ``[n]``; None if the space is a Box.
+    """
+
+    space: LeafSpace
+    name: str
+    columns: slice
+    lowest: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoiceGroup:
+    """The choices of an action that have the same number of options, and can so be computed together.
+
+    Attributes:
+        options: The number of options of each choice.
+        choices: The indices of the ``G`` choices among all choices, int64 ``[G]``.
+        logits: The positions of their logits among all logits, int64 ``[G * options]``.
+    """
+
+    options: int
+    choices: NDArray[np.int64]
+    logits: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionLayout:
+    """The choices and numbers of the actions of one space, and their order. `action_layout` creates it.
+
+    The outputs of a policy network are first the logits of all choices, one choice after another, and then the means of all
+    numbers. A mask has one element for each logit, in the same order. The choices are in the order of the arrays of an action
+    (by sorted dict keys), and then row-major; the numbers too.
+
+    Attributes:
+        leaves: The conversion between an action and the list of its arrays.
+        parts: The description of each array.
+        counts: The number of options of each choice.
+        numbers: The number of elements of all Boxes together.
+    """
+
+    leaves: SpaceLeaves
+    parts: tuple[ActionLeaf, ...]
+    counts: tuple[int, ...]
+    numbers: int
+
+    @property
+    def choices(self) -> int:
+        """The number of choices."""
+        return len(self.counts)
+
+    @property
+    def logits(self) -> int:
+        """The number of options of all choices together: the length of a mask."""
+        return sum(self.counts)
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a policy network: the logits and the means."""
+        return self.logits + self.numbers
+
+    def name_of(self, choice: int) -> str:
+        """Return the name of a choice, such as ``actions['move'][2]``, for error messages."""
+        part = next(p for p in self.parts if p.lowest is not None and p.columns.start <= choice < p.columns.stop)
+        return part.name if isinstance(part.space, DiscreteSpace) else f"{part.name}[{choice - part.columns.start}]"
+
+    def join(self, actions: Tree) -> NDArray[np.float32]:
+        """Return raw actions as one array: the index of each choice, from 0, and then the numbers.
+
+        Args:
+            actions: A tree of arrays ``[N, *leaf]``.
+
+        Returns:
+            Float32 ``[N, choices + numbers]``.
+        """
+        arrays = self.leaves.flatten(actions)
+        joined = np.empty((len(arrays[0]), self.choices + self.numbers), np.float32)
+        numbers = joined[:, self.choices :]
+        for part, array in zip(self.parts, arrays, strict=True):
+            flat = array.reshape(len(array), -1)
+            if part.lowest is None:
+                numbers[:, part.columns] = flat
+            else:
+                joined[:, part.columns] = flat - part.lowest
+        return joined
+
+    def forbidden_choice(self, masks: NDArray[Any]) -> tuple[int, str] | None:
+        """Return the first choice of which a mask forbids every option: the row of the mask, and the name of the choice.
+
+        Args:
+            masks: ``[N, logits]``, nonzero for each allowed option.
+
+        Returns:
+            None if each mask allows an option of each choice.
+        """
+        if len(self.counts) == 1:
+            allowed = masks.any(axis=1)
+            return None if allowed.all() else (int(np.argmin(allowed)), self.name_of(0))
+        for group in choice_groups(self):
+            allowed = masks[:, group.logits].reshape(len(masks), -1, group.options).any(axis=2)
+            if not allowed.all():
+                row, place = np.argwhere(~allowed)[0].tolist()
+                return row, self.name_of(int(group.choices[place]))
+        return None
+
+    def join_mask(self, given: Tree) -> NDArray[np.bool_]:
+        """Return a mask of one action in the form that policies use, bool ``[logits]``, True for each allowed option.
+
+        Args:
+            given: The mask, in one of two forms. The first is an array ``[logits]`` of bool or 0 and 1. The second is the form of
+                Gymnasium's ``Space.sample(mask=...)``: a tree with one mask for each array of the action. Such a mask is an array
+                ``[n]`` for a Discrete space, a tuple with an array for each element of a MultiDiscrete space, and for a
+                MultiBinary space an array of the space's shape with the only allowed value, or 2 where both are allowed. It is
+                None for a Box, and wherever everything is allowed.
+
+        Raises:
+            MaskError: If the mask has another form.
+        """
+        if isinstance(given, np.ndarray) and given.shape == (self.logits,):
+            return _allowed(given, "the mask")
+        joined = np.ones(self.logits, np.bool_)
+        ends = np.cumsum((0, *self.counts))
+        for part, mask in zip(self.parts, self._mask_leaves(given), strict=True):
+            if mask is None:
+                continue
+            if part.lowest is None:
+                raise MaskError(f"the mask of {part.name} is a {type(mask).__name__}; a Box has no mask: use None")
+            counts = self.counts[part.columns]
+            joined[ends[part.columns.start] : ends[part.columns.stop]] = _leaf_mask(part, counts, mask)
+        return joined
+
+    def _mask_leaves(self, given: Tree) -> list[Any]:
+        """Return the mask of each array of an action, from a tree of masks."""
+        expected = f"an array of {self.logits} bools, or one mask for each part of the action"
+        if self.leaves.structure is None:
+            if given is None or isinstance(given, np.ndarray | list | tuple):
+                return [given]
+            raise MaskError(f"the mask is a {type(given).__name__}; expected {expected}")
+        if isinstance(given, np.ndarray):
+            raise MaskError(f"the mask is an array of the shape {given.shape}; expected {expected}")
+        return self.leaves.flatten(given, error=MaskError, what="mask")
+
+
+@lru_cache(maxsize=64)
+def action_layout(space: ActionSpace) -> ActionLayout:
+    """Return the layout of the actions of a space: its choices and numbers, and their order.
+
+    Raises:
+        ConfigError: If there are more than `MAX_CHOICES` choices, or, in a space other than Discrete, more than `MAX_OPTIONS`
+            options of all choices together.
+    """
+    leaves = leaves_of(space, "actions")
+    counts: list[int] = []
+    numbers = 0
+    parts = []
+    for name, leaf in zip(leaves.names, leaves.spaces, strict=True):
+        if not isinstance(leaf, BoxSpace) and len(counts) + prod(leaf.shape) > MAX_CHOICES:
+            text = (
+                f"the action space {space!s:.80} has {len(counts) + prod(leaf.shape)} or more choices; the limit is {MAX_CHOICES}"
+            )
+            raise ConfigError(text, key="action_space")
+        bounds = integer_bounds(leaf)
+        if bounds is None:
+            assert isinstance(leaf, BoxSpace)
+            parts.append(ActionLeaf(leaf, name, slice(numbers, numbers + leaf.size), None))
+            numbers += leaf.size
+            continue
+        lowest, highest = (bound.reshape(-1) for bound in bounds)
+        parts.append(ActionLeaf(leaf, name, slice(len(counts), len(counts) + lowest.size), lowest))
+        counts += (highest - lowest + 1).tolist()
+    if sum(counts) > MAX_OPTIONS and not isinstance(space, DiscreteSpace):
+        text = f"the choices of the action space {space!s:.80} have {sum(counts)} options; the limit is {MAX_OPTIONS}"
+        raise ConfigError(text, key="action_space")
+    return ActionLayout(leaves, tuple(parts), tuple(counts), numbers)
+
+
+def assemble_action(
+    space: ActionSpace,
+    mask: NDArray[np.bool_] | None,
+    choose: Callable[[Sequence[int]], int],
+    fill: Callable[[BoxSpace], NDArray[Any]],
+) -> Tree:
+    """Return an action for the environment that is put together from its parts, in the dtypes of the space.
+
+    Args:
+        space: The action space.
+        mask: Bool ``[logits]``, True for each allowed option, or None. At least one option of each choice is allowed.
+        choose: A function that returns one of the allowed options of a choice, which are given as indices from 0.
+        fill: A function that returns the array for a Box.
+    """
+    layout = action_layout(space)
+    indices: list[int] = []
+    at = 0
+    for count in layout.counts:
+        indices.append(choose(range(count) if mask is None else np.flatnonzero(mask[at : at + count]).tolist()))
+        at += count
+    arrays: list[Any] = []
+    for part in layout.parts:
+        if isinstance(part.space, BoxSpace):
+            arrays.append(fill(part.space).astype(part.space.dtype))
+            continue
+        assert part.lowest is not None
+        chosen = (np.array(indices[part.columns], np.int64) + part.lowest).astype(part.space.dtype).reshape(part.space.shape)
+        arrays.append(chosen if part.space.shape else chosen[()])
+    return layout.leaves.unflatten(arrays)
+
+
+@lru_cache(maxsize=64)
+def choice_groups(layout: ActionLayout) -> tuple[ChoiceGroup, ...]:
+    """Return the choices of an action, grouped by their number of options."""
+    sizes = np.array(layout.counts, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    groups = []
+    for options in dict.fromkeys(layout.counts):
+        choices = np.flatnonzero(sizes == options)
+        groups.append(ChoiceGroup(options, choices, (starts[choices, None] + np.arange(options)).reshape(-1)))
+    return tuple(groups)
+
+
+def _leaf_mask(part: ActionLeaf, counts: Sequence[int], given: object) -> NDArray[np.bool_]:
+    """Return the mask of one array of an action, bool ``[sum(counts)]``, from the form of Gymnasium."""
+    name, space = f"the mask of {part.name}", part.space
+    if isinstance(space, MultiDiscreteSpace) and isinstance(given, tuple):
+        masks = list(_items(given))
+        if len(masks) != len(counts):
+            raise MaskError(f"{name} has {len(masks)} arrays; expected {len(counts)}, one for each element of {space!s:.80}")
+        of = enumerate(zip(masks, counts, strict=True))
+        each = [
+            np.ones(n, np.bool_) if mask is None else _of_length(_array(mask, f"{name}[{k}]"), n, f"{name}[{k}]")
+            for k, (mask, n) in of
+        ]
+        return np.concatenate(each)
+    if given is None:
+        return np.ones(sum(counts), np.bool_)
+    array = _array(given, name)
+    if isinstance(space, MultiBinarySpace) and array.shape == space.shape:
+        only = array.reshape(-1)
+        if only.dtype.kind not in "biu" or not ((only >= 0) & (only <= 2)).all():
+            raise MaskError(f"{name} is {given!r:.60}; expected the allowed value of each element, 0 or 1, or 2 for both")
+        return np.stack((only != 1, only != 0), axis=1).reshape(-1)
+    return _of_length(array, sum(counts), name)
+
+
+def _items(given: object) -> Iterator[object]:
+    """Yield the masks in nested tuples, which Gymnasium uses for a MultiDiscrete space of several dimensions."""
+    if isinstance(given, tuple):
+        for item in given:
+            yield from _items(item)
+    else:
+        yield given
+
+
+def _array(given: object, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError) as exc:
+        raise MaskError(f"{name} is {given!r:.60}; expected an array of bools") from exc
+
+
+def _of_length(array: NDArray[Any], length: int, name: str) -> NDArray[np.bool_]:
+    if array.shape != (length,):
+        raise MaskError(f"{name} has the shape {array.shape}; expected ({length},)")
+    return _allowed(array, name)
+
+
+def _allowed(array: NDArray[Any], name: str) -> NDArray[np.bool_]:
+    allowed: NDArray[np.bool_] = array.astype(np.bool_)
+    if array.dtype.kind not in "biuf" or not np.array_equal(allowed, array):
+        raise MaskError(f"{name} contains other values than 0 and 1; use 1 for each allowed option")
+    return allowed

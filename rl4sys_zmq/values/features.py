@@ -1,0 +1,151 @@
+"""The features of observations: the float32 vector that a network without convolutions gets for an observation of any space.
+
+Actors and learners use the same functions, so their features are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ObservationError
+from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_of
+from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace, ObservationSpace
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = ["FeatureLayout", "FeatureLeaf", "feature_layout", "feature_size"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureLeaf:
+    """The features of one array of an observation.
+
+    Attributes:
+        space: The space of the array.
+        name: The name of the array, such as ``observations['camera']``.
+        columns: The positions of its features.
+        lowest: The lowest value of each integer that is one-hot encoded, int64 ``[n]``; None if the array is copied.
+        counts: The number of values of each of these integers, int64 ``[n]``.
+        offsets: The position of the first feature of each of these integers, int64 ``[n]``.
+    """
+
+    space: LeafSpace
+    name: str
+    columns: slice
+    lowest: NDArray[np.int64] | None
+    counts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def positions(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the positions of the features that are 1, int64 ``[..., n]``, for integers ``[..., n]``.
+
+        Raises:
+            ObservationError: If an integer is outside the space. Its position would be that of another feature.
+        """
+        assert self.lowest is not None
+        index: NDArray[np.int64] = values - self.lowest
+        if ((index < 0) | (index >= self.counts)).any():
+            raise ObservationError(f"{self.name} is outside {self.space!s:.80}: {values.tolist()!s:.80}")
+        return index + self.offsets
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureLayout:
+    """The order of the features of an observation. `feature_layout` creates it.
+
+    The features of the arrays of an observation follow each other, in the order of sorted dict keys. A Box or MultiBinary array
+    is flattened. A Discrete value becomes one-hot, and so does each element of a MultiDiscrete array.
+
+    Attributes:
+        size: The number of features, ``F``.
+        has_continuous: True if at least one feature is an element of a Box.
+        parts: The features of each array.
+    """
+
+    size: int
+    has_continuous: bool
+    _leaves: SpaceLeaves
+    parts: tuple[FeatureLeaf, ...]
+
+    def continuous(self) -> NDArray[np.bool_]:
+        """Return True for each feature that is an element of a Box, bool ``[F]``. Only these features are standardised."""
+        return np.concatenate([np.full(p.columns.stop - p.columns.start, isinstance(p.space, BoxSpace)) for p in self.parts])
+
+    def one(self, observation: Tree) -> NDArray[np.float32]:
+        """Return the features of one observation, a new array float32 ``[F]``.
+
+        Raises:
+            ObservationError: If the observation has another structure, or an integer is outside its space.
+        """
+        features = np.zeros(self.size, np.float32)
+        for part, array in zip(self.parts, self._leaves.flatten(observation), strict=True):
+            flat = np.asarray(array).reshape(-1)
+            if part.lowest is None:
+                features[part.columns] = flat
+            else:
+                features[part.positions(flat)] = 1.0
+        return features
+
+    def batch(self, observations: Tree) -> NDArray[np.float32]:
+        """Return the features of ``N`` observations, float32 ``[N, F]``.
+
+        If an observation is a single Box, its array is not copied where it is contiguous float32.
+
+        Args:
+            observations: A tree of arrays ``[N, *leaf]``.
+
+        Raises:
+            ObservationError: As for `one`.
+        """
+        arrays = self._leaves.flatten(observations)
+        rows = len(arrays[0])
+        if self._leaves.structure is None and self.parts[0].lowest is None:
+            return np.ascontiguousarray(arrays[0], dtype=np.float32).reshape(rows, self.size)
+        features = np.zeros((rows, self.size), np.float32)
+        at = np.arange(rows)[:, None]
+        for part, array in zip(self.parts, arrays, strict=True):
+            flat = np.asarray(array).reshape(rows, -1)
+            if part.lowest is None:
+                features[:, part.columns] = flat
+            else:
+                features[at, part.positions(flat)] = 1.0
+        return features
+
+
+@lru_cache(maxsize=64)
+def feature_layout(space: ObservationSpace) -> FeatureLayout:
+    """Return the order of the features of the observations of a space. It takes little memory, even for a huge Discrete."""
+    leaves = leaves_of(space)
+    parts: list[FeatureLeaf] = []
+    start = 0
+    for name, leaf in zip(leaves.names, leaves.spaces, strict=True):
+        size = _leaf_size(leaf)
+        columns = slice(start, start + size)
+        if isinstance(leaf, DiscreteSpace | MultiDiscreteSpace):
+            bounds = integer_bounds(leaf)
+            assert bounds is not None
+            lowest, highest = (bound.reshape(-1).astype(np.int64) for bound in bounds)
+            counts = highest - lowest + 1
+            parts.append(FeatureLeaf(leaf, name, columns, lowest, counts, start + np.cumsum(counts) - counts))
+        else:
+            nothing = np.empty(0, np.int64)
+            parts.append(FeatureLeaf(leaf, name, columns, None, nothing, nothing))
+        start += size
+    return FeatureLayout(start, any(isinstance(leaf, BoxSpace) for leaf in leaves.spaces), leaves, tuple(parts))
+
+
+def feature_size(space: ObservationSpace) -> int:
+    """Return the number of features of an observation, which is the number of inputs of a network without convolutions."""
+    return sum(map(_leaf_size, leaves_of(space).spaces))
+
+
+def _leaf_size(space: LeafSpace) -> int:
+    if isinstance(space, DiscreteSpace):
+        return space.n
+    if isinstance(space, MultiDiscreteSpace):
+        return sum(space.nvec)
+    return int(np.prod(space.shape)) if isinstance(space, MultiBinarySpace) else space.size

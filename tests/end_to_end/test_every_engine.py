@@ -1,0 +1,98 @@
+"""What holds for each engine with a process per client: on the learner's machine, and on another one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.children import PYTHONPATH
+from harness.remote_engine import ELSEWHERE
+
+from rl4sys_zmq.errors import ClientFailed
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.ops.status import request_status
+
+from .conftest import Lab, play
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, is_there, trained, until
+
+pytestmark = pytest.mark.timeout(240)
+
+PLUGINS = {"process": (PLUGIN,), ELSEWHERE: (PLUGIN, "harness.remote_engine")}
+
+
+@pytest.fixture(params=list(PLUGINS))
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "bind": f"ipc://{tmp_path}/l",
+        "run_dir": tmp_path / "run",
+        "plugins": PLUGINS[request.param],
+        "engine": request.param,
+        "checkpoint_every_s": 0.2,
+        "shutdown_timeout_s": 20.0,
+    }
+
+
+def test_a_killed_worker_is_replaced_and_its_successor_has_the_checkpoint(ipc_lab: Lab, options: dict[str, Any]) -> None:
+    learner = ipc_lab.learner(**options)
+    agent = ipc_lab.agent(learner, algorithm_name="IMPORTABLE")
+    play(agent, 6)
+    before = trained(learner, 6)
+    assert before["worker"]["engine"] == options["engine"] and is_there(before["worker"]["pid"])
+    learner.save(timeout_s=PATIENCE_S)
+    os.kill(before["worker"]["pid"], signal.SIGKILL)
+    until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another worker")
+    play(agent, 6)
+    after = trained(learner, 12)
+    balanced(after, 12)
+    assert after["generation"] > before["generation"] and after["version"] > before["version"]
+    assert after["checkpoint"]["number"] >= 1 and "worker_crashed" in after["alarms"]
+    assert "SIGKILL" in after["worker"]["last_crash"] and after["worker"]["crashes"] == 1
+    agent.close()
+    learner.close()
+    assert not is_there(after["worker"]["pid"])
+    found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
+    assert found is not None and found[0].verdicts["trained"] == 12
+
+
+def test_an_error_of_the_algorithm_fails_its_client_with_the_text(ipc_lab: Lab, options: dict[str, Any]) -> None:
+    learner = ipc_lab.learner(**options)
+    agent = ipc_lab.agent(learner, algorithm_name="IMPORTABLE", algorithm_parameters={"fail_after_updates": 0})
+    with pytest.raises(ClientFailed, match="the fake algorithm fails"):
+        while True:
+            play(agent, 1)
+            learner.wait(client_id="lab", version=1, timeout_s=0.2) if client_of(learner)["state"] == "failed" else None
+    assert client_of(learner)["restarts"] == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_the_workers_end_with_their_learner_and_the_next_one_resumes(
+    ipc_lab: Lab, options: dict[str, Any], signum: signal.Signals
+) -> None:
+    """SIGTERM ends them in order, with a last checkpoint. After SIGKILL of the learner they end by themselves."""
+    arguments = ["serve", "--bind", options["bind"], "--run-dir", str(options["run_dir"]), "--engine", options["engine"]]
+    code = "import sys\nfrom rl4sys_zmq.cli import learner, serve\nserve.warm_up = lambda name: None\nlearner.main()"
+    plugins = [text for name in options["plugins"] for text in ("--plugin", name)]
+    command = [sys.executable, "-c", code, *arguments, *plugins]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stdout=subprocess.DEVNULL) as serve:
+        try:
+            agent = ipc_lab.agent(options["bind"], algorithm_name="IMPORTABLE", connect_timeout_s=PATIENCE_S)
+            play(agent, 8)
+            agent.flush(PATIENCE_S)
+            until(lambda: request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["verdicts"]["trained"] == 8, "training")
+            pid = request_status(options["bind"], PATIENCE_S)["clients"]["lab"]["worker"]["pid"]
+            agent.close()
+            serve.send_signal(signum)
+            assert serve.wait(PATIENCE_S) == (0 if signum == signal.SIGTERM else -signum)
+            until(lambda: not is_there(pid), "the worker has ended")
+        finally:
+            serve.kill()
+    if signum == signal.SIGTERM:
+        found = CheckpointStore(options["run_dir"] / "checkpoints" / "lab").load()
+        assert found is not None and found[0].verdicts["trained"] == 8
+    learner = ipc_lab.learner(**options)
+    balanced(trained(learner, 8), 8)

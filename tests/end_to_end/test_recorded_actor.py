@@ -1,0 +1,52 @@
+"""An actor that sends recorded segments: a learner trains on each of them once, without any policy acting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.bench.recorded_actor import send_recorded
+from rl4sys_zmq.config.client import ClientConfig
+from rl4sys_zmq.errors import RL4SysError
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+from .conftest import Lab
+from .engine_lab import client_of, until
+
+OBS, ACTIONS = BoxSpace((4,)), DiscreteSpace(2)
+
+
+def episodes(count: int, steps: int = 8) -> list[Segment]:
+    rng = np.random.default_rng(0)
+    return [
+        Segment(
+            observations=rng.normal(size=(steps + 1, 4)).astype(np.float32),
+            actions=rng.integers(0, 2, steps),
+            rewards=np.ones(steps, np.float32),
+            log_probs=np.zeros(steps, np.float32),
+            versions=np.zeros(steps, np.uint64),
+            masks=None,
+            generation=0,
+            episode_id=number + 1,
+            segment_index=0,
+            terminated=False,
+            truncated=True,
+            episode_return=float(steps),
+            episode_length=steps,
+        )
+        for number in range(count)
+    ]
+
+
+def test_each_recorded_segment_is_trained_on_once(lab: Lab) -> None:
+    learner = lab.learner(clients={"recorded": ClientConfig(algorithm_name="FAKE_OFF")})
+    assert send_recorded(learner.address, "recorded", OBS, ACTIONS, episodes(12)) == 12
+    client = until(lambda: (c := client_of(learner, "recorded"))["updates"] == 6 and c, "six updates of 16 steps")
+    assert client["verdicts"]["trained"] == 12 and client["steps"] == 96
+    assert client["verdicts"]["refused"] == client["verdicts"]["duplicate"] == 0
+
+
+def test_a_refusal_is_raised_with_its_reason(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner(clients={"recorded": ClientConfig(algorithm_name="FAKE_OFF", observation_space=BoxSpace((5,)))})
+    with pytest.raises(RL4SysError, match=r"refused the recorded actor.*observation_space"):
+        send_recorded(learner.address, "recorded", OBS, ACTIONS, episodes(1))

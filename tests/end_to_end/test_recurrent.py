@@ -1,0 +1,134 @@
+"""A recurrent policy from the actor to the learner: states travel with segments, and data without a sound state train nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import FrozenAgent
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.ppo import PPO
+from rl4sys_zmq.policies.gru import STATE
+
+from .conftest import Lab
+
+PARAMETERS: dict[str, Any] = {
+    "network": {"kind": "gru", "units": 8, "hidden_sizes": [6]},
+    "steps_per_update": 32,
+    "rollout_length": 4,
+    "normalise_observations": False,
+    "normalise_rewards": False,
+}
+RECURRENT: dict[str, Any] = {"algorithm_name": "PPO", "algorithm_parameters": PARAMETERS}
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The columns and metrics of each update of PPO in this process."""
+    found: list[Any] = []
+    prepare = PPO._prepare
+
+    def recording(self: PPO, *given: Any) -> Any:
+        found.append(prepare(self, *given))
+        return found[-1]
+
+    monkeypatch.setattr(PPO, "_prepare", recording)
+    return found
+
+
+def random_episode(agent: Any, steps: int, rng: np.random.Generator) -> None:
+    traj = action = None
+    for observation in rng.normal(size=(steps, 4)).astype(np.float32):
+        traj, action = agent.request_for_action(traj, observation)
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+    agent.mark_end_of_trajectory(traj, action)
+
+
+def test_the_learner_computes_the_log_probabilities_of_the_actor(lab: Lab, prepared: list[Any]) -> None:
+    learner = lab.learner()
+    agent, rng = lab.agent(learner, **RECURRENT), np.random.default_rng(0)
+    for steps in (10, 7, 6, 9):
+        random_episode(agent, steps, rng)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    columns, metrics = prepared[0]
+    assert metrics["losses/ratio_first"] < 1e-5
+    assert sorted(columns.sequences.lengths) == [1, 2, 2, 3, 4, 4, 4, 4, 4, 4]
+    assert int(columns.sequences.states.any(1).sum()) == 6, "the states at the starts of later segments of the four episodes"
+    assert learner.status()["clients"]["lab"]["verdicts"]["trained"] == 10
+
+
+def test_the_environments_of_a_batch_have_a_state_each(inproc_lab: Lab, prepared: list[Any]) -> None:
+    learner = inproc_lab.learner()
+    agent, rng = inproc_lab.agent(learner, **RECURRENT), np.random.default_rng(0)
+    trajs: Any = None
+    for _ in range(11):
+        trajs, actions = agent.request_for_actions(trajs, rng.normal(size=(3, 4)).astype(np.float32))
+        for traj, action in zip(trajs, actions, strict=True):
+            agent.add_to_trajectory(traj, action)
+            action.update_reward(1.0)
+    for traj, action in zip(trajs, actions, strict=True):
+        agent.mark_end_of_trajectory(traj, action)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    assert prepared[0][1]["losses/ratio_first"] < 1e-5
+
+
+def test_a_new_version_goes_on_from_the_state_of_the_old_one(inproc_lab: Lab, prepared: list[Any]) -> None:
+    learner = inproc_lab.learner()
+    agent, rng = inproc_lab.agent(learner, **RECURRENT), np.random.default_rng(0)
+    traj, action = agent.request_for_action(None, np.ones(4, np.float32))
+    agent.add_to_trajectory(traj, action)
+    state = action.state  # type: ignore[attr-defined]
+    for _ in range(4):
+        random_episode(agent, 8, rng)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    agent.wait_version(1, timeout_s=20.0)
+    traj, action = agent.request_for_action(traj, np.ones(4, np.float32))
+    assert agent.version >= 1 and action.before is state  # type: ignore[attr-defined]
+
+
+def test_a_state_that_is_not_sound_is_quarantined_and_the_learner_lives(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner()
+    agent, rng = inproc_lab.agent(learner, **RECURRENT), np.random.default_rng(0)
+    for value in (np.nan, np.inf, 1e20):
+        traj, action = agent.request_for_action(None, np.ones(4, np.float32))
+        action.columns = {STATE: np.full(8, value, np.float32)}  # type: ignore[attr-defined]
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+        agent.mark_end_of_trajectory(traj, action)
+    for _ in range(4):
+        random_episode(agent, 8, rng)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    assert verdicts["quarantined"] == 3 and verdicts["trained"] == 8
+
+
+def test_remote_inference_is_refused_by_name(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner(inference="auto")
+    with pytest.raises(ConfigError, match="a policy of kind 'gru' has extra columns") as caught:
+        inproc_lab.agent(learner, inference="remote", **RECURRENT)
+    assert caught.value.key == "inference"
+
+
+def test_an_exported_policy_acts_with_its_state(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = inproc_lab.learner(run_dir=tmp_path / "run")
+    live = inproc_lab.agent(learner, explore=False, **RECURRENT)
+    observations = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    learner.save(timeout_s=20.0)
+    [checkpoint] = (tmp_path / "run/checkpoints/lab").glob("[0-9]*")
+    with FrozenAgent(checkpoint) as frozen:
+        one: Any = None
+        other: Any = None
+        for observation in observations:
+            one, a = live.request_for_action(one, observation)
+            live.add_to_trajectory(one, a)
+            other, b = frozen.request_for_action(other, observation)
+            frozen.add_to_trajectory(other, b)
+            assert a.act == b.act and a.log_prob == b.log_prob

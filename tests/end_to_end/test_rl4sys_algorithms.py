@@ -1,0 +1,167 @@
+"""RL4Sys's eleven algorithms train from the blocks of its own ``config.json``, with clients that have RL4Sys's own files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.errors import ConfigError, HandshakeRefused
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.learner.algorithms import make_algorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+from .conftest import Lab
+from .engine_lab import client_of, until
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(300)
+
+FLAT: dict[str, Any] = {"act_dim": 0, "act_limit": 1.0, "input_size": 0, "max_traj_length": 1000}
+"""The keys of every block that belong to the actor's file here."""
+
+BLOCKS: dict[str, dict[str, Any]] = {
+    "A2C": FLAT,
+    "A3C": FLAT,
+    "C51": {
+        **FLAT, "batch_size": 64, "act_dim": 4, "seed": 0, "traj_per_epoch": 5, "n_atoms": 51, "v_min": -500, "v_max": 1000,
+        "gamma": 0.95, "epsilon": 1.0, "epsilon_min": 0.01, "epsilon_decay": 0.999, "train_update_freq": 4,
+        "target_update_freq": 50, "q_lr": 1e-5, "train_q_iters": 50,
+    },
+    "DDPG": {
+        **FLAT, "seed": 1, "gamma": 0.99, "tau": 1e-2, "learning_rate": 3e-3, "batch_size": 128, "buffer_size": 50000,
+        "learning_starts": 128, "policy_frequency": 1, "noise_scale": 1e-3, "train_iters": 10,
+    },
+    "DQN": {
+        **FLAT, "seed": 1, "learning_rate": 4e-4, "batch_size": 128, "gamma": 0.99, "tau": 1e-3, "target_network_frequency": 1,
+        "buffer_size": 10000, "start_e": 1.0, "end_e": 0.1, "exploration_fraction": 0.5, "learning_starts": 128,
+        "train_frequency": 10, "train_iters": 2, "total_timesteps": 500000, "type": "onpolicy",
+    },
+    "PPO": {
+        **FLAT, "batch_size": 512, "act_dim": 4, "seed": 0, "traj_per_epoch": 256, "clip_ratio": 0.2, "gamma": 0.99, "lam": 0.95,
+        "pi_lr": 3e-4, "vf_lr": 1e-3, "train_pi_iters": 80, "train_v_iters": 80, "target_kl": None, "input_size": 8,
+        "type": "onpolicy",
+    },
+    "RPO": {
+        **FLAT, "seed": 1, "learning_rate": 3e-4, "num_steps": 2048, "gamma": 0.99, "gae_lambda": 0.95, "clip_coef": 0.2,
+        "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5, "rpo_alpha": 0.5, "update_epochs": 10, "num_minibatches": 32,
+        "anneal_lr": True, "clip_vloss": True, "target_kl": None, "total_timesteps_anneal_lr": 1000000,
+    },
+    "REINFORCE": {
+        **FLAT, "discrete": True, "with_vf_baseline": True, "seed": 0, "traj_per_epoch": 12, "gamma": 0.98, "lam": 0.97,
+        "pi_lr": 3e-4, "vf_lr": 1e-3, "train_vf_iters": 100,
+    },
+    "SAC": {
+        "discrete": True, "adaptive_alpha": False, "act_dim": 4, "batch_size": 128, "seed": 0, "traj_per_epoch": 128,
+        "log_std_min": -20, "log_std_max": 2, "gamma": 0.99, "polyak": 0.995, "alpha": 0.2, "lr": 3e-4, "clip_grad_norm": 1,
+        "train_update_freq": 1, "train_iters": 50, "input_size": 0, "max_traj_length": 1000,
+    },
+    "TD3": {
+        **FLAT, "seed": 1, "gamma": 0.99, "tau": 0.005, "learning_rate": 3e-4, "batch_size": 256, "buffer_size": 1000000,
+        "exploration_noise": 0.1, "policy_noise": 0.2, "noise_clip": 0.5, "learning_starts": 25000, "policy_frequency": 2,
+    },
+    "TRPO": FLAT,
+}  # fmt: skip
+"""The blocks of RL4Sys's ``config.json`` (DIR-LAB/RL4Sys at 95255c8), with its values."""
+
+CONTINUOUS = ("DDPG", "RPO", "TD3")
+SOONER: dict[str, dict[str, Any]] = {
+    "C51": {"learning_starts": 128, "train_q_iters": 5},
+    "DDPG": {"train_iters": 1, "publish_every_updates": 8},
+    "SAC": {"learning_starts": 128, "train_iters": 10},
+    "TD3": {"learning_starts": 128},
+}
+"""What a client's own file sets here, beside small networks, so that two updates take little time."""
+
+
+def global_file(folder: Path) -> Path:
+    """RL4Sys's ``config.json`` with all blocks."""
+    path = folder / "config.json"
+    tensorboard = {"tensorboard_writer": {"scalar_tags": "AverageEpRet;LossPi;LossV", "max_count_per_scalar": 10000}}
+    content = {
+        "default_algorithm": "PPO",
+        "algorithms": BLOCKS,
+        "model_paths": {"_comment1": "relative", "load_model": "models/", "save_model": "models/"},
+        "server": {"training_server": "localhost:50051"},
+        "tensorboard": tensorboard,
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def client_file(folder: Path, name: str, address: str) -> Path:
+    """An actor's file in RL4Sys's form."""
+    path = folder / f"{name}_conf.json"
+    content: dict[str, Any] = {
+        "client_id": name.lower(),
+        "algorithm_name": name,
+        "algorithm_parameters": {"input_size": 3, "act_dim": 2, **SOONER.get(name, {})},
+        "network_architecture": {"hidden_sizes": [16, 16]},
+        "act_limit": 1.0,
+        "max_traj_length": 1000,
+        "train_server_address": address,
+        "send_frequency": 10,
+    }
+    if name in CONTINUOUS:
+        content["continuous"] = True
+    path.write_text(json.dumps(content))
+    return path
+
+
+def train(agent: RL4SysAgent, versions: int, steps: int) -> None:
+    """RL4Sys's loop on random observations, in episodes of some steps, until the agent acts with such a version."""
+    rng = np.random.default_rng(0)
+    start = agent.version
+    while agent.version < start + versions:
+        traj: Any = None
+        action: Any = None
+        for _ in range(steps):
+            traj, action = agent.request_for_action(traj, rng.normal(size=3).astype(np.float32))
+            action.update_reward(float(np.sum(action.act)))
+            agent.add_to_trajectory(traj, action)
+        agent.mark_end_of_trajectory(traj, action)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_it_trains_from_rl4syss_block(inproc_lab: Lab, tmp_path: Path, name: str) -> None:
+    """Two versions at least, each after at least one update."""
+    library = name == "TRPO"
+    if library and importlib.util.find_spec("sb3_contrib") is None:
+        pytest.skip("the extra sb3 is not installed")
+    options = {"run_dir": None, "torch_threads": 1, "shutdown_timeout_s": 30.0, "engine": "process" if library else "thread"}
+    config = LearnerConfig.load(global_file(tmp_path), bind=inproc_lab.new_address(), **options)
+    learner = inproc_lab.stack.enter_context(Learner(config))
+    read = AgentConfig.load(client_file(tmp_path, name, learner.address), overflow="wait", connect_timeout_s=120.0)
+    assert isinstance(read.action_space, DiscreteSpace) is (name not in CONTINUOUS)
+    agent = inproc_lab.stack.enter_context(RL4SysAgent(config=read))
+    train(agent, versions=2, steps=8 if name == "SAC" else 64)
+    agent.flush(60.0)
+    client = until(lambda: (c := client_of(learner, name.lower()))["updates"] >= 2 and c, "two updates")
+    assert client["state"] == "running" and client["algorithm"] == ("sb3:TRPO" if library else name)
+    assert not client["verdicts"].get("quarantined") and not client["verdicts"].get("refused")
+    given = {key: value for key, value in BLOCKS[name].items() if key not in FLAT and key not in ("type", "seed")}
+    assert config.algorithms["sb3:TRPO" if library else name].items() >= given.items()
+
+
+def test_the_actors_keys_of_the_blocks_are_named_as_ignored(tmp_path: Path) -> None:
+    ignored = LearnerConfig.load(global_file(tmp_path)).ignored
+    assert set(ignored) == {"model_paths", "tensorboard", *(f"algorithms.*.{key}" for key in (*FLAT, "type"))}
+
+
+def test_trpo_without_its_engine_is_refused_with_the_remedy(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = inproc_lab.learner()
+    with pytest.raises(HandshakeRefused, match=r"sb3:TRPO.*set engine: process"):
+        RL4SysAgent(config=AgentConfig.load(client_file(tmp_path, "TRPO", learner.address)))
+
+
+def test_trpo_without_its_extra_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rl4sys_zmq.learner.algorithms.adapters.sb3", None)
+    with pytest.raises(ConfigError, match=r"sb3:TRPO cannot be loaded .*pip install 'rl4sys-zmq\[sb3\]'"):
+        make_algorithm("TRPO", BoxSpace((3,)), DiscreteSpace(2), {}, 0)

@@ -1,0 +1,108 @@
+"""The generator of workloads: the shares and the hours of the model, and the load that is asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from job_scheduling import check_golden, lublin
+from job_scheduling.heuristics import HEURISTICS, schedule
+from rl4sys_zmq.errors import ConfigError
+
+
+def test_the_jobs_are_those_of_the_model() -> None:
+    trace = lublin.generate(40_000, 256, seed=3)
+    jobs, sizes = trace.jobs, trace.jobs.processors
+    assert (jobs.submit_s[:-1] <= jobs.submit_s[1:]).all()
+    assert sizes.min() == 1 and sizes.max() == 256
+    assert np.mean(sizes == 1) == pytest.approx(0.244, abs=0.01)
+    parallel = sizes[sizes > 1]
+    powers = np.isin(parallel, 2 ** np.arange(1, 9))
+    assert 0.576 / 0.756 < powers.mean() < 0.576 / 0.756 + 0.12  # some of the others are powers of two by chance
+    assert np.mean(np.log2(parallel) <= 5.5) == pytest.approx(0.86, abs=0.02)
+    assert jobs.run_s.min() >= 1 and jobs.run_s.max() <= math.exp(12)
+    assert np.array_equal(jobs.run_s, jobs.requested_s)
+    # The long ones are e to the power of a gamma variable with mean 9.36 and standard deviation 0.53.
+    long = np.log(jobs.run_s[(sizes > 200)])
+    assert np.median(long[long > 7.5]) == pytest.approx(9.36, abs=0.1)
+
+
+def test_larger_jobs_run_longer() -> None:
+    jobs = lublin.generate(20_000, 256, seed=4).jobs
+    long = jobs.run_s > math.exp(7.5)
+    small, large = long[jobs.processors == 1].mean(), long[jobs.processors > 128].mean()
+    # One of 100 short ones is that long; 22 % of jobs with one processor are long, and all with more than 144.
+    assert small == pytest.approx(0.23, abs=0.04)
+    assert large > 0.9
+
+
+def by_half_hours(even_s: np.ndarray, weights: np.ndarray) -> list[float]:
+    """Return the times at which a clock that goes at a rate of its own in each half hour has counted so many seconds."""
+    times = []
+    for due in even_s:
+        counted, half_hour = 0.0, 0
+        while counted + weights[half_hour % 48] * 1800 <= due:
+            counted += weights[half_hour % 48] * 1800
+            half_hour += 1
+        times.append(1800 * (half_hour + (due - counted) / (weights[half_hour % 48] * 1800)))
+    return times
+
+
+def test_arrivals_follow_the_hours_of_the_day() -> None:
+    weights = lublin.day_weights()
+    assert weights.mean() == pytest.approx(1.0)
+    assert int(weights.argmax()) == 27  # half past one in the afternoon: the mode, (8.1737 - 1) * 3.9631, is bucket 28
+    assert weights[:10].max() < 0.6
+    rng, twin = np.random.default_rng(7), np.random.default_rng(7)
+    even_s = np.cumsum(np.exp(twin.gamma(10.2303 * 1.0225, 0.4871, 400)))
+    assert lublin._arrivals(rng, 400) == pytest.approx(np.array(by_half_hours(even_s, weights)))
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9, 1.3])
+def test_the_load_is_the_one_asked_for(load: float) -> None:
+    trace, free = lublin.generate(3000, 128, 1, load), lublin.generate(3000, 128, 1)
+    assert lublin.offered_load(trace.jobs, 128) == pytest.approx(load, rel=1e-3)
+    assert np.array_equal(trace.jobs.run_s, free.jobs.run_s)
+    again = lublin.generate(3000, 128, 1, load)
+    assert np.array_equal(trace.jobs.submit_s, again.jobs.submit_s)
+    assert not np.array_equal(lublin.generate(3000, 128, 2, load).jobs.run_s, trace.jobs.run_s)
+
+
+@pytest.mark.parametrize("bad", [(1, 128, 0, None), (10, 4, 0, None), (10, 128, 0, 0.0), (10, 128, 0, math.inf)])
+def test_a_workload_that_cannot_be_is_an_error(bad: tuple[int, int, int, float | None]) -> None:
+    with pytest.raises(ConfigError, match="a workload needs"):
+        lublin.generate(*bad)
+
+
+def test_figures_of_another_simulator_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = lublin.generate(2 * check_golden.WINDOW, 64, 1)
+    jobs = trace.jobs
+    lines = [
+        f"{row} {jobs.submit_s[row]:.0f} -1 {jobs.run_s[row]:.0f} {jobs.processors[row]}" + " -1" * 13 for row in range(len(jobs))
+    ]
+    (tmp_path / "a.swf").write_text("\n".join(["; MaxProcs: 64", *lines]))
+    figures = [
+        {
+            name: round(schedule(trace.window(index, 1024), 64, HEURISTICS[name]).objective("bounded_slowdown"), 4)
+            for name in ("SJF", "F2")
+        }
+        for index in range(2)
+    ]
+    monkeypatch.setattr(sys, "argv", ["check_golden", str(tmp_path / "a.swf"), str(tmp_path / "figures.json")])
+    (tmp_path / "figures.json").write_text(json.dumps({"mean_bounded_slowdown": figures}))
+    assert check_golden.main() == 0
+    figures[1]["F2"] += 0.0002
+    (tmp_path / "figures.json").write_text(json.dumps({"mean_bounded_slowdown": figures}))
+    assert check_golden.main() == 1
+    out = capsys.readouterr().out
+    assert "0 figures differ" in out and "1 figures differ" in out and "!! F2" in out
+    (tmp_path / "figures.json").write_text("{}")
+    assert check_golden.main() == 1
+    assert "mean_bounded_slowdown" in capsys.readouterr().err

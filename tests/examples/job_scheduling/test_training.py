@@ -1,0 +1,143 @@
+"""A short training through the learner, and the comparison with the classic schedulers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("gymnasium")
+pytest.importorskip("tensorboard")
+pytest.importorskip("safetensors")
+
+from job_scheduling import evaluate, study, train
+from job_scheduling.environment import Scheduling
+from job_scheduling.lublin import generate
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import Learner
+
+SETTINGS = train.Settings(
+    steps=256,
+    every_versions=1,
+    episodes=2,
+    rules=Scheduling(length=48, backfilling=True),
+    parameters=(
+        ("network", {"kind": "job_scorer", "hidden_sizes": [8], "value_units": 8}),
+        ("steps_per_update", 64),
+        ("rollout_length", 16),
+        ("minibatch_size", 32),
+    ),
+)
+
+
+def write_trace(path: Path) -> Path:
+    jobs = generate(300, 256, 3, 1.5).jobs
+    lines = [f"{k} {jobs.submit_s[k]:.0f} -1 {jobs.run_s[k]:.0f} {jobs.processors[k]}" + " -1" * 13 for k in range(len(jobs))]
+    path.write_text("\n".join(["; MaxProcs: 256", *lines]))
+    return path
+
+
+def train_with_threads(settings: train.Settings, run_dir: Path) -> dict[str, Any]:
+    """Train with actors in threads until a version has been evaluated. Return the status of the client."""
+    stop = threading.Event()
+    with Learner(train.learner_config(settings, run_dir)) as learner:
+        actors = [threading.Thread(target=train.act, args=(learner.address, settings, number, stop)) for number in range(2)]
+        for actor in actors:
+            actor.start()
+        try:
+            learner.wait(client_id=train.CLIENT, version=3, timeout_s=60.0)
+            deadline = time.monotonic() + 60.0
+            while not learner.status()["clients"][train.CLIENT]["evaluator"].get("evaluations"):
+                assert time.monotonic() < deadline, learner.status()
+                time.sleep(0.02)
+        finally:
+            stop.set()
+            for actor in actors:
+                actor.join(60.0)
+        status: dict[str, Any] = learner.status()["clients"][train.CLIENT]
+        learner.save(timeout_s=30.0)
+    return status
+
+
+def evaluation(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, words)])
+    return evaluate.main()
+
+
+def test_a_scheduler_is_trained_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    trace = write_trace(tmp_path / "jobs.swf")
+    run_dir = tmp_path / "run"
+    status = train_with_threads(replace(SETTINGS, trace=trace, train_windows=3), run_dir)
+    assert status["verdicts"]["quarantined"] == status["verdicts"]["refused"] == 0
+    line = train.report_line(1.0, status)
+    assert "decisions" in line and "held out" in line
+    common = ["--length", 48, "--generated", 2, "--trace", trace, "--windows", 3, 5, "--backfilling"]
+    files = ["--json", tmp_path / "figures.json", "--plot", tmp_path / "boxes.png"]
+    assert evaluation(monkeypatch, run_dir, *common, *files) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert list(figures) == ["jobs 3 to 5", "load 0.9", "load 1.1"]
+    assert all(len(values) == 2 for values in figures["load 0.9"].values())
+    assert list(figures["load 0.9"])[-1] == "policy"
+    assert (tmp_path / "boxes.png").read_bytes().startswith(b"\x89PNG")
+    assert "| jobs 3 to 5 |" in capsys.readouterr().out
+
+
+def test_the_classic_schedulers_are_compared_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluation(monkeypatch, "--length", 40, "--generated", 1, "--loads", 1.0, "--objective", "waiting_time") == 0
+    assert "| load 1 |" in capsys.readouterr().out
+    assert evaluation(monkeypatch, "--loads") == 1
+    assert evaluation(monkeypatch, tmp_path / "none", "--loads", 1.0) == 1
+
+
+def test_a_trace_that_is_too_short_is_an_error(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "jobs.swf")
+    with pytest.raises(ConfigError, match="outside the trace"):
+        train.workloads(replace(SETTINGS, trace=trace, train_windows=7))
+    assert len(train.workloads(SETTINGS)) == len(train.LOADS)
+
+
+def test_a_study_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    trained = list[tuple[int, bool]]()
+
+    def train_or_stop(settings: train.Settings, run_dir: Path) -> int:
+        if len(trained) == 1:
+            trained.append((0, False))
+            raise KeyboardInterrupt
+        trained.append((settings.seed, settings.rules.backfilling))
+        small = replace(SETTINGS, seed=settings.seed, rules=replace(settings.rules, length=48))
+        return int(train_with_threads(small, run_dir)["steps"])
+
+    monkeypatch.setattr(study, "train", train_or_stop)
+    words = ["--length", 48, "--generated", 2, "--loads", 1.0, "--seeds", 1, 2, "--plot", tmp_path / "curves.png"]
+    monkeypatch.setattr(sys, "argv", ["study", *map(str, [tmp_path / "study", "--forms", "backfilling", *words])])
+    assert study.main() == 130
+    assert list(json.loads((tmp_path / "study" / study.RESULTS).read_text())["backfilling"]["runs"]) == ["1"]
+    assert study.main() == 0
+    assert trained == [(1, True), (0, False), (2, True)]
+    results = json.loads((tmp_path / "study" / study.RESULTS).read_text())
+    run = results["backfilling"]["runs"]["2"]
+    assert run["decisions"] > 0 and run["curve"] and len(run["policy"]["load 1"]) == 2
+    assert "| backfilling | load 1, 2 windows |" in capsys.readouterr().out
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_of_a_study() -> None:
+    classic = {"F1": [100.0, 300.0], "SJF": [250.0, 250.0]}
+    runs = {"1": {"policy": {"load 1": [150.0, 150.0]}}, "2": {"policy": {"load 1": [220.0, 200.0]}}}
+    last = study.table({"plain": {"classic": {"load 1": classic}, "runs": runs}}).splitlines()[-1]
+    assert last == "| plain | load 1, 2 windows | F1 200.0 | 150.0, 210.0 | 25.0, -5.0 % | 10.0 % |"

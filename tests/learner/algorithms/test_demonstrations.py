@@ -1,0 +1,223 @@
+"""Demonstrations in the replay of off-policy algorithms, and behaviour cloning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.algorithms.cloning import MARGIN, margin_loss
+from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
+from rl4sys_zmq.learner.validation import SegmentValueLimits
+from rl4sys_zmq.policies import RandomSource, build_policy
+from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
+from rl4sys_zmq.weights import digest
+from rl4sys_zmq.wire import SegmentSchema
+from rl4sys_zmq.wire.messages import AssignClient
+
+OBS = BoxSpace((3,))
+CHOICE, FORCE = DiscreteSpace(3, 1), BoxSpace((2,), low=-2.0, high=2.0)
+SMALL: dict[str, Any] = {"hidden_sizes": [16], "batch_size": 16, "learning_starts": 20, "train_frequency": 4, "buffer_size": 64}
+REPLAYED = [
+    ("DQN", CHOICE, {}),
+    ("DQN", CHOICE, {"prioritised": True}),
+    ("SAC", FORCE, {}),
+    ("SAC", CHOICE, {}),
+    ("TD3", FORCE, {}),
+]
+
+
+def make(name: str, space: Space, seed: int = 0, **parameters: Any) -> Any:
+    return ALGORITHMS.get(name).load()(OBS, space, parameters, seed)
+
+
+def rule(space: Space, observations: NDArray[np.float32]) -> NDArray[Any]:
+    """The demonstrator's action: a function of the first two observations."""
+    if isinstance(space, DiscreteSpace):
+        return np.searchsorted([-0.5, 0.5], observations[:, 0]) + space.start
+    return np.asarray(np.tanh(observations[:, :2]), np.float32)
+
+
+def segment(space: Space, steps: int, seed: int, *, reward: float = 0.0) -> Segment:
+    rng = np.random.default_rng(seed)
+    observations = rng.normal(size=(steps + 1, 3)).astype(np.float32)
+    return Segment(
+        observations=observations,
+        actions=rule(space, observations[:-1]),
+        rewards=np.full(steps, reward, np.float32),
+        log_probs=np.zeros(steps, np.float32),
+        versions=np.zeros(steps, np.uint64),
+        masks=None,
+        generation=0,
+        episode_id=seed,
+        segment_index=0,
+        terminated=False,
+        truncated=True,
+    )
+
+
+def train(algorithm: Any) -> int:
+    count = 0
+    while algorithm.update() is not None:
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(("name", "space", "parameters"), REPLAYED)
+def test_a_fraction_of_each_batch_is_demonstrated(name: str, space: Space, parameters: dict[str, Any]) -> None:
+    algorithm: Any = make(name, space, **SMALL, **parameters)
+    assert issubclass(type(algorithm), DemonstrationAlgorithm)
+    algorithm.use_demonstrations([segment(space, 10, seed, reward=7.0) for seed in range(2)], 0.25, 1)
+    algorithm.observe(segment(space, 30, 9))
+    for _ in range(3):
+        returns = algorithm._gather(algorithm._draw()).returns
+        assert (returns >= 7.0).sum() == 4 and (returns == 0.0).sum() == 12
+    assert train(algorithm) == 2
+    assert all(np.isfinite(array).all() for array in algorithm.numbers_to_check())
+
+
+@pytest.mark.parametrize(("name", "space", "parameters"), REPLAYED)
+def test_a_resumed_training_with_demonstrations_is_bit_equal(name: str, space: Space, parameters: dict[str, Any]) -> None:
+    def begin() -> Any:
+        algorithm = make(name, space, **SMALL, **parameters)
+        algorithm.use_demonstrations([segment(space, 10, 1, reward=7.0)], 0.25, 1)
+        return algorithm
+
+    whole = begin()
+    whole.observe(segment(space, 30, 9))
+    train(whole)
+    state = whole.state()
+    resumed = begin()
+    resumed.load(state)
+    for algorithm in (whole, resumed):
+        algorithm.observe(segment(space, 20, 10))
+        assert train(algorithm) == 5
+    for tensor, values in whole.snapshot().items():
+        np.testing.assert_array_equal(values, resumed.snapshot()[tensor])
+
+
+def test_a_state_of_other_demonstrations_is_refused_and_none_is_allowed() -> None:
+    first, other, none = (make("DQN", CHOICE, **SMALL) for _ in range(3))
+    first.use_demonstrations([segment(CHOICE, 10, 1)], 0.25, 1)
+    other.use_demonstrations([segment(CHOICE, 10, 2)], 0.25, 2)
+    with pytest.raises(ConfigError, match="began with other ones"):
+        other.load(first.state())
+    none.load(first.state())
+    other.load(none.state())
+
+
+def test_a_fraction_that_rounds_to_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0.01 of a batch of 16 is 0 transitions; expected 1 to 15"):
+        make("DQN", CHOICE, **SMALL).use_demonstrations([segment(CHOICE, 10, 1)], 0.01, 1)
+
+
+def test_data_that_make_an_update_fail_are_found_beside_demonstrations() -> None:
+    algorithm = make("DQN", CHOICE, **{**SMALL, "learning_starts": 0, "train_frequency": 30})
+    algorithm.use_demonstrations([segment(CHOICE, 10, 1)], 0.5, 1)
+    algorithm.observe(segment(CHOICE, 30, 3, reward=np.nan))
+    assert algorithm.discard() == [0]
+
+
+# ---- cloning
+
+ON_POLICY: dict[str, Any] = {"hidden_sizes": [16], "steps_per_update": 32}
+CLONED: list[tuple[str, Space, dict[str, Any]]] = [
+    ("PPO", CHOICE, ON_POLICY),
+    ("PPO", CHOICE, {**ON_POLICY, "normalise_observations": True}),
+    ("PPO", FORCE, ON_POLICY),
+    ("IMPALA", CHOICE, ON_POLICY),
+    ("DQN", CHOICE, SMALL),
+    ("SAC", FORCE, SMALL),
+    ("SAC", CHOICE, SMALL),
+    ("TD3", FORCE, SMALL),
+]
+
+
+@pytest.mark.parametrize(("name", "space", "parameters"), CLONED)
+def test_a_cloned_policy_acts_as_the_demonstrator(name: str, space: Space, parameters: dict[str, Any]) -> None:
+    def clone() -> Any:
+        algorithm = make(name, space, **parameters)
+        assert isinstance(algorithm, CloningAlgorithm)
+        loss = algorithm.clone([segment(space, 200, seed) for seed in range(3)], CloneOptions(600, 64, 1e-2))
+        assert np.isfinite(loss)
+        return algorithm
+
+    algorithm, again = clone(), clone()
+    spec = algorithm.spec()
+    flat, others = spec.flatten(algorithm.snapshot())
+    policy = build_policy(spec, PolicySnapshot(1, 0, digest(flat, others), flat, others))
+    tried = segment(space, 100, 77)
+    _, acts, _ = policy.act_batch(tried.observations[:-1], None, RandomSource(0), False)
+    if isinstance(space, DiscreteSpace):
+        assert (acts == tried.actions).mean() > 0.9
+    else:
+        assert np.abs(acts - tried.actions).mean() < 0.1
+    for tensor, values in algorithm.snapshot().items():
+        np.testing.assert_array_equal(values, again.snapshot()[tensor])
+
+
+def test_the_margin_loss_is_that_of_the_paper() -> None:
+    rng = np.random.default_rng(0)
+    values, actions = rng.normal(size=(20, 4)), rng.integers(0, 4, 20)
+    slow = []
+    for row, expert in zip(values, actions, strict=True):
+        best = max(value + (0.0 if action == expert else MARGIN) for action, value in enumerate(row))
+        slow.append(best - row[expert])
+    found = margin_loss(torch.from_numpy(values), torch.from_numpy(actions))
+    assert float(found) == pytest.approx(np.mean(slow))
+
+
+# ---- the file in a learner thread
+
+
+def use(path: Path, name: str = "DQN", space: Space = CHOICE, **options: Any) -> TrainingDemonstrations:
+    algorithm = make(name, space, **(SMALL if name != "REINFORCE" else {}))
+    schema = SegmentSchema.of(algorithm.spec(), 1 << 20)
+    given = {"path": str(path), "clone_batch_size": 8, **options}
+    assign = AssignClient("lab", bytes(8), 1, name, {}, {}, {}, 0, -1, "drop", -1, 0, 0, "", 1.0, 0, demonstrations=given)
+    return TrainingDemonstrations(assign, algorithm, schema, SegmentValueLimits(schema, 1e15, 1e12))
+
+
+def write(path: Path, change: Callable[[Demonstration], Demonstration] = lambda episode: episode) -> Path:
+    made = segment(CHOICE, 10, 1)
+    episode = Demonstration([np.asarray(made.observations)], made.actions, made.rewards, terminated=False)
+    write_demonstrations(path, OBS, CHOICE, [change(episode)])
+    return path
+
+
+def test_a_learner_thread_uses_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.npz")
+    assert not use(path, fraction=0.25).clone()
+    assert use(path, clone_steps=3).clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (lambda e: Demonstration(e.observations, e.actions, None, False), {"fraction": 0.25}, "has no rewards"),
+        (lambda e: Demonstration([e.observations[0] * np.nan], e.actions, e.rewards, False), {"clone_steps": 1}, "not finite"),
+        (lambda e: Demonstration(e.observations, e.actions + 9, e.rewards, False), {"clone_steps": 1}, "actions are outside"),
+        (lambda e: e, {"fraction": 0.25, "name": "REINFORCE"}, "REINFORCE has no replay"),
+        (lambda e: e, {"clone_steps": 1, "space": DiscreteSpace(3)}, "their action_space"),
+        (lambda e: e, {}, "they would have no effect"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    tmp_path: Path, change: Callable[[Demonstration], Demonstration], options: dict[str, Any], words: str
+) -> None:
+    path = write(tmp_path / "d.npz", change)
+    with pytest.raises(ConfigError, match=words):
+        use(path, **options)
+
+
+def test_a_clone_needs_no_rewards(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.npz", lambda e: Demonstration(e.observations, e.actions, None, False))
+    assert use(path, clone_steps=1).clone()

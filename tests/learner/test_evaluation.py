@@ -1,0 +1,323 @@
+"""The evaluation of a client's policy: its options, its thread and process, and the best policy that it keeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.actor import FrozenAgent
+from rl4sys_zmq.config import EvaluationConfig
+from rl4sys_zmq.errors import Closed, ConfigError
+from rl4sys_zmq.learner import best_policy, evaluation
+from rl4sys_zmq.learner.best_policy import EVALUATION, BestPolicyFolder, EvaluationRecord
+from rl4sys_zmq.learner.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator
+from rl4sys_zmq.ops.evaluation_process import answer
+from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, read_policy
+from rl4sys_zmq.policies.folder import encode_policy, write_policy
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.private import write_folder
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
+from rl4sys_zmq.weights import digest
+
+WAIT_S = 60.0
+
+
+def policy(version: int = 0, size: int = 4, steps: int = 0) -> StoredPolicy:
+    """A random policy for CartPole, or for observations of another size."""
+    spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(2), "categorical", (4,))
+    flat = np.random.default_rng(version).normal(size=sum(spec.sizes)).astype(np.float32)
+    origin = PolicyOrigin(client_id="pole", algorithm_name="PPO", updates=version, steps=steps, saved_unix_s=0.0)
+    return StoredPolicy(spec, PolicySnapshot(7, version, digest(flat, b""), flat, b""), origin)
+
+
+def record(version: int, mean: float, **changes: Any) -> EvaluationRecord:
+    made = EvaluationRecord(
+        generation=7,
+        version=version,
+        steps=100 * version,
+        updates=version,
+        env={"id": "CartPole-v1"},
+        seed=0,
+        episodes=2,
+        mean_return=mean,
+        min_return=mean - 1,
+        max_return=mean + 1,
+        mean_length=mean,
+        evaluated_unix_s=1.0,
+    )
+    return replace(made, **changes)
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "env"),
+        ({"env": 3}, "env: expected text"),
+        ({"env": {"gravity": 1.0}}, "env: expected the ID of an environment, or a mapping with id"),
+        ({"env": "CartPole-v1", "every_versions": 2, "every_steps": 2}, "exclude each other"),
+        ({"env": "CartPole-v1", "every_versions": 0}, "every_versions: expected an integer from 1"),
+        ({"env": "CartPole-v1", "episodes": 0}, "episodes: expected an integer from 1"),
+        ({"env": "CartPole-v1", "period": 3}, "period"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EvaluationConfig.from_mapping(options)
+
+
+def test_the_first_version_of_each_period_is_due() -> None:
+    options = EvaluationConfig(env={"id": "CartPole-v1", "max_episode_steps": 9})
+    assert options.make_arguments == {"id": "CartPole-v1", "max_episode_steps": 9}
+    assert [options.period(version, 0) for version in (0, 9, 10, 25)] == [0, 0, 1, 2]
+    by_steps = EvaluationConfig(env="CartPole-v1", every_steps=100)
+    assert [by_steps.period(1, steps) for steps in (0, 99, 100)] == [0, 0, 1]
+    assert EvaluationConfig.from_mapping(by_steps.to_json()) == by_steps
+
+
+# ---- the best policy
+
+
+def test_the_best_policy_is_kept_and_known_to_the_next_start(tmp_path: Path) -> None:
+    best = BestPolicyFolder(tmp_path, "pole")
+    assert best.offer(policy(1), record(1, 10.0))
+    assert not best.offer(policy(2), record(2, 10.0)), "an equal one does not replace it"
+    assert best.offer(policy(3), record(3, 11.0))
+    again = BestPolicyFolder(tmp_path, "pole")
+    assert again.record == best.record == record(3, 11.0)
+    assert read_policy(again.policy).snapshot.version == 3
+    assert not again.offer(policy(4), record(4, 10.5))
+    assert sorted(path.name for path in again.policy.parent.iterdir()) == ["policy"]
+    with FrozenAgent(again.policy) as agent:
+        assert agent.version == 3
+
+
+def test_another_evaluation_is_not_compared(tmp_path: Path) -> None:
+    best = BestPolicyFolder(tmp_path, "pole")
+    best.offer(policy(1), record(1, 500.0))
+    assert best.offer(policy(2), record(2, -100.0, env={"id": "Pendulum-v1"}))
+
+
+def test_an_abandoned_best_policy_is_not_compared_and_not_deleted(tmp_path: Path) -> None:
+    best = BestPolicyFolder(tmp_path, "pole")
+    best.abandon()
+    best.offer(policy(1), record(1, 500.0))
+    best.abandon()
+    assert BestPolicyFolder(tmp_path, "pole").record is None
+    (aside,) = best.policy.parent.iterdir()
+    assert read_policy(aside).snapshot.version == 1
+
+
+@pytest.mark.parametrize("function", ["write_folder", "exchange_paths"])
+def test_an_end_in_the_middle_leaves_the_old_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    best = BestPolicyFolder(tmp_path, "pole")
+    best.offer(policy(1), record(1, 10.0))
+
+    def end(folder: Path, *rest: Any) -> None:
+        if function == "write_folder":
+            write_folder(folder, {"spec.json": b"half"})
+        raise OSError("the process ends here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(best_policy, function, end)
+        with pytest.raises(OSError, match="ends here"):
+            best.offer(policy(2), record(2, 20.0))
+    again = BestPolicyFolder(tmp_path, "pole")
+    assert again.record == record(1, 10.0) and read_policy(again.policy).snapshot.version == 1
+    assert again.offer(policy(3), record(3, 30.0)) and read_policy(again.policy).snapshot.version == 3
+
+
+def test_an_exchange_without_the_system_call_is_completed_at_the_next_start(tmp_path: Path) -> None:
+    best = BestPolicyFolder(tmp_path, "pole")
+    best.offer(policy(1), record(1, 10.0))
+    best.policy.rename(best.policy.with_name(".policy.old"))
+    assert BestPolicyFolder(tmp_path, "pole").record == record(1, 10.0)
+    assert read_policy(best.policy).snapshot.version == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"seal": "0"}'])
+def test_a_damaged_record_counts_as_none(tmp_path: Path, content: bytes) -> None:
+    best = BestPolicyFolder(tmp_path, "pole")
+    best.offer(policy(1), record(1, 10.0))
+    (best.policy / EVALUATION).write_bytes(content)
+    again = BestPolicyFolder(tmp_path, "pole")
+    assert again.record is None
+    assert again.offer(policy(2), record(2, -5.0)) and read_policy(again.policy).snapshot.version == 2
+
+
+# ---- the thread
+
+
+class Results:
+    """The results of an evaluator, and the replies of its process, which waits for each one."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, float, bool]] = []
+        self.failures: list[str] = []
+        self.arrived = threading.Semaphore(0)
+        self.asked = threading.Semaphore(0)
+        self.replies: list[Any] = []
+        self.ready = threading.Semaphore(0)
+
+    def on_result(self, found: EvaluationRecord, kept: bool) -> None:
+        self.records.append((found.version, found.mean_return, kept))
+        self.arrived.release()
+
+    def on_failure(self, text: str) -> None:
+        self.failures.append(text)
+        self.arrived.release()
+
+    def reply(self, *replies: Any) -> None:
+        """Let the process give these replies, one for each question."""
+        self.replies += replies
+        self.ready.release(len(replies))
+
+    def wait(self) -> None:
+        assert self.arrived.acquire(timeout=WAIT_S)
+
+
+def returns(*values: float) -> dict[str, Any]:
+    return {"returns": list(values), "lengths": [1] * len(values), "not_finite": 0}
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Results:
+    made = Results()
+
+    class Process:
+        def __init__(self, plugins: Any, stopping: threading.Event) -> None:
+            self.stopping = stopping
+
+        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            read_policy(request["policy"])
+            made.asked.release()
+            while not made.ready.acquire(timeout=0.01):
+                if self.stopping.is_set():
+                    raise Closed("stopped")
+            reply = made.replies.pop(0)
+            if isinstance(reply, Exception):
+                raise reply
+            return dict(reply)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(evaluation, "EvaluationProcess", Process)
+    return made
+
+
+@pytest.fixture
+def start(results: Results, tmp_path: Path) -> Iterator[Callable[[], PolicyEvaluator]]:
+    started: list[PolicyEvaluator] = []
+
+    def make() -> PolicyEvaluator:
+        options = EvaluationConfig(env="CartPole-v1", every_versions=1, episodes=2)
+        made = PolicyEvaluator("pole", options, (), tmp_path, results.on_result, results.on_failure)
+        made.start()
+        started.append(made)
+        return made
+
+    yield make
+    for evaluator in started:
+        evaluator.stop()
+        assert evaluator.join(WAIT_S)
+        evaluator.raise_if_dead()
+
+
+def test_versions_that_become_due_meanwhile_are_skipped(start: Callable[[], PolicyEvaluator], results: Results) -> None:
+    evaluator = start()
+    assert evaluator.is_due(0, 0) and not evaluator.is_due(0, 0)
+    evaluator.offer(policy(0))
+    assert results.asked.acquire(timeout=WAIT_S)
+    for version in (1, 2, 3):
+        evaluator.offer(policy(version, steps=10 * version))
+    assert evaluator.report()["busy_s"] >= 0.0
+    results.reply(returns(4.0, 6.0), returns(3.0, 5.0))
+    results.wait()
+    results.wait()
+    assert results.records == [(0, 5.0, True), (3, 4.0, False)]
+    report = evaluator.report()
+    assert (report["evaluations"], report["skipped"], report["version"], report["mean_return"]) == (2, 2, 3, 4.0)
+    assert (report["best_version"], report["best_return"], report["error"]) == (0, 5.0, "")
+    assert read_policy(report["best"]).snapshot.version == 0
+
+
+def test_failures_in_a_row_end_the_evaluation(start: Callable[[], PolicyEvaluator], results: Results) -> None:
+    evaluator = start()
+    not_finite = {**returns(float("nan"), 1.0), "not_finite": 0}
+    results.reply({"error": "no such environment"}, returns(1.0, 1.0), ConnectionError("its process has ended"), not_finite)
+    results.reply(returns(1.0) | {"not_finite": 3})
+    for version in range(5):
+        assert evaluator.is_due(version, 0)
+        evaluator.offer(policy(version))
+        results.wait()
+    assert len(results.failures) == 4 and results.records == [(1, 1.0, True)]
+    assert "no further version is evaluated" in results.failures[MAX_FAILURES]
+    assert evaluator.report()["error"] == results.failures[-1]
+    assert not evaluator.is_due(9, 0)
+
+
+def test_stop_and_forget_end_an_evaluation_in_progress(
+    start: Callable[[], PolicyEvaluator], results: Results, tmp_path: Path
+) -> None:
+    evaluator = start()
+    results.reply(returns(1.0, 1.0))
+    evaluator.offer(policy(0))
+    results.wait()
+    assert results.asked.acquire(timeout=WAIT_S)
+    evaluator.offer(policy(1))
+    assert results.asked.acquire(timeout=WAIT_S)
+    evaluator.forget()
+    assert evaluator.join(WAIT_S)
+    assert BestPolicyFolder(tmp_path, "pole").record is None
+
+
+# ---- the process
+
+
+def ask_for(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {"policy": str(folder), "env": {"id": "CartPole-v1", "max_episode_steps": 20}, "episodes": 3, "seed": 5, **changes}
+
+
+def test_the_same_request_plays_the_same_episodes(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+    environments: dict[str, Any] = {}
+    first, second = (answer(ask_for(tmp_path / "policy"), environments) for _ in range(2))
+    assert first == second and len(first["returns"]) == 3 and max(first["lengths"]) <= 20
+    assert first["returns"] == [float(length) for length in first["lengths"]] and list(environments) == ["CartPole-v1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env": {"id": "NoSuchEnv-v0"}}, "NoSuchEnv"),
+        ({"env": {"id": "CartPole-v1", "no_such_argument": 1}}, "no_such_argument"),
+        ({"env": {"id": "Pendulum-v1"}}, "the policy has the observation_space"),
+        ({"policy": "/nowhere"}, "no such folder"),
+    ],
+)
+def test_a_request_that_cannot_be_played_is_answered_with_the_reason(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    pytest.importorskip("gymnasium")
+    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+    assert words in answer(ask_for(tmp_path / "policy", **changes), {})["error"]
+
+
+def test_the_process_answers_and_its_end_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+    with EvaluationProcess((), threading.Event()) as process:
+        assert process.ask(ask_for(tmp_path / "policy")) == answer(ask_for(tmp_path / "policy"), {})
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(ConnectionError, match="SIGKILL"):
+            process.ask(ask_for(tmp_path / "policy"))

@@ -1,0 +1,184 @@
+"""The recurrent policy in numpy: PyTorch's formulas, batches, states, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
+from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy, local_only_reason
+from rl4sys_zmq.policies.gru import STATE, GRUParameters, gru_spec
+from rl4sys_zmq.policies.mlp import OBS_CLIP
+from rl4sys_zmq.testing import check_policy
+from rl4sys_zmq.testing.check_policy import random_observations
+from rl4sys_zmq.values import (
+    BoxSpace,
+    DictSpace,
+    DiscreteSpace,
+    MultiBinarySpace,
+    MultiDiscreteSpace,
+    PolicySnapshot,
+    PolicySpec,
+    TupleSpace,
+)
+from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.observations import leaves_of
+
+torch = pytest.importorskip("torch")
+
+BOX, DISCRETE = BoxSpace((2, 3)), DiscreteSpace(4, start=2)
+BOUNDED = BoxSpace((2,), low=-1.0, high=1.0)
+TREE = DictSpace({"near": BOX, "kind": MultiDiscreteSpace((2, 3)), "doors": MultiBinarySpace(2)})
+FORMS: list[tuple[Any, Any, dict[str, Any]]] = [
+    (BOX, DISCRETE, {"units": 5}),
+    (BOX, BOUNDED, {"units": 4, "hidden_sizes": (7, 3), "activation": "relu", "normalise_observations": True, "squash": "tanh"}),
+    (DISCRETE, BoxSpace((3,)), {"units": 1, "normalise_observations": True}),
+    (TREE, DISCRETE, {"units": 3, "normalise_observations": True}),
+    (TREE, TupleSpace((DiscreteSpace(3), BOUNDED)), {"units": 3, "hidden_sizes": (4,)}),
+    (DISCRETE, DiscreteSpace(50), {"units": 6, "hidden_sizes": (3,), "activation": "silu"}),
+]
+
+
+def spec_of(form: tuple[Any, Any, dict[str, Any]]) -> PolicySpec:
+    return gru_spec(form[0], form[1], GRUParameters(**form[2]))
+
+
+def weights_of(spec: PolicySpec, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(0.0, 0.6, spec.size).astype(np.float32)
+
+
+def policy_of(spec: PolicySpec, flat: NDArray[np.float32] | None = None) -> ExtraColumnPolicy:
+    policy = build_policy(spec, PolicySnapshot(1, 1, 0, weights_of(spec) if flat is None else flat))
+    assert isinstance(policy, ExtraColumnPolicy)
+    return policy
+
+
+def observations_of(spec: PolicySpec, count: int, seed: int = 1) -> Any:
+    rng, space = np.random.default_rng(seed), spec.observation_space
+    if isinstance(space, DiscreteSpace):
+        return rng.integers(space.start, space.start + space.n, count)
+    if not isinstance(space, BoxSpace):
+        return random_observations(space, count, rng)
+    return rng.normal(0.0, 2.0, (count, *space.shape)).astype(np.float32)
+
+
+def torch_outputs(spec: PolicySpec, flat: NDArray[np.float32], observations: Any) -> tuple[Any, Any]:
+    """The slow twin: the outputs and the states of one episode, by `torch.nn.GRU`."""
+    tensors = {name: torch.from_numpy(tensor.copy()) for name, tensor in spec.views(flat).items()}
+    document = GRUParameters(**{**spec.document, "hidden_sizes": tuple(spec.document["hidden_sizes"])})
+    space = spec.observation_space
+    if isinstance(space, DiscreteSpace):
+        x = torch.nn.functional.one_hot(torch.from_numpy(observations - space.start), space.n).float()
+    elif isinstance(space, BoxSpace):
+        x = torch.from_numpy(observations).reshape(len(observations), -1)
+    else:
+        x = torch.from_numpy(feature_layout(space).batch(observations))
+    if document.normalise_observations:
+        x = ((x - tensors["obs_mean"]) * tensors["obs_scale"]).clamp(-OBS_CLIP, OBS_CLIP)
+    activation = {"tanh": torch.tanh, "relu": torch.relu, "silu": torch.nn.functional.silu}[document.activation]
+    for index in range(len(document.hidden_sizes)):
+        x = activation(x @ tensors[f"layers.{index}.weight"].T + tensors[f"layers.{index}.bias"])
+    gru = torch.nn.GRU(x.shape[1], document.units)
+    gru.load_state_dict({f"{part}_l0": tensors[f"gru.{part}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")})
+    with torch.no_grad():
+        states = gru(x[:, None])[0][:, 0]
+    return states @ tensors["output.weight"].T + tensors["output.bias"], states
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_episode_has_the_states_and_the_log_probabilities_of_torch(form: tuple[Any, Any, dict[str, Any]]) -> None:
+    spec = spec_of(form)
+    flat = weights_of(spec)
+    policy, observations = policy_of(spec, flat), observations_of(spec, 12)
+    outputs, states = torch_outputs(spec, flat, observations)
+    layout, start = action_layout(spec.action_space), getattr(spec.action_space, "start", 0)
+    step = policy.bind_step(RandomSource(3), True)
+    state: Any = None
+    rows = leaves_of(spec.observation_space).rows(observations)
+    for observation, logits, after in zip(rows, outputs, states, strict=True):
+        before = state
+        raw, _, log_prob, columns, state = step(observation, None, state)
+        np.testing.assert_array_equal(columns[STATE], np.zeros(len(after)) if before is None else before)
+        np.testing.assert_allclose(state, after.numpy(), atol=2e-6)
+        if layout.numbers and layout.choices:
+            chosen, numbers = (torch.from_numpy(np.array(part)) for part in raw)
+            spread = torch.distributions.Normal(logits[3:], torch.from_numpy(spec.views(flat)["log_std"].copy()).exp())
+            expected = torch.log_softmax(logits[:3], 0)[chosen] + spread.log_prob(numbers).sum()
+        elif layout.numbers:
+            log_std = torch.from_numpy(spec.views(flat)["log_std"].copy())
+            expected = torch.distributions.Normal(logits, log_std.exp()).log_prob(torch.from_numpy(np.array(raw))).sum()
+        else:
+            expected = torch.log_softmax(logits, 0)[int(raw) - start]
+        assert log_prob == pytest.approx(float(expected), abs=2e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_policy_keeps_the_contract(form: tuple[Any, Any, dict[str, Any]]) -> None:
+    check_policy(spec_of(form), masks=isinstance(form[1], DiscreteSpace))
+
+
+def test_a_batch_is_the_same_as_single_steps() -> None:
+    spec = spec_of(FORMS[1])
+    policy, observations = policy_of(spec), observations_of(spec, 6)
+    states = [None, *(np.random.default_rng(n).uniform(-1, 1, 4).astype(np.float32) for n in range(5))]
+    raws, acts, log_probs, columns, after = policy.step_batch(observations, None, RandomSource(0), False, states)
+    for n, state in enumerate(states):
+        one = policy.step(observations[n], None, RandomSource(0), False, state)
+        np.testing.assert_allclose(raws[n], one[0], atol=1e-5)
+        np.testing.assert_allclose(acts[n], one[1], atol=1e-5)
+        assert log_probs[n] == pytest.approx(one[2], abs=1e-5)
+        np.testing.assert_array_equal(columns[STATE][n], np.zeros(4) if state is None else state)
+        np.testing.assert_allclose(after[n], one[4], atol=1e-6)
+
+
+def test_the_buffers_of_a_bound_step_are_never_handed_out() -> None:
+    spec = spec_of(FORMS[1])
+    step = policy_of(spec).bind_step(RandomSource(0), False)
+    first, second = (step(observation, None, None) for observation in observations_of(spec, 2))
+    kept = [np.array(value) for value in (first[0], first[1], first[4])]
+    step(observations_of(spec, 3)[2], None, second[4])
+    assert all(np.array_equal(a, b) for a, b in zip(kept, (first[0], first[1], first[4]), strict=True))
+
+
+def test_a_state_that_is_not_finite_is_not_an_action() -> None:
+    spec = spec_of(FORMS[0])
+    policy, [observation] = policy_of(spec), observations_of(spec, 1)
+    broken = np.full(5, np.nan, np.float32)
+    assert np.isnan(policy.step(observation, None, RandomSource(0), True, broken)[2])
+    log_probs = policy.step_batch(observation[None], None, RandomSource(0), True, [broken])[2]
+    assert np.isnan(log_probs).all()
+
+
+def test_invalid_input() -> None:
+    spec = spec_of(FORMS[0])
+    [observation] = observations_of(spec, 1)
+    with pytest.raises(MaskError):
+        policy_of(spec).step(observation, np.zeros(4, np.bool_), RandomSource(0), True, None)
+    with pytest.raises(ObservationError, match="outside"):
+        policy_of(spec_of(FORMS[2])).step(np.int64(7), None, RandomSource(0), True, None)
+
+
+def test_the_service_of_actions_is_refused_by_name() -> None:
+    assert "a policy of kind 'gru' has extra columns" in local_only_reason(spec_of(FORMS[0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"document": {"units": 6}}, "tensors of a gru policy do not match"),
+        ({"document": {"units": 0}}, "units: expected an integer from 1 to 4096"),
+        ({"document": {"units": 5, "depth": 2}}, "depth: no such key"),
+        ({"columns": ()}, "extra column 'state' with 5 elements"),
+        ({"blob": b"x"}, "blob of 1 bytes"),
+        ({"document": {"units": 5, "squash": "tanh"}, "action_space": BoxSpace((4,))}, "needs a bounded Box"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    spec = replace(spec_of(FORMS[0]), **change)
+    with pytest.raises(ConfigError, match=words):
+        build_policy(spec, PolicySnapshot(1, 1, 0, np.zeros(spec.size, np.float32)))

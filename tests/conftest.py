@@ -18,6 +18,8 @@ import hypothesis
 import pytest
 import zmq
 
+from rl4sys_zmq import plugins
+
 pytest_plugins = ["rl4sys_zmq.testing.plugin"]
 
 hypothesis.settings.register_profile("rl4sys", deadline=None, derandomize=False, print_blob=True)
@@ -86,6 +88,15 @@ class _Alive:
             *(f"process {name}" for pid, name in self.children.items() if pid not in before.children),
             *(f"zmq socket {s!r}" for s in self.sockets - before.sockets),
         ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_plugins() -> Iterator[None]:
+    """Forgets the plugins that a module's tests imported: workers of later learners import all that are remembered."""
+    before = dict(plugins._imported)
+    yield
+    plugins._imported.clear()
+    plugins._imported.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -53,21 +53,28 @@ def _threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith("rl4sys")}
 
 
-def _children() -> dict[int, str]:
-    """Every child process by its id, zombies too, but for multiprocessing's own helper."""
+def _processes() -> set[int]:
+    """The ids of all processes of this machine."""
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+
+
+def _children(known: set[int]) -> list[str]:
+    """Every child process that has no known id, in words, zombies too, but for multiprocessing's own helper.
+
+    Only those that came since are read: to read the state of each process of the machine takes milliseconds.
+    """
     multiprocessing.active_children()  # collects those of its own that have ended
-    found = {}
+    found = []
     helper = getattr(resource_tracker._resource_tracker, "_pid", None)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid in _processes() - known:
         try:
-            text = stat.read_text()
+            text = Path(f"/proc/{pid}/stat").read_text()
         except OSError:  # it ended between the listing and the reading
             continue
         name, _, rest = text.partition("(")[2].rpartition(")")
         state, parent = rest.split()[:2]
-        pid = int(stat.parent.name)
         if int(parent) == os.getpid() and pid != helper:
-            found[pid] = f"{name} (pid {pid}, state {state})"
+            found.append(f"{name} (pid {pid}, state {state})")
     return found
 
 
@@ -76,17 +83,17 @@ def _open_sockets() -> set[zmq.Socket[Any]]:
 
 
 class _Alive:
-    """The threads, child processes and sockets that are there at one moment."""
+    """The threads, processes and sockets that are there at one moment."""
 
     def __init__(self) -> None:
-        self.threads, self.children, self.sockets = _threads(), _children(), _open_sockets()
+        self.threads, self.processes, self.sockets = _threads(), _processes(), _open_sockets()
 
-    def beyond(self, before: _Alive) -> list[str]:
-        """What is here and was not there before, in words."""
+    def more_now(self) -> list[str]:
+        """What is here now and was not there then, in words."""
         return [
-            *(f"thread {t.name}" for t in self.threads - before.threads),
-            *(f"process {name}" for pid, name in self.children.items() if pid not in before.children),
-            *(f"zmq socket {s!r}" for s in self.sockets - before.sockets),
+            *(f"thread {t.name}" for t in _threads() - self.threads),
+            *(f"process {name}" for name in _children(self.processes)),
+            *(f"zmq socket {s!r}" for s in _open_sockets() - self.sockets),
         ]
 
 
@@ -108,7 +115,7 @@ def no_leaks() -> Iterator[None]:
     for thread in _threads() - before.threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     pause = threading.Event()
-    while (leaked := _Alive().beyond(before)) and time.monotonic() < deadline:
+    while (leaked := before.more_now()) and time.monotonic() < deadline:
         pause.wait(0.01)
     if leaked:
         pytest.fail("left behind: " + ", ".join(leaked), pytrace=False)

@@ -317,8 +317,10 @@ def remove_the_file(lab: Lab) -> None:
 
 
 def remove_both_files(lab: Lab) -> None:
+    lab.learner.pause()  # or it would make the journal anew between the two, and lose the log of that one too
     for name in FILES[:2]:
         (lab.run_dir / name).unlink()
+    lab.learner.resume()
 
 
 def remove_the_log(lab: Lab) -> None:

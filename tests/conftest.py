@@ -17,6 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 import zmq
+from harness import zygote
 
 from rl4sys_zmq import plugins
 
@@ -40,6 +41,7 @@ def _make_and_note_socket(self: zmq.Socket[Any], *args: Any, **kwargs: Any) -> N
 def pytest_configure() -> None:
     """Notes every zmq socket of every context from here on, whoever makes it."""
     zmq.Socket.__init__ = _make_and_note_socket  # type: ignore[method-assign]
+    zygote.install()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and its children would ignore Ctrl-C too
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,6 +49,7 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """Gives zmq its constructor back."""
     zmq.Socket.__init__ = _make_socket  # type: ignore[method-assign]
+    zygote.remove()
 
 
 def _threads() -> set[threading.Thread]:
@@ -59,13 +62,13 @@ def _processes() -> set[int]:
 
 
 def _children(known: set[int]) -> list[str]:
-    """Every child process that has no known id, in words, zombies too, but for multiprocessing's own helper.
+    """Every child process that has no known id, in words, zombies too, but for multiprocessing's own helper and the zygotes.
 
     Only those that came since are read: to read the state of each process of the machine takes milliseconds.
     """
     multiprocessing.active_children()  # collects those of its own that have ended
     found = []
-    helper = getattr(resource_tracker._resource_tracker, "_pid", None)
+    helpers = {getattr(resource_tracker._resource_tracker, "_pid", None), *zygote.zygote_pids()}
     for pid in _processes() - known:
         try:
             text = Path(f"/proc/{pid}/stat").read_text()
@@ -73,7 +76,7 @@ def _children(known: set[int]) -> list[str]:
             continue
         name, _, rest = text.partition("(")[2].rpartition(")")
         state, parent = rest.split()[:2]
-        if int(parent) == os.getpid() and pid != helper:
+        if int(parent) == os.getpid() and pid not in helpers:
             found.append(f"{name} (pid {pid}, state {state})")
     return found
 

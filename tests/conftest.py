@@ -23,7 +23,9 @@ from rl4sys_zmq import plugins
 
 pytest_plugins = ["rl4sys_zmq.testing.plugin"]
 
-hypothesis.settings.register_profile("rl4sys", deadline=None, derandomize=False, print_blob=True)
+# What takes long on a busy machine is no fault of a test.
+TOO_SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("rl4sys", deadline=None, derandomize=False, print_blob=True, suppress_health_check=TOO_SLOW)
 hypothesis.settings.load_profile("rl4sys")
 
 LEAK_WAIT_S = 2.0

@@ -37,7 +37,8 @@ LIGHT_MODULES = {
     *(f"rl4sys_zmq.cli.{command}" for command in COMMANDS),
 }
 TORCH_MODULES = {"rl4sys_zmq.learner.rank_process"}
-SCRIPT_FOLDERS = {TESTS / "gates" / "processes", TESTS / "serving" / "processes", TESTS / "harness"}
+SCRIPT_FOLDERS = {TESTS / "gates" / "processes", TESTS / "serving" / "processes", TESTS / "harness", TESTS.parent / "examples"}
+TORCH_SCRIPTS = {"async_learner_actor.py"}
 REAL_SCRIPTS = {"ray_cluster.py", "slow_torch.py", "host.py", "zygote_process.py"}
 TRAINS = {"serve", "demo"}
 READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONMALLOC")
@@ -68,7 +69,8 @@ def _kind(arguments: Sequence[str], environment: dict[str, str]) -> str | None:
         return "light" if rest[1] in LIGHT_MODULES else None
     script = Path(rest[0]) if rest else Path()
     if script.parent in SCRIPT_FOLDERS and script.suffix == ".py" and script.name not in REAL_SCRIPTS:
-        return "torch" if any('"torch": true' in word for word in rest[1:]) else "light"
+        trains = script.name in TORCH_SCRIPTS or any('"torch": true' in word for word in rest[1:])
+        return "torch" if trains else "light"
     return None
 
 

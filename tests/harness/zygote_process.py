@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
-import importlib
+import importlib.util
 import io
 import json
 import os
@@ -26,9 +26,11 @@ from typing import Any
 
 MODULES = {
     "light": (
+        "gymnasium",
         "rl4sys_zmq.actor.agent",
         "rl4sys_zmq.learner.learner",
         "rl4sys_zmq.learner.engines.remote_worker",
+        "rl4sys_zmq.ops.episodes",
         "rl4sys_zmq.policies.mlp",
         "rl4sys_zmq.testing.fakes",
         "rl4sys_zmq.cli.app",
@@ -185,7 +187,8 @@ def main() -> Callable[[], None]:
     pair = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(pair.fileno(), False)
     for name in MODULES[sys.argv[2]]:
-        importlib.import_module(name)
+        if name != "gymnasium" or importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     return serve(pair, sys.path[int(sys.argv[3]) :])

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +84,22 @@ def free_port() -> int:
         return number
 
 
-def play(document: Path, folder: Path) -> Played:
-    """Run a document in a folder. Every command must succeed; those in the background end with the shell at the latest."""
+def play(document: Path, folder: Path, shorter: Mapping[str, str] | None = None) -> Played:
+    """Run a document in a folder. Every command must succeed; those in the background end with the shell at the latest.
+
+    Args:
+        document: The document.
+        folder: Working directory of the commands.
+        shorter: Words of the commands, such as ``--episodes 300``, each with the words that replace it.
+    """
     text = document.read_text()
     for line in (line for language, block in BLOCK.findall(text) if language == "sh" for line in block.splitlines()):
         if is_installation(line):
             check_installation(line)
     script = script_of(text)
+    for words, instead in (shorter or {}).items():
+        assert words in script, f"{document.name} has no {words!r}"
+        script = script.replace(words, instead)
     for port in sorted(set(re.findall(r"\b(?:5005[12]|5555|5556)\b", script))):
         script = re.sub(rf"\b{port}\b", str(free_port()), script)
     prologue = "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n"

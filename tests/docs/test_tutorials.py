@@ -27,7 +27,7 @@ def accounts(played: Played) -> list[dict[str, int]]:
 
 
 def test_first_policy(tmp_path: Path) -> None:
-    played = play(TUTORIALS / "first_policy.md", tmp_path)
+    played = play(TUTORIALS / "first_policy.md", tmp_path, {"--episodes 300": "--episodes 150"})
     assert "target reached" in played.output
     assert (tmp_path / "curve.png").stat().st_size > 10_000
     steps = re.search(r"policy version (\d+) kept the pole up for (\d+) steps", played.output)
@@ -56,7 +56,8 @@ def test_trainer(tmp_path: Path) -> None:
 
 
 def test_production(tmp_path: Path) -> None:
-    played = play(TUTORIALS / "production.md", tmp_path)
+    shorter = {"--episodes 200": "--episodes 40", "--episodes 100": "--episodes 20"}
+    played = play(TUTORIALS / "production.md", tmp_path, shorter)
     first, second = [a for a in accounts(played) if "trained" in a]
     assert second["accepted"] > first["accepted"] > 0
     for account in (first, second):

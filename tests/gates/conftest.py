@@ -247,12 +247,18 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 @pytest.fixture
 def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
-    """Starts learner processes: a child and the address of its ROUTER; `bind` repeats one."""
+    """Starts learner processes: a child and the address of its ROUTER; `bind` repeats one, `torch` says that it needs torch."""
 
     def start(
-        bind: str = "tcp://127.0.0.1:0", *, hidden: int = 8, config: Any = None, forgetful: bool = False, **fake: Any
+        bind: str = "tcp://127.0.0.1:0",
+        *,
+        hidden: int = 8,
+        config: Any = None,
+        forgetful: bool = False,
+        torch: bool = False,
+        **fake: Any,
     ) -> tuple[Child, str]:
-        options = {"bind": bind, "hidden": hidden, "config": config or {}, "forgetful": forgetful, "fake": fake}
+        options = {"bind": bind, "hidden": hidden, "config": config or {}, "forgetful": forgetful, "torch": torch, "fake": fake}
         child = spawn("learner", options)
         return child, child.hear()["address"]
 

@@ -84,7 +84,7 @@ def test_workers_and_their_learner_are_killed(
         lab.serving()
         actors = three_actors(lab, client)
         pid = workers.running()
-        kills = tier.size(2, 60)
+        kills = tier.size(1, 60)
         for number in range(kills):
             workers.acks(round(lab.loop.uniform(1, LEAST)))
             os.kill(pid, signal.SIGKILL)

@@ -78,6 +78,7 @@ class Stack:
             "checkpoint_every_s": 1.0,
             "seed": rng.randrange(1 << 30),
             "pacing_lag": preset.pacing_lag,
+            "torch": True,
         }
         host = "127.0.0.1"
         self.proxies: list[ChaosProxy] = []

@@ -18,6 +18,9 @@ pytest.importorskip("gymnasium")
 pytestmark = pytest.mark.timeout(1800)
 
 TARGET = 475.0
+QUICK_TARGET = 250.0
+"""In the quick tier, a policy that is well on its way; it takes half the time."""
+
 FLT_MAX = 3.4028234663852886e38
 BEYOND = [
     *(
@@ -46,7 +49,7 @@ class Run:
         preset = ALGORITHMS.get(algorithm).presets["CartPole-v1"]
         self.run_dir = folder / "run"
         options = {"bind": f"ipc://{folder}/l", "run_dir": str(self.run_dir), "pacing_lag": preset.pacing_lag, **config}
-        self.learner: Child = spawn("durable_learner", {**options, "seed": seed})
+        self.learner: Child = spawn("durable_learner", {**options, "seed": seed, "torch": True})
         self.address = self.learner.hear()["address"]
         self.actor: Child = spawn(
             "poisoner",
@@ -122,10 +125,11 @@ def undone(client: dict[str, Any]) -> int:
 def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
     spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
 ) -> None:
+    target = TARGET if tier.long else QUICK_TARGET
     groups = [[*BEYOND, *WITHIN, *LEGAL[:2]]] if not tier.long else [[kind] for kind in (*BEYOND, *WITHIN, *LEGAL[:2])]
     for number, kinds in enumerate(groups):
-        run = Run(spawn, tmp_path / str(number), seed, "PPO", kinds, 0.05, TARGET)
-        until(lambda run=run: run.actor.ask("status")["done"], "a mean return of 475", 150.0, every_s=0.2)  # type: ignore[misc]
+        run = Run(spawn, tmp_path / str(number), seed, "PPO", kinds, 0.05, target)
+        until(lambda run=run: run.actor.ask("status")["done"], f"a mean return of {target:g}", 150.0, every_s=0.2)  # type: ignore[misc]
         played, client = run.finish()
         within = sum(played["spoilt"].get(kind, 0) for kind in WITHIN)
         quarantined = client["verdicts"]["quarantined"]
@@ -140,7 +144,7 @@ def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
             quarantined=quarantined,
             undone=undone(client),
         )
-        assert played["reached"] and played["mean"] >= TARGET
+        assert played["reached"] and played["mean"] >= target
         assert played["beyond"] <= quarantined <= played["beyond"] + within, "what is beyond the bounds, and only that"
         assert undone(client) <= within
         assert played["stats"]["alarms"].get("segment_quarantined", 0) <= quarantined
@@ -157,7 +161,7 @@ def test_a_replay_with_poison_in_it_teaches_cartpole_too(
     if tier.long:
         mean = until(lambda: (m := greedy_return(run.address, 20, seed)) >= TARGET and m, "475 without exploration", 900.0, 5.0)
     else:
-        until(lambda: run.actor.ask("status")["steps"] > 2500, "training is under way", 120.0)
+        until(lambda: run.actor.ask("status")["steps"] > 1500, "training is under way", 120.0)
     played, client = run.finish()
     quarantined = client["verdicts"]["quarantined"]
     report(mean=mean, steps=played["steps"], segments=played["segments"], beyond=played["beyond"], quarantined=quarantined)

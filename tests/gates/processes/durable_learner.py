@@ -13,6 +13,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig
 WAIT_S = 20.0
 
 given = options()
+given.pop("torch", None)  # says to the process that starts this one that torch is needed
 config = LearnerConfig.from_mapping(given)
 
 

@@ -3,12 +3,16 @@
     python benchmarks/learning.py                                  # the table of what is in the file
     python benchmarks/learning.py --cases dqn-cartpole sac-pendulum --seeds 1 2 3 4 5
     python benchmarks/learning.py --cases all --seeds 1 2 3 4 5    # a day on two cores; stop it and go on at any time
+    python benchmarks/learning.py --chance dqn-cartpole            # how many seeds a comparison needs
 
 A training of ours is a learner and one actor process over tcp; `rl4sys_zmq.bench.learning_cases` has the values. The score at a
 mark (a half, three quarters and all of the steps) is the mean return of the training episodes that ended in the last tenth of the
 steps before it. *Greedy* is the mean return of 20 greedy episodes after the training. Over the seeds the table has interquartile
 means with a 90 % interval from a bootstrap over the seeds, and (ours - random) / (theirs - random). The file has one row for each
 case, seed and side; a row in it is not repeated.
+
+``--chance`` draws both sides from the scores of both, so that they are equal, and counts how often such a pair passes: a ratio
+of at least 0.9 with the lower end of its interval at 0.75 or above, at all three marks.
 """
 
 from __future__ import annotations
@@ -46,6 +50,10 @@ RESAMPLES = 10_000
 LIMIT_S = 900.0
 """Longest time from one policy version to the next."""
 PEER_LIMIT_S = 3 * 3600.0
+LEAST_RATIO, LEAST_END = 0.9, 0.75
+"""The measure: the ratio, and the lower end of its interval."""
+PAIRS = 200
+COUNTS = (5, 10, 20, 30, 50)
 
 
 def main() -> None:
@@ -56,9 +64,13 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--sides", nargs="+", choices=["ours", "sb3"], default=["ours", "sb3"])
+    parser.add_argument("--chance", choices=list(CASES), metavar="CASE", help="the chance of two equal sides to pass, by seeds")
     parser.add_argument("--json", type=Path, default=FILE, help="the file with the rows")
     options = parser.parse_args()
     record: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"random": {}, "rows": []}
+    if options.chance is not None:
+        print(chance(record, options.chance))
+        return
     names = list(CASES) if "all" in options.cases else options.cases
     for seed in options.seeds:
         for name in names:
@@ -209,9 +221,30 @@ def ratios(mine: list[dict[str, Any]], other: list[dict[str, Any]], floor: float
     return " / ".join(found)
 
 
-def draws(count: int, seed: int = 0) -> NDArray[np.int64]:
-    """The indices of bootstrap samples, ``[RESAMPLES, count]``."""
-    return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+def draws(count: int, seed: int = 0, size: int = RESAMPLES) -> NDArray[np.int64]:
+    """The indices of bootstrap samples, ``[size, count]``."""
+    return np.random.default_rng(seed).integers(count, size=(size, count))
+
+
+def chance(record: dict[str, Any], name: str) -> str:
+    """The spread of two equal sides, and the share of such pairs that pass, by the number of seeds."""
+    scored = np.array([row["training"] for row in record["rows"] if row["case"] == name], dtype=np.float64).T
+    lines = [f"{scored.shape[1]} scores", "| seeds | ratio at the end of two equal sides [90 %] | they pass |", "|---|---|---|"]
+    for count in COUNTS:
+        floor, rng = record["random"][CASES[name].env], np.random.default_rng(count)
+        picks = rng.integers(scored.shape[1], size=(2, PAIRS, count))
+        one, other = (np.moveaxis(scored[:, pick], 1, 0) for pick in picks)  # [PAIRS, marks, count]
+        ratio = (interquartile_mean(one) - floor) / (interquartile_mean(other) - floor)
+        ends = []
+        for mine, their in zip(one, other, strict=True):
+            above, below = (
+                interquartile_mean(side[:, draws(count, seed, 1000)]) - floor for seed, side in enumerate((mine, their))
+            )
+            ends.append(np.quantile(above / below, 0.05, axis=1))
+        passed = ((ratio >= LEAST_RATIO) & (np.array(ends) >= LEAST_END)).all(axis=1)
+        low, high = interval(ratio[:, -1])
+        lines.append(f"| {count} | {low:.2f} to {high:.2f} | {passed.mean():.0%} |")
+    return "\n".join(lines)
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:

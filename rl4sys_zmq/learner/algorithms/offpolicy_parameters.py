@@ -55,7 +55,12 @@ class OffPolicyParameters:
         doc="size of a full replay up to which it is in memory; a larger one is in files in the run directory, if there is one",
     )
     learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
-    train_frequency: int = option(whole_number(1), 1, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
+    train_frequency: int = option(
+        whole_number(1),
+        1,
+        names=("train_freq", "train_update_freq"),
+        doc="steps per unit of training; the first unit follows its first multiple above learning_starts",
+    )
     gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps in a unit of training")
     samples_per_insert: float | None = option(
         optional(number(1e-6, MAX_NUMBER)),

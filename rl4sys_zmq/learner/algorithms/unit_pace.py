@@ -1,9 +1,10 @@
 """The pace of an off-policy training: the units of training that observed steps make due.
 
 The amount of training depends only on the number of observed steps, never on time. After each `train_frequency` environment
-steps, one unit of training follows, which consists of `gradient_steps` gradient steps. With `samples_per_insert`, a unit follows
-as soon as this ratio allows it (`SamplesPerInsert`). With `traj_per_epoch`, ended episodes are counted. So the speed of the
-actors does not change the number of gradient steps per environment step.
+steps, one unit of training follows, which consists of `gradient_steps` gradient steps. The steps are counted from the start, as
+in Stable-Baselines3 and CleanRL: the first unit follows the first multiple of `train_frequency` above `learning_starts`. With
+`samples_per_insert`, a unit follows as soon as this ratio allows it (`SamplesPerInsert`). With `traj_per_epoch`, ended episodes
+are counted. So the speed of the actors does not change the number of gradient steps per environment step.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class UnitPace:
         if (rate := p.insert_rate) is not None:
             return self.units < rate.samples(self.steps) // p.unit_samples
         if p.traj_per_epoch is None:
-            return self.units < max(0, self.steps - p.learning_starts) // p.train_frequency
+            return self.units < self.steps // p.train_frequency - p.learning_starts // p.train_frequency
         return self.units < self.episodes // p.traj_per_epoch
 
     def missing(self, parameters: OffPolicyParameters, units_per_version: int) -> int:
@@ -63,4 +64,4 @@ class UnitPace:
         if (rate := p.insert_rate) is not None:
             due = rate.inserts_for(next_version * p.unit_samples) - self.steps
             return max(0, min(due, rate.room(self.steps, self.units * p.unit_samples)))
-        return max(0, p.learning_starts + next_version * p.train_frequency - self.steps)
+        return max(0, (p.learning_starts // p.train_frequency + next_version) * p.train_frequency - self.steps)

@@ -166,7 +166,7 @@ def test_updates_follow_steps_exactly_whatever_the_timing(
         if eager:
             done += len(train(algorithm))
     done += len(train(algorithm))
-    assert done == max(0, sum(lengths) - starts) // frequency
+    assert done == sum(step > starts and step % frequency == 0 for step in range(1, sum(lengths) + 1))
     assert algorithm.state()["gradient_steps"] == done * gradient_steps
 
 
@@ -220,6 +220,17 @@ def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
 def test_wrong_ratios_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**wrong)
+
+
+def test_units_count_steps_as_stable_baselines3_does() -> None:
+    """With rl-zoo's values for CartPole-v1, Stable-Baselines3 2.9 first trains after 1024 steps, then after each 256."""
+    algorithm = make(learning_starts=1000, train_frequency=256, gradient_steps=2, buffer_size=2000)
+    due = []
+    for step in range(64, 1600, 64):
+        assert algorithm.demand() == (1024 if step <= 1024 else 1280 if step <= 1280 else 1536) - step + 64
+        algorithm.observe(make_segment(64, step))
+        due += [step] * len(train(algorithm))
+    assert due == [1024, 1280, 1536]
 
 
 def test_demand_is_what_the_next_version_still_needs() -> None:

@@ -152,7 +152,7 @@ class WeightSubscriber:
             RL4SysError: If the policy cannot be built in this process, or the actor's configuration does not fit it.
         """
         self._check_configuration(spec)
-        self.policy, self.spec = build_policy(spec, snapshot), spec
+        self.policy, self.spec = build_policy(spec, snapshot, self._config.run_with), spec
 
     def inherit(self, other: WeightSubscriber) -> None:
         """Start with the policy of `other`, the subscriber in the parent of a forked process."""
@@ -200,7 +200,7 @@ class WeightSubscriber:
             raise ConfigError(message, key="inference")
         self._check_configuration(spec)
         if self._acts:
-            entry = require_policy(spec.kind)
+            entry = require_policy(spec.kind, self._config.run_with)
             try:
                 if entry.check is not None:
                     entry.check(spec)
@@ -480,7 +480,7 @@ class WeightSubscriber:
 
     def _swap(self, snapshot: PolicySnapshot) -> None:
         assert self.spec is not None
-        policy = build_policy(self.spec, snapshot)
+        policy = build_policy(self.spec, snapshot, self._config.run_with)
         if self.policy is not None:
             self._previous.append(self.policy)
         self.policy = policy

@@ -15,6 +15,13 @@ from rl4sys_zmq.cli.app import CommandGroup, option, plugin_option, settings, ve
 
 __all__ = ["main"]
 
+_run_with = option(
+    "--run-with",
+    type=click.Choice(["onnxruntime", "torch"]),
+    default="onnxruntime",
+    help="The library that computes a policy which is an ONNX graph, such as a convolutional network.",
+)
+
 
 @click.group(name="rl4sys-actor", cls=CommandGroup, context_settings=settings("RL4SYS_ACTOR"))
 @version_option
@@ -113,6 +120,7 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
 @option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
 @option("--seed", type=click.IntRange(0), default=0, help="Seed of the episodes, so that two policies meet the same ones.")
 @option("--explore", is_flag=True, help="Sample actions as in training.  [default: the most probable action]")
+@_run_with
 @option("--json", is_flag=True, help="Print the figures as JSON, with the return of each episode.")
 @option("--render", is_flag=True, help="Show the environment in a window.")
 @option("--video", type=click.Path(path_type=Path), metavar="DIR", help="Record each episode as a video in this folder.")
@@ -144,6 +152,7 @@ def evaluate(**options: Any) -> None:
 @option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
 @option("--seed", type=click.IntRange(0), default=0, help="Seed of the episodes.")
 @option("--explore", is_flag=True, help="Sample actions as in training.  [default: the most probable action]")
+@_run_with
 @plugin_option(expose_value=False)
 def record(**options: Any) -> None:
     """Write a file of demonstrations, from which a training can start: episodes of a stored policy or of a Minari dataset."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.onnx_model import ELEMENT_TYPES, Attribute, OnnxGraph, OnnxNode, OnnxValue
 
-__all__ = ["MAX_CONSTANT_BYTES", "OPERATORS", "OUTPUTS", "check_graph"]
+__all__ = ["MAX_CONSTANT_BYTES", "OPERATORS", "OUTPUTS", "SHAPED", "check_graph"]
 
 OUTPUTS = "outputs"
 """The name of the graph's output."""
@@ -32,7 +32,7 @@ MAX_CONSTANT_BYTES = 64 << 20
 MAX_ATTRIBUTE = 1 << 20
 """The largest absolute value of a whole number in an attribute."""
 
-_SHAPED = {
+SHAPED = {
     "ConstantOfShape": (0,),
     "Expand": (1,),
     "OneHot": (1,),
@@ -65,7 +65,7 @@ OPERATORS = frozenset(
         "Reciprocal", "Relu", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt",
         "Sub", "Sum", "Tanh", "Transpose", "Where",
     }
-) | frozenset(_SHAPED)
+) | frozenset(SHAPED)
 """The operators that a graph can use. The shapes of their outputs follow from those of their inputs."""
 
 _FLOATING = frozenset(
@@ -192,7 +192,7 @@ class _Walk:
             divisor = self._constants.get(node.inputs[1]) if len(node.inputs) == 2 else None
             if divisor is None or divisor.size == 0 or divisor.min() < 1:
                 raise _refused("whole numbers are divided by a value that is not a positive constant")
-        for place in _SHAPED.get(operator, ()):
+        for place in SHAPED.get(operator, ()):
             if place < len(node.inputs) and node.inputs[place] in self._data:
                 raise _refused(f"the shape of the output of an operator {operator} depends on data; expected only fixed shapes")
         self._add_outputs(node, dtypes)

@@ -1,0 +1,269 @@
+"""The forward pass of a policy network in torch, from an ONNX graph whose weights are inputs.
+
+Only an actor with ``run_with: torch`` imports this module. It needs torch, and not onnxruntime. A graph follows the same rules as
+for onnxruntime (`rl4sys_zmq.policies.onnx_rules`). Its nodes run one after the other as functions of torch, without autograd.
+
+A graph comes from a peer. So before torch computes it for a number of observations for the first time, all shapes are computed on
+the device ``meta``, which has no memory. A graph whose intermediate values would take more than `MAX_MEMORY_BYTES` is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl4sys_zmq.errors import ConfigError, PolicyError
+from rl4sys_zmq.policies.onnx_model import OnnxGraph, OnnxNode, OnnxValue
+from rl4sys_zmq.policies.onnx_reader import decode_model
+from rl4sys_zmq.policies.onnx_rules import OUTPUTS, SHAPED, check_graph
+from rl4sys_zmq.policies.onnx_session import KEPT_SESSIONS, MAX_MEMORY_BYTES
+from rl4sys_zmq.policies.torch_operators import Function, compiled
+from rl4sys_zmq.values import ObservationSpace
+from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
+
+__all__ = ["TorchGraph", "TorchNetwork", "load_graph", "prepare"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """One node of a graph.
+
+    Attributes:
+        node: The node.
+        function: The function that computes it.
+        data: True if its outputs depend on observations or weights, and not only on shapes and constants.
+        last: The values that no later step takes.
+    """
+
+    node: OnnxNode
+    function: Function
+    data: bool
+    last: tuple[str, ...]
+
+    def outputs(self, found: Tensor | tuple[Tensor, ...]) -> Iterable[tuple[str, Tensor]]:
+        """Return the names and values of the node's outputs."""
+        tensors = (found,) if isinstance(found, Tensor) else found
+        names = self.node.outputs if self.node.operator == "Split" else self.node.outputs[:1]
+        if len(tensors) != len(names):
+            raise ValueError(f"an operator {self.node.operator} computes {len(tensors)} values; expected {len(names)}")
+        return zip(names, tensors, strict=True)
+
+
+class TorchGraph:
+    """A graph whose nodes are functions of torch. Several threads can use it.
+
+    Attributes:
+        observations: The descriptions of the inputs for observations, in the order of `SpaceLeaves`.
+        known: The values that depend only on constants and on the shapes for one observation, by name.
+    """
+
+    def __init__(self, graph: OnnxGraph, observations: tuple[OnnxValue, ...]) -> None:
+        """Find the functions of all nodes, and check the memory for one observation.
+
+        Raises:
+            ValueError: If torch cannot compute a node, or a value takes more than `MAX_MEMORY_BYTES`.
+        """
+        self.observations = observations
+        self._inputs = graph.inputs
+        self._constants = {name: torch.tensor(array) for name, array in graph.constants.items()}
+        self._steps = _steps(graph)
+        self.known = self._measured(1)
+        self._checked = 1
+
+    def check(self, rows: int) -> None:
+        """Check the memory that the intermediate values of a number of observations take, unless more have been checked.
+
+        Raises:
+            ValueError: If that memory is larger than `MAX_MEMORY_BYTES`.
+        """
+        if rows > self._checked:
+            self._measured(rows)
+            self._checked = max(self._checked, rows)
+
+    def _measured(self, rows: int) -> dict[str, Tensor]:
+        """Check the memory for a number of observations. Return the values that depend only on constants and shapes, by name."""
+
+        def shaped(value: OnnxValue) -> Tensor:
+            lengths = [rows if length is None else length for length in value.shape]
+            return torch.empty(lengths, dtype=getattr(torch, value.dtype), device="meta")
+
+        known = dict(self._constants)
+        shapes = {name: tensor.to("meta") for name, tensor in known.items()} | {v.name: shaped(v) for v in self._inputs}
+        inputs, used = {value.name for value in self._inputs}, 0
+        for step in self._steps:
+            node, places = step.node, SHAPED.get(step.node.operator, ())
+            values = [(known if place in places else shapes)[name] if name else None for place, name in enumerate(node.inputs)]
+            found = dict(step.outputs(step.function(*values)))
+            used += sum(_nbytes(tensor) for tensor in found.values())
+            if used > MAX_MEMORY_BYTES:
+                raise ValueError(f"its intermediate values take more than {MAX_MEMORY_BYTES} bytes for {rows} observations")
+            if not step.data:  # small values, which determine shapes; they stay
+                if node.operator != "Shape":
+                    found = dict(step.outputs(step.function(*(known[name] if name else None for name in node.inputs))))
+                known.update(found)
+            shapes.update((name, tensor.to("meta")) for name, tensor in found.items())
+            used -= sum(_nbytes(shapes[name]) for name in step.last if name not in inputs and name not in known)
+        return known
+
+    def run(self, feed: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Tensor:
+        """Return the output ``[N, outputs]`` for all inputs.
+
+        Args:
+            feed: All inputs, by name.
+            known: Values by name that need no computation. They must belong to the same number of observations.
+        """
+        values = {**self._constants, **known, **feed}
+        with torch.inference_mode():
+            for step in self._steps:
+                if step.node.outputs[0] not in values:
+                    found = step.function(*[values[name] if name else None for name in step.node.inputs])
+                    values.update(step.outputs(found))
+                    for name in step.last:
+                        values.pop(name, None)
+        return values[OUTPUTS]
+
+
+def _steps(graph: OnnxGraph) -> tuple[_Step, ...]:
+    """Return the steps of a graph, in the order of its nodes."""
+    later = {OUTPUTS}
+    last: list[tuple[str, ...]] = []
+    for node in reversed(graph.nodes):
+        here = {name for name in (*node.inputs, *node.outputs) if name}
+        last.append(tuple(here - later))
+        later |= here
+    data = {value.name for value in graph.inputs}
+    steps = []
+    for node, names in zip(graph.nodes, reversed(last), strict=True):
+        depends = node.operator != "Shape" and any(name in data for name in node.inputs)
+        data.update(name for name in node.outputs if name and depends)
+        steps.append(_Step(node, compiled(node, graph.opset), depends, names))
+    return tuple(steps)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in bytes, also if torch cannot represent it."""
+    return prod(tensor.shape) * tensor.element_size()
+
+
+@cache
+def _one_thread_after_a_fork() -> None:
+    """Let torch compute with one thread in children that this process forks: its other threads do not exist there."""
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
+
+@cache
+def prepare() -> None:
+    """Load the part of torch that computes shapes, which takes a second. Otherwise the first graph would load it."""
+    torch.tanh(torch.empty(1, device="meta"))
+
+
+@lru_cache(maxsize=KEPT_SESSIONS)
+def load_graph(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[OnnxValue, ...], outputs: int) -> TorchGraph:
+    """Return a graph in torch: the one that this process has already, or a new one after all checks.
+
+    The checks include a forward pass with zeros, so a graph that torch cannot run is found here.
+
+    Args:
+        blob: The ONNX model.
+        observations: The inputs for observations; the first axis has no fixed length.
+        weights: The inputs for weights.
+        outputs: The number of outputs of the network.
+
+    Raises:
+        ConfigError: If the graph breaks a rule or cannot be run.
+    """
+    _one_thread_after_a_fork()
+    graph = decode_model(blob)
+    check_graph(graph, (*observations, *weights), outputs)
+    try:
+        made = TorchGraph(graph, observations)
+        for rows in (1, 2):
+            made.check(rows)
+            zeros = {v.name: np.zeros([rows if n is None else n for n in v.shape], v.dtype) for v in (*observations, *weights)}
+            found = made.run({name: torch.from_numpy(array) for name, array in zeros.items()}, {})
+    except Exception as exc:  # the errors of torch have no base class of their own
+        raise ConfigError(f"torch cannot run the graph of the policy: {exc!s:.400}", key="blob") from exc
+    if (tuple(found.shape), found.dtype) != ((2, outputs), torch.float32):
+        raise ConfigError(
+            f"the graph of the policy computes a {found.dtype} output of shape {tuple(found.shape)} for 2 observations; expected "
+            f"torch.float32 and (2, {outputs})",
+            key="blob",
+        )
+    return made
+
+
+class TorchNetwork:
+    """A policy network in torch with the weights of one version, from observations to the outputs of the last layer.
+
+    Several threads can use it. It has a copy of the weights: torch has no tensors that cannot be written to.
+
+    Attributes:
+        fused: The network itself, which has the method `forward`.
+    """
+
+    def __init__(self, graph: TorchGraph, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Copy the weights.
+
+        Args:
+            graph: The graph.
+            space: The space of observations.
+            weights: The tensors that the graph takes, by name.
+        """
+        self._graph = graph
+        self._leaves: SpaceLeaves = leaves_of(space)
+        self._weights = {name: torch.tensor(tensor) for name, tensor in weights.items()}
+        self.fused = self
+
+    def single(self, observation: Any) -> NDArray[Any]:
+        """Return the network's outputs for one observation, as a new array ``[outputs]``."""
+        arrays = [np.asarray(leaf)[None] for leaf in self._leaves.flatten(observation)]
+        return cast(NDArray[Any], self._run(arrays)[0])
+
+    def batch(self, observations: Any) -> NDArray[Any]:
+        """Return the network's outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``."""
+        return self._run(self._leaves.flatten(observations))
+
+    def _run(self, arrays: list[Any]) -> NDArray[Any]:
+        feed = dict(self._weights)
+        for value, array in zip(self._graph.observations, arrays, strict=True):
+            copied = np.array(array, value.dtype, order="C").reshape(len(array), *cast(tuple[int, ...], value.shape[1:]))
+            feed[value.name] = torch.from_numpy(copied)
+        try:
+            self._graph.check(len(arrays[0]))
+            return self._graph.run(feed, {}).numpy()
+        except Exception as exc:  # the errors of torch have no base class of their own
+            raise PolicyError(f"torch cannot run the graph of the policy: {exc!s:.400}") from exc
+
+    def forward(self) -> Callable[[Any], NDArray[Any]]:
+        """Return a function that computes the forward pass for one observation, for one thread.
+
+        The buffers of the observation are used again by each call. Values that depend only on shapes are computed once.
+        """
+        graph, flatten = self._graph, self._leaves.flatten
+        arrays = [np.zeros((1, *cast(tuple[int, ...], value.shape[1:])), value.dtype) for value in graph.observations]
+        feed = dict(self._weights)
+        feed.update((v.name, torch.from_numpy(array)) for v, array in zip(graph.observations, arrays, strict=True))
+        inputs = [array[0] if array.ndim > 1 else array for array in arrays]
+        first = inputs[0] if self._leaves.structure is None else None
+
+        def forward(observation: Any) -> NDArray[Any]:
+            if first is not None:
+                first[...] = observation
+            else:
+                for array, leaf in zip(inputs, flatten(observation), strict=True):
+                    array[...] = leaf
+            try:
+                return cast(NDArray[Any], graph.run(feed, graph.known).numpy()[0])
+            except Exception as exc:  # the errors of torch have no base class of their own
+                raise PolicyError(f"torch cannot run the graph of the policy: {exc!s:.400}") from exc
+
+        return forward

@@ -1,4 +1,4 @@
-"""The start of an algorithm's training from a file of demonstrations."""
+"""The start of an algorithm's training from demonstrations: a file, or a Minari dataset."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.minari_episodes import read_minari
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_error
-from rl4sys_zmq.replay.demonstrations import Demonstrations, read_demonstrations
+from rl4sys_zmq.replay.demonstrations import Demonstrations, demonstrations_of, read_demonstrations
 from rl4sys_zmq.wire import SegmentSchema
 from rl4sys_zmq.wire.messages import AssignClient
 
@@ -21,7 +22,7 @@ class TrainingDemonstrations:
     """The demonstrations of one client, and their use by its algorithm. Only the learner thread uses this object."""
 
     def __init__(self, assign: AssignClient, algorithm: Algorithm, schema: SegmentSchema, limits: SegmentValueLimits) -> None:
-        """Read the file, check it, and give its transitions to the replay of the algorithm, if `fraction` asks for that.
+        """Read the demonstrations, check them, and give them to the replay of the algorithm, if `fraction` asks for that.
 
         Args:
             assign: The settings of the client, with the options of the demonstrations.
@@ -30,8 +31,8 @@ class TrainingDemonstrations:
             limits: The allowed ranges of their numbers.
 
         Raises:
-            ConfigError: If the file is missing or damaged, has other spaces or an invalid number, or has no rewards where they
-                are needed; or if the algorithm cannot use demonstrations in this way.
+            ConfigError: If the file or the dataset is missing or damaged, has other spaces or an invalid number, or has no
+                rewards where they are needed; or if the algorithm cannot use demonstrations in this way.
         """
         self._client_id, self._algorithm = assign.client_id, algorithm
         self._options = options = DemonstrationsConfig.from_mapping(assign.demonstrations)
@@ -46,13 +47,13 @@ class TrainingDemonstrations:
                 f"demonstrations.clone_steps: {name} cannot clone demonstrations; remove the option",
                 key="demonstrations.clone_steps",
             )
-        self._found = found = read_demonstrations(options.path)
+        self._found = found = _read(options)
         found.check_spaces(schema.observation_space, schema.action_space)
         _check_numbers(found, SegmentContentRules(schema, limits, 0, 0))
         if isinstance(algorithm, DemonstrationAlgorithm) and options.fraction:
             if not found.rewarded:
                 raise ConfigError(
-                    f"demonstrations.fraction: {options.path} has no rewards, which a replay needs; set clone_steps instead",
+                    f"demonstrations.fraction: {options.source} has no rewards, which a replay needs; set clone_steps instead",
                     key="demonstrations.fraction",
                 )
             algorithm.use_demonstrations(found.segments, options.fraction, found.digest)
@@ -68,6 +69,13 @@ class TrainingDemonstrations:
         loss = algorithm.clone(self._found.segments, steps)
         log.info("client %s has cloned its demonstrations in %d steps; loss %.4g", self._client_id, steps.steps, loss)
         return True
+
+
+def _read(options: DemonstrationsConfig) -> Demonstrations:
+    if options.path is not None:
+        return read_demonstrations(options.path)
+    assert options.minari is not None  # as the configuration has checked
+    return demonstrations_of(*read_minari(options.minari))
 
 
 def _check_numbers(found: Demonstrations, rules: SegmentContentRules) -> None:

@@ -35,7 +35,7 @@ from rl4sys_zmq.values import ObservationSpace, Segment, Space, observation_spac
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 
-__all__ = ["Demonstration", "Demonstrations", "read_demonstrations", "write_demonstrations"]
+__all__ = ["Demonstration", "Demonstrations", "demonstrations_of", "read_demonstrations", "write_demonstrations"]
 
 FORMAT = 1
 _FIELDS = ("actions", "lengths", "terminated")
@@ -112,22 +112,7 @@ def write_demonstrations(
     Raises:
         ConfigError: If there is no episode, or the file exists or cannot be written.
     """
-    if not episodes:
-        raise ConfigError("there is no episode to write", key="demonstrations")
-    names = leaves_of(observation_space).names
-    arrays: dict[str, NDArray[Any]] = {
-        "format": np.asarray(FORMAT),
-        "observation_space": np.asarray(json.dumps(space_to_json(observation_space))),
-        "action_space": np.asarray(json.dumps(space_to_json(action_space))),
-        "actions": np.concatenate([episode.actions for episode in episodes]),
-        "lengths": np.array([len(episode.actions) for episode in episodes], np.int64),
-        "terminated": np.array([episode.terminated for episode in episodes], np.bool_),
-    }
-    columns = zip(*[episode.observations for episode in episodes], strict=True)
-    arrays |= {name: np.concatenate(parts) for name, parts in zip(names, columns, strict=True)}
-    rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
-    if len(rewards) == len(episodes):
-        arrays["rewards"] = np.concatenate(rewards)
+    arrays = _arrays(observation_space, action_space, episodes)
     try:
         with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -155,6 +140,48 @@ def read_demonstrations(path: Path) -> Demonstrations:
             f"demonstrations: {path} is not a file of demonstrations: {problem}; record it again with `rl4sys-actor record`",
             key="demonstrations",
         ) from exc
+
+
+def demonstrations_of(
+    observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
+) -> Demonstrations:
+    """Return what `read_demonstrations` would return for a file of these episodes, with the same digest.
+
+    Raises:
+        ConfigError: If there is no episode, or the arrays do not fit together or to the spaces.
+    """
+    arrays = _arrays(observation_space, action_space, episodes)
+    try:
+        return _parse(arrays)
+    except ValueError as exc:
+        raise ConfigError(f"demonstrations: the episodes cannot be used: {exc}", key="demonstrations") from exc
+
+
+def _arrays(
+    observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of these episodes.
+
+    Raises:
+        ConfigError: If there is no episode.
+    """
+    if not episodes:
+        raise ConfigError("there is no episode to write", key="demonstrations")
+    names = leaves_of(observation_space).names
+    arrays: dict[str, NDArray[Any]] = {
+        "format": np.asarray(FORMAT),
+        "observation_space": np.asarray(json.dumps(space_to_json(observation_space))),
+        "action_space": np.asarray(json.dumps(space_to_json(action_space))),
+        "actions": np.concatenate([episode.actions for episode in episodes]),
+        "lengths": np.array([len(episode.actions) for episode in episodes], np.int64),
+        "terminated": np.array([episode.terminated for episode in episodes], np.bool_),
+    }
+    columns = zip(*[episode.observations for episode in episodes], strict=True)
+    arrays |= {name: np.concatenate(parts) for name, parts in zip(names, columns, strict=True)}
+    rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
+    if len(rewards) == len(episodes):
+        arrays["rewards"] = np.concatenate(rewards)
+    return arrays
 
 
 def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:

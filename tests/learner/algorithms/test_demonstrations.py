@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
 from rl4sys_zmq.learner.algorithms.cloning import MARGIN, margin_loss
 from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
+from rl4sys_zmq.learner.minari_episodes import read_minari
 from rl4sys_zmq.learner.validation import SegmentValueLimits
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
@@ -178,10 +183,10 @@ def test_the_margin_loss_is_that_of_the_paper() -> None:
 # ---- the file in a learner thread
 
 
-def use(path: Path, name: str = "DQN", space: Space = CHOICE, **options: Any) -> TrainingDemonstrations:
+def use(path: Path, /, name: str = "DQN", space: Space = CHOICE, **options: Any) -> TrainingDemonstrations:
     algorithm = make(name, space, **(SMALL if name != "REINFORCE" else {}))
     schema = SegmentSchema.of(algorithm.spec(), 1 << 20)
-    given = {"path": str(path), "clone_batch_size": 8, **options}
+    given = {**({"path": str(path)} if "minari" not in options else {}), "clone_batch_size": 8, **options}
     assign = AssignClient("lab", bytes(8), 1, name, {}, {}, {}, 0, -1, "drop", -1, 0, 0, "", 1.0, 0, demonstrations=given)
     return TrainingDemonstrations(assign, algorithm, schema, SegmentValueLimits(schema, 1e15, 1e12))
 
@@ -208,6 +213,8 @@ def test_a_learner_thread_uses_the_file(tmp_path: Path) -> None:
         (lambda e: e, {"fraction": 0.25, "name": "REINFORCE"}, "REINFORCE has no replay"),
         (lambda e: e, {"clone_steps": 1, "space": DiscreteSpace(3)}, "their action_space"),
         (lambda e: e, {}, "they would have no effect"),
+        (lambda e: e, {"minari": "a-v0", "path": "d.npz", "clone_steps": 1}, "give either path or minari"),
+        (lambda e: e, {"minari": None, "clone_steps": 1}, "give either path or minari"),
     ],
 )
 def test_what_cannot_be_used_is_refused(
@@ -216,6 +223,35 @@ def test_what_cannot_be_used_is_refused(
     path = write(tmp_path / "d.npz", change)
     with pytest.raises(ConfigError, match=words):
         use(path, **options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Minari itself, if it is installed, in place of a dataset of the test."""
+    gymnasium = pytest.importorskip("gymnasium")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    observation, action = gymnasium.spaces.Box(-9, 9, (3,), np.float32), gymnasium.spaces.Discrete(3, start=1)
+    made = [segment(CHOICE, 10, seed, reward=2.0) for seed in (1, 2)]
+    ends = {"terminations": np.zeros(10, bool), "truncations": np.arange(10) == 9}
+    episodes = [{"observations": s.observations, "actions": s.actions, "rewards": s.rewards, **ends} for s in made]
+    if importlib.util.find_spec("minari") is not None:
+        minari: Any = importlib.import_module("minari")
+        buffers = [minari.data_collector.EpisodeBuffer(id=k, **episode) for k, episode in enumerate(episodes)]
+        names = {"author": "a", "author_email": "a@b.c", "code_permalink": "d", "algorithm_name": "e"}
+        minari.create_dataset_from_buffers("test-v0", buffers, observation_space=observation, action_space=action, **names)
+    else:
+        found = SimpleNamespace(observation_space=observation, action_space=action)
+        found.iterate_episodes = lambda: (SimpleNamespace(**episode) for episode in episodes)
+        monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    demonstrated = use(tmp_path, minari="test-v0", fraction=0.25, clone_steps=3)
+    assert demonstrated.clone()
+    write_demonstrations(tmp_path / "d.npz", *read_minari("test-v0"))
+    assert use(tmp_path / "d.npz", fraction=0.25)._found.digest == demonstrated._found.digest  # either can resume the other
+    with pytest.raises(ConfigError, match="minari download other-v0"):
+        use(tmp_path, minari="other-v0", clone_steps=3)
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(ConfigError, match=r"pip install 'minari\[hdf5,arrow\]'"):
+        use(tmp_path, minari="test-v0", clone_steps=3)
 
 
 def test_a_clone_needs_no_rewards(tmp_path: Path) -> None:

@@ -198,7 +198,8 @@ class AgentComponents:
 
         Args:
             timeout_s: Longest time to wait, in seconds. 0 does not wait.
-            patient: True to wait longer, for at most `CLIENT_START_S`, while the learner answers that it starts the training.
+            patient: True to wait longer, for at most `CLIENT_START_S`, while the learner answers that it starts the training. The
+                wait ends `timeout_s` seconds after the last such answer, because an overloaded learner answers late.
 
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: As for the constructor of `RL4SysAgent`.
@@ -213,7 +214,7 @@ class AgentComponents:
                 self.wait(lambda: self.has_policy, until - time.monotonic())
                 return
             except LearnerUnavailable as exc:
-                later = min(self.io.starting_at + SILENCE_S, limit)
+                later = min(self.io.starting_at + max(SILENCE_S, timeout_s), limit)
                 if later <= until:
                     raise self._explained(exc, until - began) from None
                 if until == began + timeout_s:

@@ -92,7 +92,8 @@ class RankGroup(RankMember, Resource):
     def start(self) -> None:
         """Start the other ranks, and wait until they have built the algorithm and are connected.
 
-        The ranks connect when all are ready. This takes milliseconds, or `RANK_TIMEOUT_S` if a rank is stopped at that moment.
+        The ranks connect when all are ready, which takes milliseconds. A rank that is stopped then has `RANK_TIMEOUT_S` to
+        continue.
 
         Raises:
             RankLost: If a rank cannot be started, ends, or is not ready within `RANK_START_S`.
@@ -106,6 +107,7 @@ class RankGroup(RankMember, Resource):
                 self._send(self._others[-1:], self._setup(rank, port))
             self._await_ready(time.monotonic() + RANK_START_S)
             self._send(self._others, {"connect": True})
+            self._await_connecting(time.monotonic() + RANK_TIMEOUT_S)
             try:
                 self.connect(self._store, self._assign.generation, self._devices[0])
             except RankError as exc:
@@ -144,6 +146,14 @@ class RankGroup(RankMember, Resource):
                 if "failed" in answer:
                     raise RankError(f"{self._name(other)} could not start: {answer['failed']}")
                 waiting.remove(other)
+
+    def _await_connecting(self, deadline: float) -> None:
+        """Wait until all other ranks connect, or one has ended. `connect`, which cannot be interrupted, then finds them there."""
+        while not self.connecting(self._store, self._assign.generation):
+            if time.monotonic() > deadline or any(other.process.poll() is not None for other in self._others):
+                raise self._lost(TimeoutError())
+            if self._stopping.wait(_LOOK_S / 10):
+                raise Closed("the learner thread was stopped before its ranks were ready")
 
     # ---- work
 

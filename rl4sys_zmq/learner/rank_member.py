@@ -86,6 +86,7 @@ class RankMember:
             RankError: If the ranks do not find each other within `RANK_TIMEOUT_S`.
         """
         prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
+        prefix.set(f"connecting-{self.rank}", "1")
         timeout, here = timedelta(seconds=RANK_TIMEOUT_S), (self.rank, self.size)
         try:
             if device.type == "cuda":
@@ -102,6 +103,11 @@ class RankMember:
                 self._group = gloo(prefix, *here, options)
         except RuntimeError as exc:
             raise RankError(f"rank {self.rank} of {self.size} cannot connect to the other ranks: {exc}") from exc
+
+    def connecting(self, store: Any, generation: int) -> bool:
+        """Return True if all other ranks have begun to connect, so that `connect` does not wait for them."""
+        prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
+        return bool(prefix.check([f"connecting-{rank}" for rank in range(self.size) if rank != self.rank]))
 
     def share(self, rows: int) -> RowShare:
         """Return the part of a minibatch of `rows` rows for this rank."""

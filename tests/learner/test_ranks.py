@@ -305,6 +305,24 @@ def test_a_start_that_is_stopped_leaves_no_process() -> None:
     assert group.pids == []
 
 
+def test_a_start_is_stopped_while_a_rank_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank is stopped when it is ready, so rank 0 waits for it."""
+    stopping, ready = threading.Event(), RankGroup._await_ready
+    assign = assignment("PPO", FOUR, PPO, learners=2)
+    group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, stopping).group
+    assert group is not None
+
+    def stop(given: RankGroup, deadline: float) -> None:
+        ready(given, deadline)
+        os.kill(given.pids[0], signal.SIGSTOP)
+        threading.Timer(0.2, stopping.set).start()
+
+    monkeypatch.setattr(RankGroup, "_await_ready", stop)
+    with pytest.raises(Closed, match="before its ranks were ready"):  # and no RankLost, after RANK_TIMEOUT_S
+        group.start()
+    assert group.pids == []
+
+
 def test_a_rank_that_cannot_be_built_says_why() -> None:
     assign = assignment("PPO", FOUR, PPO, learners=2)
     group = RankGroup(assign, "rl4sys_zmq.learner.algorithms.ppo:Missing", find_devices("cpu", 2), threading.Event())

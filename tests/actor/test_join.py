@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
 
     def join(answers: list[float], policy_at: float, *, patient: bool = True) -> float:
         agent = Joining(answers, policy_at)
-        monkeypatch.setattr(components.time, "monotonic", lambda: agent.now)
+        monkeypatch.setattr(time, "monotonic", lambda: agent.now)
         monkeypatch.setattr(components, "explain_silence", lambda *args, **options: "")
         try:
             agent.join(10.0, patient=patient)

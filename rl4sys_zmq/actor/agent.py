@@ -404,8 +404,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         if context.remote is not None:
             context.remote.close()
         self._io.stop()
-        if self._io.join(max(0.5, deadline - time.monotonic())):
-            self._io.release()
+        self._io.join(max(0.5, deadline - time.monotonic()))
+        self._io.release()
         _open_agents.discard(self)
 
     # ---- internals

@@ -151,7 +151,11 @@ class AgentComponents:
             seed = seed << 32 | os.getpid()
         self.pending = LateRewardQueue(self.outbox, config.reward_timeout_s, self.io.wake_up, evaluates=not config.explore)
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
-        self.io.start()
+        try:
+            self.io.start()
+        except BaseException:
+            self.io.release()
+            raise
         self.io.opened.wait()
         if self.io.spool is not None:
             self.actor_id = self.io.spool.actor_id

@@ -108,6 +108,8 @@ class ActorIOThread(Worker):
         self._address = Address.parse(config.address)
         self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None
         self._wakeup = Wakeup()
+        self._release_lock = threading.Lock()
+        self._released = self._ended = False
         self._rng = random.Random(hello.incarnation)
         self._session = self._new_session()
         self._weight_subscriber = WeightSubscriber(
@@ -144,8 +146,11 @@ class ActorIOThread(Worker):
         self._wakeup.set()
 
     def release(self) -> None:
-        """Close the descriptor that wakes the thread. Call this method after `join`."""
-        self._wakeup.close()
+        """Close the descriptor that wakes the thread: now, or at the end of the thread if it still runs. Call `stop` first."""
+        with self._release_lock:
+            self._released = True
+            if self._ended or not self.alive:
+                self._wakeup.close()
 
     @property
     def session_parameters(self) -> SessionParameters | None:
@@ -232,6 +237,10 @@ class ActorIOThread(Worker):
                 self._last_policy.save(self.session_parameters, force=True)
         finally:
             self._segment_queue.close()
+            with self._release_lock:
+                self._ended = True
+                if self._released:
+                    self._wakeup.close()
 
     def _open(self) -> None:
         """Open the spool (queue on disk) and load the policy that an earlier start saved, if the configuration has them.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.errors import (
     ActionError,
     Closed,
@@ -26,6 +27,7 @@ from rl4sys_zmq.errors import (
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.transports.wakeup import Wakeup
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, Space
 
 OBS = BoxSpace((4,))
@@ -796,3 +798,64 @@ def test_parameters_that_cannot_travel_are_named_at_once(bench: Bench) -> None:
         bench.agent(algorithm_parameters={"seed": 1 << 70})
     with pytest.raises(ConfigError, match="cannot be encoded"):
         bench.agent(algorithm_parameters={"what": object()})
+
+
+# ---- the descriptors of the I/O thread
+
+
+class Descriptors:
+    """How many `Wakeup` objects were made, and how many of them were closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Wakeup] = []
+        create = Wakeup.__init__
+
+        def noted(wakeup: Wakeup) -> None:
+            create(wakeup)
+            self.made.append(wakeup)
+
+        monkeypatch.setattr(Wakeup, "__init__", noted)
+
+    @property
+    def open(self) -> int:
+        return sum(not wakeup._closed for wakeup in self.made)
+
+
+NOBODY: dict[str, Any] = {
+    "client_id": "lab",
+    "algorithm_name": "PPO",
+    "input_size": 4,
+    "act_dim": 2,
+    "train_server_address": "inproc://nobody-is-there",
+}
+
+
+def test_a_thread_that_ends_after_close_has_given_up_closes_its_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that is so busy that the thread does not run for half a second."""
+    descriptors = Descriptors(monkeypatch)
+    go_on = threading.Event()
+    serve = ActorIOThread._serve
+
+    def slow(thread: ActorIOThread, network: Any) -> None:
+        serve(thread, network)
+        go_on.wait()
+
+    monkeypatch.setattr(ActorIOThread, "_serve", slow)
+    agent = RL4SysAgent(config=AgentConfig(**NOBODY, connect_timeout_s=0, fallback="random"))
+    agent.close(timeout_s=0.0)
+    assert agent._io.alive and descriptors.open == len(descriptors.made) == 1
+    go_on.set()
+    assert agent._io.join(20.0)
+    assert descriptors.open == 0
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptors = Descriptors(monkeypatch)
+
+    def full(thread: ActorIOThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ActorIOThread, "start", full)
+    with pytest.raises(RuntimeError, match="can't start"):
+        RL4SysAgent(config=AgentConfig(**NOBODY))
+    assert descriptors.made and descriptors.open == 0

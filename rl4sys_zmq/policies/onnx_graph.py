@@ -1,7 +1,7 @@
 """The ONNX form of a policy of the kind ``mlp`` or ``onnx``, for programs without this library. It has the weights.
 
-The graph maps a batch of observations ``[N, *obs]``, in the dtype of their space, to named outputs. The observations of a policy
-of the kind ``onnx`` can be trees; each array is then an input, such as ``observations['camera']``. The outputs:
+The graph maps a batch of observations ``[N, *obs]``, in the dtype of their space, to named outputs. Each array of a Dict or Tuple
+is an input, such as ``observations['camera']``. The outputs:
 
 - ``categorical``, ``q_values`` and ``q_distribution``: ``logits`` or ``q_values`` (the means of the distributions), float32
   ``[N, n]``, and ``action``, int64 ``[N]``: the first action with the largest output, with the space's `start` added.
@@ -10,6 +10,9 @@ of the kind ``onnx`` can be trees; each array is then an input, such as ``observ
 - ``squashed_gaussian``: ``mean`` and ``log_std``, float32 ``[N, n]``, of the sample before the tanh; and ``action``: the mean,
   squashed and scaled to the bounds.
 - ``deterministic``: ``action`` alone.
+- ``joint``: ``logits``, float32 ``[N, n]``, of all choices, if there are any; ``mean``, float32 ``[N, m]``, and ``log_std``,
+  float32 ``[m]``, of all numbers, if there are any; and each array of the action, such as ``action['gear']``, in the dtype of its
+  space. `rl4sys_zmq.values.action_layout.ActionLayout` has the order of choices and numbers.
 
 So ``action`` is the action of the policy without exploration. There is no input for masks: apply a mask to the logits.
 """
@@ -28,13 +31,15 @@ from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.policies.folder import StoredPolicy
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters, mlp_document
+from rl4sys_zmq.policies.onnx_features import add_features
 from rl4sys_zmq.policies.onnx_model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
 from rl4sys_zmq.policies.onnx_policy import network_inputs
 from rl4sys_zmq.policies.onnx_reader import decode_model
 from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
 from rl4sys_zmq.policies.onnx_session import observation_inputs
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, feature_size
-from rl4sys_zmq.values.observations import flat_space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
+from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.features import feature_layout
 
 __all__ = ["encode_onnx"]
 
@@ -43,8 +48,7 @@ def encode_onnx(policy: StoredPolicy) -> bytes:
     """Return a stored policy as the bytes of an ONNX model, for programs without this library.
 
     Raises:
-        ConfigError: If the policy is of another kind, has actions of several parts, or a graph that breaks a rule of
-            `rl4sys_zmq.policies.onnx_rules`.
+        ConfigError: If the policy is of another kind, or has a graph that breaks a rule of `rl4sys_zmq.policies.onnx_rules`.
     """
     spec, snapshot, origin = policy.spec, policy.snapshot, policy.origin
     graphs = {"mlp": _perceptron, "onnx": _network}
@@ -52,7 +56,6 @@ def encode_onnx(policy: StoredPolicy) -> bytes:
         raise ConfigError(
             f"a policy of kind {spec.kind!r} has no ONNX form; policies of the kinds {', '.join(graphs)} have one", key="kind"
         )
-    flat_space(spec.action_space, f"the ONNX export of a policy of kind {spec.kind!r}", "action")
     graph = graphs[spec.kind](spec, spec.views(snapshot.flat, snapshot.others))
     facts = {
         "client_id": origin.client_id,
@@ -70,9 +73,7 @@ def _perceptron(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGr
     graph = GraphBuilder()
     values = _layers(graph, _features(graph, spec, document, tensors), document, tensors)
     outputs = _outputs(graph, spec, document, values, tensors)
-    space = flat_space(spec.observation_space, "the ONNX export of an mlp policy")
-    dtype = np.int64 if isinstance(space, DiscreteSpace) else space.dtype
-    return graph.graph([OnnxValue("observations", np.dtype(dtype).name, (None, *space.shape))], outputs)
+    return graph.graph(observation_inputs(spec.observation_space), outputs)
 
 
 def _network(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph:
@@ -97,14 +98,8 @@ def _network(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph
 
 def _features(graph: GraphBuilder, spec: PolicySpec, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
     """Add the nodes from the observations to the input of the first layer, float32 ``[N, width]``."""
-    space = flat_space(spec.observation_space, "the ONNX export of an mlp policy")
-    width = feature_size(space)
-    if isinstance(space, DiscreteSpace):
-        index = graph.add("Sub", "observations", graph.constant(np.int64(space.start)))
-        on = graph.constant(np.array([0.0, 1.0], np.float32))
-        features = graph.add("OneHot", index, graph.constant(np.int64(width)), on, axis=-1)
-    else:
-        features = graph.add("Reshape", graph.cast("observations", np.float32), graph.constant([-1, width]))
+    parts = [add_features(graph, part) for part in feature_layout(spec.observation_space).parts]
+    features = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
     if not document.normalise_observations:
         return features
     centred = graph.add("Sub", features, graph.constant(tensors["obs_mean"], "obs_mean"))
@@ -128,8 +123,11 @@ def _outputs(
     graph: GraphBuilder, spec: PolicySpec, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
 ) -> list[OnnxValue]:
     """Add the nodes of the outputs, and return the descriptions of the outputs."""
-    space = flat_space(spec.action_space, "the ONNX export of an mlp policy", "action")
+    space = spec.action_space
+    if document.head == "joint":
+        return _joint_outputs(graph, space, document, values, tensors)
     if not isinstance(space, BoxSpace):
+        assert isinstance(space, DiscreteSpace)  # as the head needs
         name = "logits" if document.head == "categorical" else "q_values"
         if document.head == "q_distribution":
             values = _means(graph, document, values)
@@ -138,17 +136,62 @@ def _outputs(
         graph.add("Add", best, graph.constant(np.int64(space.start)), output="action")
         return [OnnxValue(name, "float32", (None, space.n)), OnnxValue("action", "int64", (None,))]
     mean, described = _distribution(graph, space, document, values, tensors)
+    tanh = document.squash == "tanh" or document.head != "gaussian"
+    return [*described, _bounded(graph, space, mean, "action", tanh=tanh)]
+
+
+def _bounded(graph: GraphBuilder, space: BoxSpace, mean: str, output: str, *, tanh: bool) -> OnnxValue:
+    """Add the nodes from a mean to an action within the bounds of a Box, and return the description of the action."""
     bounds = action_bounds(space)
     action = graph.cast(mean, bounds.work)
-    if document.squash == "tanh" or document.head != "gaussian":
+    if tanh:
         action = graph.add("Mul", graph.add("Tanh", action), graph.constant(bounds.half))
         action = graph.add("Add", action, graph.constant(bounds.centre))
     if np.dtype(space.dtype).kind in "iub":
         action = graph.add("Round", action)
     action = graph.add("Max", action, graph.constant(bounds.low))
     action = graph.cast(graph.add("Min", action, graph.constant(bounds.high)), space.dtype)
-    graph.add("Reshape", action, graph.constant([-1, *space.shape]), output="action")
-    return [*described, OnnxValue("action", np.dtype(space.dtype).name, (None, *space.shape))]
+    graph.add("Reshape", action, graph.constant([-1, *space.shape]), output=output)
+    return OnnxValue(output, np.dtype(space.dtype).name, (None, *space.shape))
+
+
+def _joint_outputs(
+    graph: GraphBuilder, space: Space, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
+) -> list[OnnxValue]:
+    """Add the nodes of the outputs of a ``joint`` head: the distributions, and each array of the action."""
+    layout = action_layout(space)
+
+    def columns(source: str, start: int, stop: int, output: str = "") -> str:
+        """Return the columns of an array, ``[N, stop - start]``."""
+        limits = [graph.constant([number]) for number in (start, stop, 1)]
+        return graph.add("Slice", source, *limits, output=output)
+
+    described = []
+    if layout.choices:
+        logits = columns(values, 0, layout.logits, "logits")
+        described.append(OnnxValue("logits", "float32", (None, layout.logits)))
+    if layout.numbers:
+        mean = columns(values, layout.logits, layout.outputs, "mean")
+        graph.add("Identity", graph.constant(tensors["log_std"]), output="log_std")
+        described.append(OnnxValue("mean", "float32", (None, layout.numbers)))
+        described.append(OnnxValue("log_std", "float32", (layout.numbers,)))
+    ends = np.cumsum(layout.counts).tolist()
+    for part in layout.parts:
+        name = part.name.replace("actions", "action", 1)
+        if isinstance(part.space, BoxSpace):
+            numbers = columns(mean, part.columns.start, part.columns.stop)
+            described.append(_bounded(graph, part.space, numbers, name, tanh=document.squash == "tanh"))
+            continue
+        best = [
+            graph.add("ArgMax", columns(logits, ends[at] - layout.counts[at], ends[at]), axis=1, keepdims=1)
+            for at in range(part.columns.start, part.columns.stop)
+        ]
+        assert part.lowest is not None
+        chosen = graph.add("Add", graph.add("Concat", *best, axis=1), graph.constant(part.lowest))
+        shaped = graph.add("Reshape", chosen, graph.constant([-1, *part.space.shape]))
+        graph.cast(shaped, part.space.dtype, output=name)
+        described.append(OnnxValue(name, np.dtype(part.space.dtype).name, (None, *part.space.shape)))
+    return described
 
 
 def _means(graph: GraphBuilder, document: HeadParameters, logits: str) -> str:

@@ -14,7 +14,18 @@ from rl4sys_zmq.learner.algorithms import planned_policy
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.policies.mlp import MLPParameters, mlp_spec
 from rl4sys_zmq.policies.onnx_graph import encode_onnx
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DictSpace, DiscreteSpace, PolicySpec
+from rl4sys_zmq.values import (
+    ACTIVATIONS,
+    BoxSpace,
+    DictSpace,
+    DiscreteSpace,
+    MultiBinarySpace,
+    MultiDiscreteSpace,
+    PolicySpec,
+    TupleSpace,
+)
+from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.observations import leaves_of
 
 from .stored import stored
 from .test_onnx_policy import HEADS, perceptron
@@ -35,7 +46,8 @@ def run(spec: PolicySpec, observations: Any) -> tuple[dict[str, Any], Any]:
         onnx.checker.check_model(onnx.load_from_string(model), full_check=True)
     session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    values = session.run(None, {"observations": observations})
+    given = observations if isinstance(observations, dict) else {"observations": observations}
+    values = session.run(None, given)
     return dict(zip(names, values, strict=True)), build_policy(spec, policy.snapshot)
 
 
@@ -163,3 +175,40 @@ def test_the_arrays_of_a_tree_are_inputs() -> None:
     (actions,) = session.run(["action"], {f"observations[{key!r}]": array for key, array in tree.items()})
     acted = build_policy(spec, policy.snapshot).act_batch(tree, None, RandomSource(0), False)[1]  # type: ignore[arg-type]
     np.testing.assert_array_equal(actions, acted)
+
+
+TREE = DictSpace(
+    {"gear": DiscreteSpace(3, 1), "keys": MultiBinarySpace((2,)), "speed": BoxSpace((2, 2)), "way": MultiDiscreteSpace((3, 2))}
+)
+PARTS = DictSpace(
+    {
+        "gear": DiscreteSpace(3, 1),
+        "keys": MultiBinarySpace((2, 2)),
+        "turn": BoxSpace((2,), low=-0.5, high=2.0),
+        "way": TupleSpace((MultiDiscreteSpace((3, 2)), BoxSpace((1,), low=0, high=3, dtype="<i4"))),
+    }
+)
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize("space", [PARTS, MultiDiscreteSpace((3, 4)), TupleSpace((BoxSpace((2,), low=-1.0, high=1.0),))], ids=str)
+def test_actions_and_observations_of_several_parts_agree(space: Any, squash: str) -> None:
+    numbers = action_layout(space).numbers
+    if squash == "tanh" and not numbers:
+        squash = "clip"
+    spec = mlp_spec(TREE, space, "joint", hidden_sizes=(8,), squash=squash, normalise_observations=True)
+    rng = np.random.default_rng(4)
+    tree: Any = {
+        "gear": rng.integers(1, 4, 16),
+        "keys": rng.integers(0, 2, (16, 2)).astype(np.int8),
+        "speed": rng.standard_normal((16, 2, 2)).astype(np.float32),
+        "way": np.stack([rng.integers(0, 3, 16), rng.integers(0, 2, 16)], 1),
+    }
+    out, policy = run(spec, {f"observations[{key!r}]": array for key, array in tree.items()})
+    acted = leaves_of(space).flatten(policy.act_batch(tree, None, RandomSource(0), False)[1])
+    names = [part.name.replace("actions", "action") for part in action_layout(space).parts]
+    assert [name for name in out if name.startswith("action")] == names
+    for name, array in zip(names, acted, strict=True):
+        assert (out[name].shape, out[name].dtype) == (array.shape, array.dtype)
+        assert_near(out[name], array)
+    assert ("logits" in out, "mean" in out) == (action_layout(space).choices > 0, numbers > 0)

@@ -3,6 +3,7 @@
 - `trace`: the jobs, from a file in the Standard Workload Format. `lublin` generates such jobs.
 - `simulator`: a cluster that runs jobs in the order that a scheduler decides, and the measures of a schedule.
 - `heuristics`: the classic schedulers FCFS, SJF, WFP3, UNICEP and F1 to F4.
+- `planning`: what it costs the waiting jobs if one of them is next.
 - `features`: what an agent sees of the waiting jobs.
 - `environment`: the Gymnasium environment in which an agent is the scheduler.
 - `policy`: a policy that scores each job, in numpy for actors. `network` is its torch form, and `plugin` makes it known to a

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from job_scheduling.environment import Scheduling
 from job_scheduling.features import WINDOW, FeatureReader
 from job_scheduling.heuristics import HEURISTICS, schedule
 from job_scheduling.lublin import generate
+from job_scheduling.planning import planned_schedule
 from job_scheduling.policy import KIND
 from job_scheduling.simulator import OBJECTIVES, Schedule, Simulator
 from job_scheduling.trace import Jobs, Trace, read_swf
@@ -34,7 +35,8 @@ from rl4sys_zmq.learner.best_policy import BestPolicyFolder
 from rl4sys_zmq.learner.stored_policies import newest_policy
 from rl4sys_zmq.policies import require_policy
 
-POLICY = "policy"
+POLICY, PLANNED = "policy", "planned"
+"""The names of the trained scheduler, and of the one that always takes the job with the best plan. The others are classic."""
 EVALUATION_SEED = 77_000_000
 """The seed of the generated workloads. Training uses other ones."""
 
@@ -61,7 +63,7 @@ def objectives(test: TestSet, rules: Scheduling, agent: FrozenAgent | None, *, c
         test: The windows.
         rules: The number of jobs of a window, backfilling, and the objective.
         agent: The trained scheduler, which is called `POLICY`; None for the classic ones alone.
-        classic: False to leave the classic ones out.
+        classic: False to leave out the classic ones and `PLANNED`.
 
     Raises:
         ConfigError: If a window is outside its trace.
@@ -73,6 +75,13 @@ def objectives(test: TestSet, rules: Scheduling, agent: FrozenAgent | None, *, c
             for window in test.windows
         ]
         found[name] = [each.objective(rules.objective) for each in done]
+    if classic:
+        found[PLANNED] = [
+            planned_schedule(
+                test.trace.window(window, rules.length), test.trace.processors, backfilling=rules.backfilling
+            ).objective(rules.objective)
+            for window in test.windows
+        ]
     if agent is not None:
         found[POLICY] = [
             scheduled_by(agent, test.trace.window(window, rules.length), test.trace.processors, rules).objective(rules.objective)
@@ -116,6 +125,11 @@ def policy_folder(run_dir: Path) -> Path:
     return best if best.exists() else newest_policy(run_dir)[0]
 
 
+def best_classic(means: Mapping[str, float]) -> str:
+    """Return the classic scheduler with the lowest mean."""
+    return min((name for name in means if name not in (POLICY, PLANNED)), key=means.__getitem__)
+
+
 def table(results: dict[str, dict[str, list[float]]]) -> str:
     """Return the mean objectives as Markdown: a row for each test set, a column for each scheduler.
 
@@ -125,7 +139,7 @@ def table(results: dict[str, dict[str, list[float]]]) -> str:
     lines = ["| windows | " + " | ".join(names) + " | below the best |", "|---" * (len(names) + 2) + "|"]
     for test, found in results.items():
         means = {name: float(np.mean(values)) for name, values in found.items()}
-        best = min((name for name in names if name != POLICY), key=means.__getitem__)
+        best = best_classic(means)
         below = f"{100 * (means[best] - means[POLICY]) / abs(means[best]):.1f} % ({best})" if POLICY in means else best
         lines.append(f"| {test} | " + " | ".join(f"{means[name]:.1f}" for name in names) + f" | {below} |")
     return "\n".join(lines)
@@ -142,7 +156,7 @@ def plot(results: dict[str, dict[str, list[float]]], objective: str, path: Path)
     for panel, (test, found) in zip(panels[0], results.items(), strict=True):
         boxes = panel.boxplot(list(found.values()), widths=0.6, patch_artist=True, showmeans=True, medianprops={"color": "black"})
         for name, box in zip(found, boxes["boxes"], strict=True):
-            box.set_facecolor("tab:orange" if name == POLICY else "lightgray")
+            box.set_facecolor({POLICY: "tab:orange", PLANNED: "tab:blue"}.get(name, "lightgray"))
         panel.set_xticks(range(1, len(found) + 1), list(found), rotation=45)
         if objective != "utilisation":
             panel.set_yscale("log")

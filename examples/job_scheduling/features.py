@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from job_scheduling.heuristics import HEURISTICS
-from job_scheduling.simulator import SHORT_JOB_S
-from job_scheduling.trace import Jobs
+from job_scheduling.planning import Planner
+from job_scheduling.simulator import SHORT_JOB_S, ClusterState
 
-__all__ = ["FEATURES", "USED", "WINDOW", "ClusterState", "FeatureReader"]
+__all__ = ["FEATURES", "USED", "WINDOW", "FeatureReader"]
 
 WINDOW = 128
 """The number of waiting jobs that the agent sees."""
@@ -24,13 +22,14 @@ FEATURES = (
     "score of F1",
     "delay",
     "free processors after the start",
-    "urgency of the others",
+    "outlook",
 )
 """The features of a job. Times are logarithms, and free processors shares of the machine.
 
 The scores of F1 and F2 are given above the lowest one of the waiting jobs, as logarithms. The delay is the time until the job
-fits, by the requested times of the running jobs. The urgency of the others is the rate at which the bounded slowdown of the other
-waiting jobs grows, as a logarithm.
+fits, by the requested times of the running jobs. The outlook is what a choice means for the others. Without backfilling, it is
+what a plan of the waiting jobs costs in which this job is next (`Planner`), above the lowest cost, as a logarithm. With
+backfilling, it is the rate at which the bounded slowdown of the other waiting jobs grows, as a logarithm.
 """
 
 USED = FEATURES.index("logarithm of processors")
@@ -38,33 +37,6 @@ USED = FEATURES.index("logarithm of processors")
 
 LOG_SCALE = 5.0
 """Times are given as ``log10(1 + seconds) / 5``, which is 1 after 28 hours. Scores have the same form."""
-
-
-class ClusterState(Protocol):
-    """The state of a cluster at a decision: a `Simulator`, or a cluster that really runs."""
-
-    @property
-    def jobs(self) -> Jobs:
-        """All jobs."""
-
-    @property
-    def machine(self) -> int:
-        """The number of processors."""
-
-    @property
-    def waiting(self) -> list[int]:
-        """The rows of the waiting jobs, in the order of submission."""
-
-    @property
-    def now_s(self) -> float:
-        """The time, in seconds."""
-
-    @property
-    def free(self) -> int:
-        """The number of free processors."""
-
-    def running(self) -> list[tuple[float, int]]:
-        """Return the requested end of each running job in seconds, and its number of processors, by this end."""
 
 
 class FeatureReader:
@@ -77,6 +49,7 @@ class FeatureReader:
         self._fixed = np.stack([_log(jobs.requested_s), size], axis=1)
         self._scores = np.stack([HEURISTICS[name](jobs, 0.0) for name in ("F1", "F2")], axis=1)
         self._urgency = 1.0 / np.maximum(jobs.requested_s, SHORT_JOB_S)
+        self._planner = None if simulator.backfilling else Planner(simulator)
 
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the waiting jobs that are seen, ``[n]``, and their features, ``[WINDOW, 8]``, with zeros after ``n`` rows.
@@ -85,10 +58,9 @@ class FeatureReader:
         """
         simulator, jobs = self._simulator, self._simulator.jobs
         waiting = np.array(simulator.waiting, dtype=np.int64)
-        others = self._urgency[waiting].sum() - self._urgency[waiting]
+        urgency = self._urgency[waiting].sum()
         if len(waiting) > WINDOW:
-            seen = np.sort(np.argpartition(self._scores[waiting, 0], WINDOW)[:WINDOW])
-            waiting, others = waiting[seen], others[seen]
+            waiting = waiting[np.sort(np.argpartition(self._scores[waiting, 0], WINDOW)[:WINDOW])]
         features = np.zeros((WINDOW, len(FEATURES)), dtype=np.float32)
         if len(waiting):
             processors = jobs.processors[waiting]
@@ -99,7 +71,11 @@ class FeatureReader:
             rows[:, 4:1:-2] = _log(scores - scores.min(axis=0))
             rows[:, 5] = _log(self._delays_s(processors))
             rows[:, 6] = (simulator.free - processors) / simulator.machine
-            rows[:, 7] = np.log10(1.0 + 100.0 * others) / LOG_SCALE
+            if self._planner is None:
+                rows[:, 7] = np.log10(1.0 + 100.0 * (urgency - self._urgency[waiting])) / LOG_SCALE
+            else:
+                costs = self._planner.costs(waiting)
+                rows[:, 7] = _log(costs - costs.min())
         return waiting, features
 
     def _delays_s(self, processors: NDArray[np.int64]) -> NDArray[np.float64]:

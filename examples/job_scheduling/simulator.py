@@ -6,6 +6,7 @@ import copy
 import heapq
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from job_scheduling.trace import Jobs
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["OBJECTIVES", "SHORT_JOB_S", "Schedule", "Simulator"]
+__all__ = ["OBJECTIVES", "SHORT_JOB_S", "ClusterState", "Schedule", "Simulator"]
 
 SHORT_JOB_S = 10.0
 """The run time that the bounded slowdown assumes for shorter jobs, in seconds."""
@@ -71,6 +72,37 @@ OBJECTIVES = ("bounded_slowdown", "waiting_time", "turnaround", "utilisation")
 """The names of the measures: means over the jobs (times in seconds), and the negative of the utilisation."""
 
 
+class ClusterState(Protocol):
+    """The state of a cluster at a decision: a `Simulator`, or a cluster that really runs."""
+
+    @property
+    def jobs(self) -> Jobs:
+        """All jobs."""
+
+    @property
+    def machine(self) -> int:
+        """The number of processors."""
+
+    @property
+    def backfilling(self) -> bool:
+        """True if other jobs may start while the chosen one cannot."""
+
+    @property
+    def waiting(self) -> list[int]:
+        """The rows of the waiting jobs, in the order of submission."""
+
+    @property
+    def now_s(self) -> float:
+        """The time, in seconds."""
+
+    @property
+    def free(self) -> int:
+        """The number of free processors."""
+
+    def running(self) -> list[tuple[float, int]]:
+        """Return the requested end of each running job in seconds, and its number of processors, by this end."""
+
+
 class Simulator:
     """A cluster on which jobs run in the order that a scheduler decides.
 
@@ -84,6 +116,7 @@ class Simulator:
     Attributes:
         jobs: The jobs, ``N``.
         machine: The number of processors of the cluster.
+        backfilling: True if other jobs start while the chosen job cannot.
         now_s: The current time, in seconds.
         free: The number of free processors.
         waiting: The jobs that wait, as their rows in `jobs`, in the order of submission. Do not change it.
@@ -110,7 +143,7 @@ class Simulator:
         self.free = machine
         self.waiting: list[int] = []
         self.order: list[int] = []
-        self._backfilling = backfilling
+        self.backfilling = backfilling
         # Python's numbers: access to an item of an array takes several times as long.
         self._submit: list[float] = jobs.submit_s.tolist()
         self._run: list[float] = jobs.run_s.tolist()
@@ -164,7 +197,7 @@ class Simulator:
             raise ValueError(f"job {job} does not wait")
         del self.waiting[place]
         if self._processors[job] > self.free:
-            if self._backfilling:
+            if self.backfilling:
                 self._wait_and_backfill(self._processors[job])
             else:
                 while self._processors[job] > self.free:

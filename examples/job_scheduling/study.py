@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from job_scheduling.environment import Scheduling, best_reference
-from job_scheduling.evaluate import POLICY, TestSet, objectives, policy_folder, test_sets
+from job_scheduling.evaluate import PLANNED, POLICY, TestSet, best_classic, objectives, policy_folder, test_sets
 from job_scheduling.train import CLIP, HORIZON, Settings, train
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.errors import RL4SysError
@@ -39,7 +39,7 @@ def measure(settings: Settings, run_dir: Path, tests: Sequence[TestSet], classic
         settings: The settings of the training.
         run_dir: The run directory. What is in it is deleted.
         tests: The test sets.
-        classic: The objectives of the classic schedulers by test set; filled in where they are missing.
+        classic: The objectives of the classic schedulers and the planned one by test set; filled in where they are missing.
 
     Raises:
         RL4SysError: If the training fails.
@@ -70,16 +70,20 @@ def table(results: Mapping[str, Any]) -> str:
 
     The distances are those from the classic scheduler with the lowest mean, in percent of it; positive is better.
     """
-    lines = ["| form | test | best classic | policy, by seed | below the best, by seed | mean |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| form | test | best classic | planned | policy, by seed | below the best, by seed | mean |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for form, found in results.items():
         runs = list(found["runs"].values())
         for test, classic in found["classic"].items():
             means = {name: float(np.mean(values)) for name, values in classic.items()}
-            best = min(means, key=means.__getitem__)
+            best = best_classic(means)
             mine = [float(np.mean(run[POLICY][test])) for run in runs]
             below = [100.0 * (1.0 - mean / means[best]) for mean in mine]
             lines.append(
                 f"| {form} | {test}, {len(classic[best])} windows | {best} {means[best]:.1f} | "
+                f"{means[PLANNED]:.1f} | "
                 f"{', '.join(f'{mean:.1f}' for mean in mine)} | {', '.join(f'{share:.1f}' for share in below)} % | "
                 f"{np.mean(below):.1f} % |"
             )

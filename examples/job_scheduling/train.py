@@ -75,10 +75,11 @@ class Settings:
     parameters: tuple[tuple[str, Any], ...] = ()
 
     def algorithm_parameters(self) -> dict[str, Any]:
-        """Return the parameters of PPO. Without backfilling, no better beginning than F1 is known."""
+        """Return the parameters of PPO. Without backfilling, the training begins with the choices of the best plan."""
         backfilling = self.rules.backfilling
+        preference = {} if backfilling else {"preferred": "outlook", "preference": 100.0}
         return {
-            "network": {"kind": "job_scorer", "preferred": "requested time" if backfilling else "score of F1"},
+            "network": {"kind": "job_scorer", **preference},
             "normalise_observations": False,
             "normalise_rewards": False,
             "critic": False,

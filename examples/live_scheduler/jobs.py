@@ -106,7 +106,7 @@ def bounded_slowdown(job: Job) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The state of the machine at a decision. It implements `job_scheduling.features.ClusterState`.
+    """The state of the machine at a decision. It implements `job_scheduling.simulator.ClusterState`.
 
     Attributes:
         jobs: The waiting jobs in the order of submission. Their run times are unknown: they are the requested ones.
@@ -115,6 +115,7 @@ class ClusterView:
         now_s: The time.
         free: The number of free slots.
         ends: The requested end and the slots of each running job, in the order of these ends.
+        backfilling: False: the daemon starts no other job while the chosen one cannot start.
     """
 
     jobs: Jobs
@@ -123,6 +124,7 @@ class ClusterView:
     now_s: float
     free: int
     ends: list[tuple[float, int]]
+    backfilling: bool = False
 
     @classmethod
     def of(cls, waiting: Sequence[Job], running: Sequence[Job], machine: int, now_s: float) -> ClusterView:

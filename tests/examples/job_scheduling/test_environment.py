@@ -14,6 +14,7 @@ from job_scheduling.environment import REWARDS, Scheduling, SchedulingEnv
 from job_scheduling.features import FEATURES, WINDOW
 from job_scheduling.heuristics import HEURISTICS, schedule
 from job_scheduling.lublin import generate
+from job_scheduling.planning import LATER_COST
 from job_scheduling.simulator import OBJECTIVES, Schedule, Simulator
 from job_scheduling.trace import Jobs, Trace
 from rl4sys_zmq.errors import ConfigError
@@ -107,10 +108,13 @@ def test_the_shortest_job_first_is_the_heuristic() -> None:
     assert rewards == [0.0] * len(rewards)
 
 
-def test_the_features_of_a_decision() -> None:
+@pytest.mark.parametrize("backfilling", [False, True])
+def test_the_features_of_a_decision(backfilling: bool) -> None:
     # Job 0 runs alone, from 0 to 1000. At 0 the others wait too.
     columns = np.array([0.0, 0.0, 0.0]), np.array([999.0, 99.0, 9.0]), np.array([999.0, 99.0, 9.0]), np.array([3, 2, 1])
-    env = SchedulingEnv([Trace(Jobs(*columns), 4)], Scheduling(length=3, reference=None, rewards="accrued"))
+    env = SchedulingEnv(
+        [Trace(Jobs(*columns), 4)], Scheduling(length=3, reference=None, rewards="accrued", backfilling=backfilling)
+    )
     observation, info = env.reset()
     assert info["action_mask"].tolist() == [True] * 3 + [False] * (WINDOW - 3)
     assert not observation[3:].any()
@@ -124,14 +128,17 @@ def test_the_features_of_a_decision() -> None:
         "score of F1": (math.log10(1 + math.log10(99) * 2 - math.log10(9)) / 5, 0.0),
         "delay": (3 / 5, 0.0),  # 999 s
         "free processors after the start": (-1 / 4, 0.0),
-        "urgency of the others": (math.log10(1 + 100 / 10) / 5, math.log10(1 + 100 / 99) / 5),
+        # The rate of the other one; or: if job 1 is next, job 2 waits for 999 s, and has the smaller size.
+        "outlook": (math.log10(1 + 100 / 10) / 5, math.log10(1 + 100 / 99) / 5)
+        if backfilling
+        else (math.log10(1 + 99.9 - 0.1 + LATER_COST) / 5, 0.0),
     }
     for column, name in enumerate(FEATURES):
         assert observation[:2, column] == pytest.approx(expected[name]), name
-    # Job 1 starts at 999 s, and then job 2, of which alone nothing depends.
+    # Job 1 starts at 999 s. With backfilling, job 2 runs before, and else after it. Nothing depends on one job alone.
     _, reward, ended, _, info = env.step(np.int64(0))
     assert ended and not info["action_mask"].any()
-    slowdowns = 1, (999 + 99) / 99, (999 + 9) / 10
+    slowdowns = 1, (999 + 99) / 99, 1 if backfilling else (999 + 9) / 10
     assert info["schedule"].slowdowns() == pytest.approx(slowdowns)
     assert reward == pytest.approx(-sum(slowdowns) / 3)
 

@@ -89,7 +89,7 @@ def test_the_networks_are_those_of_each_job_by_itself() -> None:
     assert not only[network.parts[0]].any() and only[network.parts[1]].any()
 
 
-@pytest.mark.parametrize("preferred", ["requested time", "score of F1"])
+@pytest.mark.parametrize("preferred", ["requested time", "outlook"])
 def test_an_untrained_policy_has_a_preference(preferred: str) -> None:
     options = ScorerOptions(preferred=preferred)
     network = JobScorer(options, scoring_spec(OBSERVATION_SPACE, ACTION_SPACE, options.hidden_sizes))

@@ -137,7 +137,7 @@ def test_a_study_goes_on_where_it_was_stopped(
 
 
 def test_the_table_of_a_study() -> None:
-    classic = {"F1": [100.0, 300.0], "SJF": [250.0, 250.0]}
+    classic = {"F1": [100.0, 300.0], "SJF": [250.0, 250.0], "planned": [100.0, 200.0]}
     runs = {"1": {"policy": {"load 1": [150.0, 150.0]}}, "2": {"policy": {"load 1": [220.0, 200.0]}}}
     last = study.table({"plain": {"classic": {"load 1": classic}, "runs": runs}}).splitlines()[-1]
-    assert last == "| plain | load 1, 2 windows | F1 200.0 | 150.0, 210.0 | 25.0, -5.0 % | 10.0 % |"
+    assert last == "| plain | load 1, 2 windows | F1 200.0 | 150.0 | 150.0, 210.0 | 25.0, -5.0 % | 10.0 % |"

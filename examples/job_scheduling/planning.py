@@ -1,4 +1,4 @@
-"""What the waiting jobs would lose if one of them were next: a plan of the known jobs for each choice.
+"""Plans of the known jobs, for each choice of the next one: what the waiting jobs would lose by it.
 
 A plan uses only what a scheduler knows: the waiting jobs and the requested times. It ignores backfilling.
 """

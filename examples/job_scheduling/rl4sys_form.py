@@ -5,7 +5,7 @@ Run it in the folder ``examples``::
     python -m job_scheduling.rl4sys_form job_scheduling.json --epochs 4
 
 The file has ``input_size: 1024`` and ``act_dim: 128``, which are 8 features of 128 jobs, and PPO's parameters. An epoch is an
-update. `train` is the form that learns faster.
+update. All epochs have the same episodes, so that they can be compared. `train` is the form that learns faster.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     for panel, (form, found) in zip(panels[0], results.items(), strict=True):
         for seed, run in found["runs"].items():
             steps, means = zip(*run["curve"], strict=True)
-            panel.plot([step / 1000 for step in steps], [100.0 * mean for mean in means], label=f"seed {seed}")
+            panel.plot([step / 1000 for step in steps], [100.0 * mean for mean in means], marker=".", label=f"seed {seed}")
         panel.axhline(0.0, color="black", linewidth=0.8)
         panel.set_title(f"{form}, held-out workloads")
         panel.set_xlabel("decisions in thousands")

@@ -2,8 +2,8 @@
 
 Run it in the folder ``examples``, after a training for machines of this size (some minutes)::
 
-    python -m job_scheduling.train runs/live --machine 8 --length 256 --reference SJF --steps 300000
-    python -m live_scheduler.compare runs/live --kill-learner
+    python -m job_scheduling.train runs/live --machine 8 --length 256 --reference SJF --steps 40000
+    python -m live_scheduler.compare runs/live --kill-learner --speed 6000
 
 The jobs are real processes that sleep for their run times, so the daemons of several seeds run at the same time. A learner with
 the trained policy runs beside them. With ``--kill-learner`` there is one more run, in which it is killed after half of the jobs.

@@ -56,7 +56,7 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
-TORCH_MODULES = {"policies": {"torch_operators", "torch_session"}}
+TORCH_MODULES = {"policies": {"torch_attributes", "torch_operators", "torch_session", "torch_shapes", "torch_windows"}}
 """Modules that import torch in a room without it, by room. Only they name one another; others import them inside a function."""
 LIBRARIES = {"stable_baselines3", "sb3_contrib", "torchrl", "tensordict"}
 """Libraries of algorithms, which only worker processes import: modules of `ADAPTERS` that no other module names in an import."""

@@ -1,4 +1,4 @@
-"""The operators of ONNX graphs, computed by torch. Only `rl4sys_zmq.policies.torch_session` imports this module, late.
+"""The operators of ONNX graphs, computed by torch. Actors import it only with ``run_with: torch``.
 
 `compiled` returns the function of one node. Its arguments are the node's inputs, with None for an optional one that is not given;
 the arguments at the places of `rl4sys_zmq.policies.onnx_rules.SHAPED` are on the CPU. All others can be tensors on the device
@@ -11,26 +11,37 @@ together with `ceil_mode`, the indices of MaxPool, dilations of AveragePool, and
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import reduce
-from math import ceil, prod
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rl4sys_zmq.policies.onnx_model import ELEMENT_TYPES, Attribute, OnnxNode
+from rl4sys_zmq.policies.onnx_model import ELEMENT_TYPES, OnnxNode
+from rl4sys_zmq.policies.torch_attributes import Attributes, Function, integers_of
+from rl4sys_zmq.policies.torch_shapes import (
+    build_concat,
+    build_constant_of_shape,
+    build_flatten,
+    build_gather,
+    build_one_hot,
+    build_pad,
+    build_reshape,
+    build_shape,
+    build_split,
+    build_transpose,
+    expand,
+    sliced,
+    squeeze,
+    tile,
+    unsqueeze,
+)
+from rl4sys_zmq.policies.torch_windows import build_average_pool, build_conv, build_max_pool
 
 __all__ = ["Function", "compiled"]
 
-Function = Callable[..., Tensor | tuple[Tensor, ...]]
-"""The function of a node, from its inputs to its outputs."""
-
-MAX_ITEMS = 1024
-"""The largest number of integers in an argument that determines a shape."""
 MAX_RANGE = 1 << 24
 """The largest number of numbers that an operator Range computes."""
 
@@ -51,50 +62,7 @@ def compiled(node: OnnxNode, opset: int) -> Function:
         raise ValueError(f"an operator {node.operator} has a second output")
     if node.operator in _ELEMENTWISE:
         return _ELEMENTWISE[node.operator]
-    return _BUILDERS[node.operator](_Attributes(node, opset))
-
-
-class _Attributes:
-    """The attributes of a node, with the defaults of the standard.
-
-    Attributes:
-        node: The node.
-        opset: The version of the standard operators.
-    """
-
-    def __init__(self, node: OnnxNode, opset: int) -> None:
-        self.node, self.opset = node, opset
-        self._values: Mapping[str, Attribute] = node.attributes
-
-    def integer(self, name: str, default: int) -> int:
-        """Return an integer."""
-        return operator.index(cast(int, self._values.get(name, default)))
-
-    def number(self, name: str, default: float) -> float:
-        """Return a number."""
-        return float(cast(float, self._values.get(name, default)))
-
-    def integers(self, name: str) -> list[int] | None:
-        """Return integers; None if they are not given."""
-        value = self._values.get(name)
-        return None if value is None else [operator.index(item) for item in cast(tuple[int, ...], value)]
-
-    def text(self, name: str, default: str) -> str:
-        """Return a text."""
-        value = self._values.get(name)
-        return default if value is None else cast(bytes, value).decode("ascii")
-
-    def tensor(self, name: str) -> Tensor | None:
-        """Return a tensor; None if it is not given."""
-        value = self._values.get(name)
-        return None if value is None else torch.tensor(np.asarray(value))
-
-
-def _integers(values: Tensor) -> list[int]:
-    """Return the integers of an argument that determines a shape."""
-    if values.numel() > MAX_ITEMS:
-        raise ValueError(f"an argument for a shape has {values.numel()} integers; the limit is {MAX_ITEMS}")
-    return [operator.index(value) for value in values.reshape(-1).tolist()]
+    return _BUILDERS[node.operator](Attributes(node, opset))
 
 
 # ---- operators without attributes
@@ -110,14 +78,6 @@ def _power(x: Tensor, y: Tensor) -> Tensor:
 
 def _all(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
     return lambda *values: reduce(function, values)
-
-
-def _expand(x: Tensor, shape: Tensor) -> Tensor:
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(_integers(shape))))
-
-
-def _tile(x: Tensor, repeats: Tensor) -> Tensor:
-    return x.repeat(_integers(repeats))
 
 
 def _range(start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
@@ -142,7 +102,7 @@ _ELEMENTWISE: Mapping[str, Function] = {
     "Equal": torch.eq,
     "Erf": torch.erf,
     "Exp": torch.exp,
-    "Expand": _expand,
+    "Expand": expand,
     "Floor": torch.floor,
     "GlobalAveragePool": _globally(torch.mean),
     "GlobalMaxPool": _globally(torch.amax),
@@ -177,7 +137,7 @@ _ELEMENTWISE: Mapping[str, Function] = {
     "Sub": torch.sub,
     "Sum": _all(torch.add),
     "Tanh": torch.tanh,
-    "Tile": _tile,
+    "Tile": tile,
     "Where": torch.where,
 }
 
@@ -185,8 +145,8 @@ _ELEMENTWISE: Mapping[str, Function] = {
 # ---- operators with attributes
 
 
-def _arg(best: Callable[..., Tensor]) -> Callable[[_Attributes], Function]:
-    def build(given: _Attributes) -> Function:
+def _arg(best: Callable[..., Tensor]) -> Callable[[Attributes], Function]:
+    def build(given: Attributes) -> Function:
         axis, keep, last = given.integer("axis", 0), bool(given.integer("keepdims", 1)), given.integer("select_last_index", 0)
         if last:
             return lambda x: x.shape[axis] - 1 - best(x.flip(axis), axis, keepdim=keep)
@@ -195,8 +155,8 @@ def _arg(best: Callable[..., Tensor]) -> Callable[[_Attributes], Function]:
     return build
 
 
-def _reduced(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[[_Attributes], Function]:
-    def build(given: _Attributes) -> Function:
+def _reduced(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[[Attributes], Function]:
+    def build(given: Attributes) -> Function:
         fixed, keep, nothing = (
             given.integers("axes"),
             bool(given.integer("keepdims", 1)),
@@ -204,7 +164,7 @@ def _reduced(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[
         )
 
         def reduced(x: Tensor, axes: Tensor | None = None) -> Tensor:
-            chosen = _integers(axes) if axes is not None else fixed
+            chosen = integers_of(axes) if axes is not None else fixed
             if not chosen and nothing:
                 return x
             return function(x, chosen or list(range(x.ndim)), keep)
@@ -220,17 +180,12 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _cast(given: _Attributes) -> Function:
+def _cast(given: Attributes) -> Function:
     dtype = getattr(torch, _DTYPES[given.integer("to", 0)])
     return lambda x: x.to(dtype)
 
 
-def _concat(given: _Attributes) -> Function:
-    axis = given.integer("axis", 0)
-    return lambda *values: torch.cat(values, axis)
-
-
-def _constant(given: _Attributes) -> Function:
+def _constant(given: Attributes) -> Function:
     ((name, value),) = given.node.attributes.items()
     tensor = torch.tensor(
         value if isinstance(value, np.ndarray) else np.asarray(value, np.int64 if "int" in name else np.float32)
@@ -238,35 +193,12 @@ def _constant(given: _Attributes) -> Function:
     return lambda: tensor
 
 
-def _constant_of_shape(given: _Attributes) -> Function:
-    value = given.tensor("value")
-    filled = torch.zeros((), dtype=torch.float32) if value is None else value.reshape(())
-    return lambda shape: filled.expand(_integers(shape))
-
-
-def _flatten(given: _Attributes) -> Function:
-    axis = given.integer("axis", 1)
-    return lambda x: x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]) if axis else x.numel())
-
-
-def _gather(given: _Attributes) -> Function:
-    axis = given.integer("axis", 0)
-
-    def gather(x: Tensor, indices: Tensor) -> Tensor:
-        at, length = axis % x.ndim, x.shape[axis]
-        places = indices.reshape(-1).to(torch.int64)
-        taken = torch.index_select(x, at, torch.where(places < 0, places + length, places))
-        return taken.reshape([*x.shape[:at], *indices.shape, *x.shape[at + 1 :]])
-
-    return gather
-
-
-def _gelu(given: _Attributes) -> Function:
+def _gelu(given: Attributes) -> Function:
     approximate = given.text("approximate", "none")
     return lambda x: functional.gelu(x, approximate=approximate)
 
 
-def _gemm(given: _Attributes) -> Function:
+def _gemm(given: Attributes) -> Function:
     alpha, beta = given.number("alpha", 1.0), given.number("beta", 1.0)
     left, right = given.integer("transA", 0), given.integer("transB", 0)
 
@@ -282,7 +214,7 @@ def _per_channel(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _batch_normalization(given: _Attributes) -> Function:
+def _batch_normalization(given: Attributes) -> Function:
     epsilon = given.number("epsilon", 1e-5)
 
     def normalized(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -292,7 +224,7 @@ def _batch_normalization(given: _Attributes) -> Function:
     return normalized
 
 
-def _group_normalization(given: _Attributes) -> Function:
+def _group_normalization(given: Attributes) -> Function:
     groups, epsilon = given.integer("num_groups", 1), given.number("epsilon", 1e-5)
 
     def normalized(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -303,12 +235,12 @@ def _group_normalization(given: _Attributes) -> Function:
     return normalized
 
 
-def _instance_normalization(given: _Attributes) -> Function:
+def _instance_normalization(given: Attributes) -> Function:
     epsilon = given.number("epsilon", 1e-5)
     return lambda x, scale, bias: torch.group_norm(x, x.shape[1], scale, bias, epsilon)
 
 
-def _layer_normalization(given: _Attributes) -> Function:
+def _layer_normalization(given: Attributes) -> Function:
     axis, epsilon = given.integer("axis", -1), given.number("epsilon", 1e-5)
 
     def normalized(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -318,225 +250,44 @@ def _layer_normalization(given: _Attributes) -> Function:
     return normalized
 
 
-def _one_hot(given: _Attributes) -> Function:
-    axis = given.integer("axis", -1)
-
-    def one_hot(indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
-        count, at = int(depth.item()), axis % (indices.ndim + 1)
-        places = torch.where(indices < 0, indices + count, indices).unsqueeze(at)
-        options = torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.ndim - at))
-        return torch.where(places == options, values[1], values[0])
-
-    return one_hot
-
-
-def _pad(given: _Attributes) -> Function:
-    mode = {"edge": "replicate", "wrap": "circular"}.get(name := given.text("mode", "constant"), name)
-
-    def pad(x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None) -> Tensor:
-        sizes, chosen = _integers(pads), _integers(axes) if axes is not None else list(range(x.ndim))
-        both = [(0, 0)] * x.ndim
-        for place, axis in enumerate(chosen):
-            both[axis] = sizes[place], sizes[place + len(chosen)]
-        flat = [size for pair in reversed(both) for size in pair]
-        if mode != "constant":
-            while len(flat) > 2 and flat[-2:] == [0, 0]:  # torch pads the last axes alone
-                del flat[-2:]
-            return functional.pad(x, flat, mode)
-        padded = functional.pad(x, flat)
-        if value is None:
-            return padded
-        inside = functional.pad(torch.ones_like(x, dtype=torch.bool), flat)
-        return torch.where(inside, padded, value.reshape(()))
-
-    return pad
-
-
-def _reshape(given: _Attributes) -> Function:
-    keep = not given.integer("allowzero", 0)
-
-    def reshape(x: Tensor, shape: Tensor) -> Tensor:
-        sizes = _integers(shape)
-        return x.reshape([x.shape[at] if keep and size == 0 else size for at, size in enumerate(sizes)])
-
-    return reshape
-
-
-def _shape(given: _Attributes) -> Function:
-    start, end = given.integer("start", 0), given.integer("end", MAX_ITEMS)
-    return lambda x: torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
-
-
-def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
-    begins, stops = _integers(starts), _integers(ends)
-    chosen = _integers(axes) if axes is not None else list(range(len(begins)))
-    strides = _integers(steps) if steps is not None else [1] * len(begins)
-    for begin, stop, axis, stride in zip(begins, stops, chosen, strides, strict=True):
-        begin, stop, stride = slice(begin, stop, stride).indices(x.shape[axis])
-        if stride > 0:
-            x = x[(slice(None),) * (axis % x.ndim) + (slice(begin, max(begin, stop), stride),)]
-        else:
-            x = torch.index_select(x, axis, torch.arange(begin, min(begin, stop), stride, device=x.device))
-    return x
-
-
-def _split(given: _Attributes) -> Function:
-    axis, count = given.integer("axis", 0), given.integer("num_outputs", len(given.node.outputs))
-
-    def split(x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
-        if sizes is not None:
-            return torch.split(x, _integers(sizes), axis)
-        return torch.split(x, ceil(x.shape[axis] / count), axis)
-
-    return split
-
-
-def _squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
-    chosen = [axis for axis, length in enumerate(x.shape) if length == 1] if axes is None else _integers(axes)
-    if any(x.shape[axis] != 1 for axis in chosen):
-        raise ValueError("an operator Squeeze removes an axis whose length is not 1")
-    return x.squeeze(tuple(chosen))
-
-
-def _unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
-    chosen = _integers(axes)
-    rank = x.ndim + len(chosen)
-    for axis in sorted(axis % rank for axis in chosen):
-        x = x.unsqueeze(axis)
-    return x
-
-
-def _transpose(given: _Attributes) -> Function:
-    order = given.integers("perm")
-    return lambda x: x.permute(order if order is not None else list(range(x.ndim))[::-1])
-
-
-# ---- windows
-
-
-class _Window:
-    """The attributes of a convolution or of a pooling.
-
-    Attributes:
-        strides: The strides along each axis; None for 1.
-        dilations: The dilations along each axis; None for 1.
-        ceil_mode: True to round lengths of outputs up.
-    """
-
-    def __init__(self, given: _Attributes) -> None:
-        self.strides, self.dilations = given.integers("strides"), given.integers("dilations")
-        self.ceil_mode = bool(given.integer("ceil_mode", 0))
-        self._pads, self._auto = given.integers("pads"), given.text("auto_pad", "NOTSET")
-
-    def pads(self, x: Tensor, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the padding before and after each axis."""
-        axes = len(kernel)
-        if self._auto in ("NOTSET", "VALID"):
-            pads = self._pads if self._pads is not None and self._auto == "NOTSET" else [0] * (2 * axes)
-            return pads[:axes], pads[axes:]
-        totals = []
-        for at, length in enumerate(x.shape[2:]):
-            stride, dilation = (values[at] if values is not None else 1 for values in (self.strides, self.dilations))
-            totals.append(max(0, (ceil(length / stride) - 1) * stride + (kernel[at] - 1) * dilation + 1 - length))
-        small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
-        return (small, large) if self._auto == "SAME_UPPER" else (large, small)
-
-
-def _padded(x: Tensor, before: Sequence[int], after: Sequence[int], value: float = 0.0) -> Tensor:
-    return functional.pad(x, [size for pair in zip(before[::-1], after[::-1], strict=True) for size in pair], value=value)
-
-
-_CONVOLUTIONS: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_MAXIMA: Mapping[int, Callable[..., Tensor]] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
-_MEANS: Mapping[int, Callable[..., Tensor]] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
-
-
-def _conv(given: _Attributes) -> Function:
-    window, groups = _Window(given), given.integer("group", 1)
-
-    def conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        before, after = window.pads(x, weight.shape[2:])
-        if before != after:
-            x, before = _padded(x, before, after), [0] * len(before)
-        axes = x.ndim - 2
-        return _CONVOLUTIONS[axes](x, weight, bias, window.strides or 1, before, window.dilations or 1, groups)
-
-    return conv
-
-
-def _max_pool(given: _Attributes) -> Function:
-    window, kernel = _Window(given), given.integers("kernel_shape") or []
-    strides = window.strides or [1] * len(kernel)
-
-    def pool(x: Tensor) -> Tensor:
-        dtype, (before, after) = x.dtype, window.pads(x, kernel)
-        x = x if x.is_floating_point() else x.to(torch.float32)  # bytes, which this dtype represents
-        if before != after or any(2 * size > length for size, length in zip(before, kernel, strict=True)):
-            if window.ceil_mode:
-                raise ValueError("an operator MaxPool has ceil_mode and different padding at both ends")
-            x, before = _padded(x, before, after, float("-inf")), [0] * len(before)
-        return _MAXIMA[len(kernel)](x, kernel, strides, before, window.dilations or 1, window.ceil_mode).to(dtype)
-
-    return pool
-
-
-def _average_pool(given: _Attributes) -> Function:
-    window, kernel = _Window(given), given.integers("kernel_shape") or []
-    strides, whole = window.strides or [1] * len(kernel), bool(given.integer("count_include_pad", 0))
-    if window.dilations and max(window.dilations) > 1:
-        raise ValueError("an operator AveragePool has dilations")
-
-    def pool(x: Tensor) -> Tensor:
-        before, after = window.pads(x, kernel)
-        mean = _MEANS[len(kernel)]
-        if before == after and all(2 * size <= length for size, length in zip(before, kernel, strict=True)):
-            return mean(x, kernel, strides, before, window.ceil_mode, whole)
-        if window.ceil_mode:
-            raise ValueError("an operator AveragePool has ceil_mode and different padding at both ends")
-        sums = mean(_padded(x, before, after), kernel, strides)
-        return sums if whole else sums / mean(_padded(torch.ones_like(x), before, after), kernel, strides)
-
-    return pool
-
-
-def _simple(function: Callable[..., Tensor], **defaults: float) -> Callable[[_Attributes], Function]:
+def _simple(function: Callable[..., Tensor], **defaults: float) -> Callable[[Attributes], Function]:
     """Return the builder of a function of one tensor and of numbers."""
 
-    def build(given: _Attributes) -> Function:
+    def build(given: Attributes) -> Function:
         numbers = [given.number(name, default) for name, default in defaults.items()]
         return lambda x: function(x, *numbers)
 
     return build
 
 
-def _along(function: Callable[..., Tensor]) -> Callable[[_Attributes], Function]:
+def _along(function: Callable[..., Tensor]) -> Callable[[Attributes], Function]:
     """Return the builder of a function of one tensor along an axis, the last one by default."""
 
-    def build(given: _Attributes) -> Function:
+    def build(given: Attributes) -> Function:
         axis = given.integer("axis", -1)
         return lambda x: function(x, axis)
 
     return build
 
 
-def _plain(function: Function) -> Callable[[_Attributes], Function]:
+def _plain(function: Function) -> Callable[[Attributes], Function]:
     return lambda given: function
 
 
-_BUILDERS: Mapping[str, Callable[[_Attributes], Function]] = {
+_BUILDERS: Mapping[str, Callable[[Attributes], Function]] = {
     "ArgMax": _arg(torch.argmax),
     "ArgMin": _arg(torch.argmin),
-    "AveragePool": _average_pool,
+    "AveragePool": build_average_pool,
     "BatchNormalization": _batch_normalization,
     "Cast": _cast,
     "Celu": _simple(functional.celu, alpha=1.0),
-    "Concat": _concat,
+    "Concat": build_concat,
     "Constant": _constant,
-    "ConstantOfShape": _constant_of_shape,
-    "Conv": _conv,
+    "ConstantOfShape": build_constant_of_shape,
+    "Conv": build_conv,
     "Elu": _simple(functional.elu, alpha=1.0),
-    "Flatten": _flatten,
-    "Gather": _gather,
+    "Flatten": build_flatten,
+    "Gather": build_gather,
     "Gelu": _gelu,
     "Gemm": _gemm,
     "GroupNormalization": _group_normalization,
@@ -545,9 +296,9 @@ _BUILDERS: Mapping[str, Callable[[_Attributes], Function]] = {
     "LayerNormalization": _layer_normalization,
     "LeakyRelu": _simple(functional.leaky_relu, alpha=0.01),
     "LogSoftmax": _along(torch.log_softmax),
-    "MaxPool": _max_pool,
-    "OneHot": _one_hot,
-    "Pad": _pad,
+    "MaxPool": build_max_pool,
+    "OneHot": build_one_hot,
+    "Pad": build_pad,
     "ReduceL2": _reduced(lambda x, axes, keep: torch.sqrt(torch.sum(x * x, axes, keep))),
     "ReduceMax": _reduced(torch.amax),
     "ReduceMean": _reduced(torch.mean),
@@ -555,17 +306,17 @@ _BUILDERS: Mapping[str, Callable[[_Attributes], Function]] = {
     "ReduceProd": _reduced(_product),
     "ReduceSum": _reduced(torch.sum),
     "ReduceSumSquare": _reduced(lambda x, axes, keep: torch.sum(x * x, axes, keep)),
-    "Reshape": _reshape,
+    "Reshape": build_reshape,
     "Selu": _simple(
         lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)),
         alpha=1.67326319217681884765625,
         gamma=1.05070102214813232421875,
     ),
-    "Shape": _shape,
-    "Slice": _plain(_slice),
+    "Shape": build_shape,
+    "Slice": _plain(sliced),
     "Softmax": _along(torch.softmax),
-    "Split": _split,
-    "Squeeze": _plain(_squeeze),
-    "Transpose": _transpose,
-    "Unsqueeze": _plain(_unsqueeze),
+    "Split": build_split,
+    "Squeeze": _plain(squeeze),
+    "Transpose": build_transpose,
+    "Unsqueeze": _plain(unsqueeze),
 }

@@ -232,7 +232,7 @@ def test_a_batch_that_takes_too_much_memory_is_refused(monkeypatch: pytest.Monke
 
 def test_without_torch_the_constructor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in ("torch_session", "torch_operators"):
+    for name in ("torch_session", "torch_operators", "torch_shapes", "torch_windows", "torch_attributes"):
         monkeypatch.delitem(sys.modules, f"rl4sys_zmq.policies.{name}", raising=False)
     with pytest.raises(ConfigError, match="pip install torch; or use run_with: onnxruntime"):
         RL4SysAgent(config=AgentConfig(client_id="pole", train_server_address="inproc://nobody", run_with="torch"))

@@ -246,8 +246,8 @@ class Learner(Resource):
     def drain(self, *, timeout_s: float) -> None:
         """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors can keep sending during the call. The call returns as soon as no accepted segment of a running client waits for
-        training.
+        Actors can keep sending during the call. The call returns as soon as no client is starting and no accepted segment of a
+        running client waits for training. A client that has failed is not waited for.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -255,15 +255,20 @@ class Learner(Resource):
         Raises:
             CheckpointError, LearnerUnavailable, Closed: Under the same conditions as in `save`.
         """
-        deadline = time.monotonic() + timeout_s
+        gateway, deadline = self._running, time.monotonic() + timeout_s
         while True:
             self.save(timeout_s=max(0.0, deadline - time.monotonic()), partial=True)
-            clients = self.status()["clients"].values()
-            left = sum(c["pending"] for c in clients if c["state"] == "running")
-            if not left and not any(c["resuming"] for c in clients):
+            clients = self.status()["clients"]
+            starting = [name for name, client in clients.items() if client["state"] == "starting"]
+            left = sum(client["pending"] for client in clients.values() if client["state"] == "running")
+            if not starting and not left and not any(client["resuming"] for client in clients.values()):
                 return
-            if time.monotonic() >= deadline:
-                raise LearnerUnavailable(self.address, f"{left} segments to be trained on", timeout_s)
+            if (remaining_s := deadline - time.monotonic()) <= 0:
+                missing = f"the start of client {starting[0]!r}" if starting else f"{left} segments to be trained on"
+                raise LearnerUnavailable(self.address, missing, timeout_s)
+            if starting:  # it has no thread that `save` waits for
+                with gateway.published:
+                    gateway.published.wait(min(remaining_s, 0.05))
 
     def restart(self, client_id: str, *, give_up_pending: bool = False) -> None:
         """Replace the learner thread of a client that runs or has failed.

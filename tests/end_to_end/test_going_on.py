@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.config import ClientConfig
-from rl4sys_zmq.errors import ClientFailed, ConfigError, JournalError
+from rl4sys_zmq.errors import ClientFailed, ConfigError, JournalError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.deadletters import list_letters, read_letter
@@ -81,6 +82,34 @@ def test_a_learner_that_is_started_again_goes_on(inproc_lab: Lab, tmp_path: Path
     assert settled(second)["pending"] == 0
     keys = FACTORY.made[-1].keys
     assert len(keys) == len(set(keys)) == 11
+
+
+def test_drain_waits_for_a_client_that_starts(inproc_lab: Lab, tmp_path: Path) -> None:
+    """A learner that starts again has clients that start. What waited for a full batch before must be trained on all the same."""
+    go = threading.Event()
+    go.set()
+
+    def slow(*arguments: Any) -> FakeAlgorithm:
+        assert go.wait(20.0)
+        return FACTORY(*arguments)
+
+    register_algorithm("STARTS_SLOWLY", slow)
+    first = start(inproc_lab, tmp_path / "run")
+    agent = joined(inproc_lab, first, algorithm_name="STARTS_SLOWLY")
+    for _ in range(11):
+        inproc_lab.episode(agent, 2)
+    agent.flush(20.0)
+    agent.close()
+    first.close()
+    go.clear()
+    second = start(inproc_lab, tmp_path / "run")
+    assert second.status()["clients"]["lab"]["state"] == "starting"
+    with pytest.raises(LearnerUnavailable, match="the start of client 'lab'"):
+        second.drain(timeout_s=0.1)
+    go.set()
+    second.drain(timeout_s=20.0)
+    client = settled(second)
+    assert (client["accepted"], client["verdicts"]["trained"], client["pending"]) == (11, 11, 0)
 
 
 def test_a_learner_thread_that_is_restarted_is_fed_again(inproc_lab: Lab, tmp_path: Path) -> None:

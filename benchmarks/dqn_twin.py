@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class Twin(DQN):
         assert self.env is not None
         spaces = observation_space_from(self.observation_space), space_from(self.action_space)
         limit = self.max_grad_norm if np.isfinite(self.max_grad_norm) else None
-        self.ours: Any = make_algorithm("DQN", *spaces, {**(CASE.values or {}), "max_grad_norm": limit}, 0)
+        self.ours = cast(Any, make_algorithm("DQN", *spaces, {**(CASE.values or {}), "max_grad_norm": limit}, 0))
         self.ours._draws = SameRows()
         for network in (self.ours._online, self.ours._target):
             network.flat.copy_(flat(self.q_net))

@@ -89,12 +89,12 @@ def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
         ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.
     """
     from rl4sys_zmq.policies.head_policies import head_policy
-    from rl4sys_zmq.policies.onnx_session import GraphNetwork, load_session, observation_inputs
+    from rl4sys_zmq.policies.onnx_session import OnnxNetwork, load_session, observation_inputs
 
     head, weights, outputs = network_inputs(spec)
     session = load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
     views = spec.views(snapshot.flat, snapshot.others)
-    network = GraphNetwork(session, spec.observation_space, {value.name: views[value.name] for value in weights})
+    network = OnnxNetwork(session, spec.observation_space, {value.name: views[value.name] for value in weights})
     return head_policy(spec, head, snapshot, network)
 
 

@@ -16,14 +16,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError, PolicyError
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies.graph_network import GraphNetwork
 from rl4sys_zmq.policies.onnx_model import OnnxValue, encode_model
 from rl4sys_zmq.policies.onnx_reader import decode_model
 from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import ObservationSpace
-from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
+from rl4sys_zmq.values.observations import leaves_of
 
-__all__ = ["MAX_MEMORY_BYTES", "GraphNetwork", "GraphSession", "load_session", "observation_inputs"]
+__all__ = ["MAX_MEMORY_BYTES", "GraphSession", "OnnxNetwork", "load_session", "observation_inputs"]
 
 MAX_MEMORY_BYTES = 1 << 30
 """The largest memory of the intermediate values of all graphs in a process, in bytes."""
@@ -134,19 +135,13 @@ def _limit_memory(onnxruntime: Any) -> None:
     onnxruntime.create_and_register_allocator(memory, settings)
 
 
-def _lengths(value: OnnxValue) -> tuple[int, ...]:
-    """Return the shape of one observation, without the first axis ``N``."""
-    return cast(tuple[int, ...], value.shape[1:])
+class OnnxNetwork(GraphNetwork):
+    """A policy network in onnxruntime with the weights of one version.
 
-
-class GraphNetwork:
-    """A policy network in onnxruntime with the weights of one version, from observations to the outputs of the last layer.
-
-    Several threads can use it. The weights are views into the buffers of the version's snapshot, which this object keeps alive.
-
-    Attributes:
-        fused: The network itself, which has the method `forward`.
+    The weights are views into the buffers of the version's snapshot, which this object keeps alive.
     """
+
+    library = "onnxruntime"
 
     def __init__(self, session: GraphSession, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
         """Bind the weights.
@@ -156,64 +151,32 @@ class GraphNetwork:
             space: The space of observations.
             weights: The tensors that the graph takes, by name.
         """
+        super().__init__(session.observations, space)
         self._session = session
-        self._leaves: SpaceLeaves = leaves_of(space)
         self._weights = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
-        self.fused = self
 
-    def single(self, observation: Any) -> NDArray[Any]:
-        """Return the network's outputs for one observation, as a new array ``[outputs]``."""
-        arrays = [np.asarray(leaf)[None] for leaf in self._leaves.flatten(observation)]
-        return cast(NDArray[Any], self._run(arrays)[0])
-
-    def batch(self, observations: Any) -> NDArray[Any]:
-        """Return the network's outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``."""
-        return self._run(self._leaves.flatten(observations))
-
-    def _run(self, arrays: list[Any]) -> NDArray[Any]:
-        feed = dict(self._weights)
-        for value, array in zip(self._session.observations, arrays, strict=True):
-            feed[value.name] = np.ascontiguousarray(array, value.dtype).reshape(len(array), *_lengths(value))
-        try:
-            (outputs,) = self._session.inference.run([OUTPUTS], feed)
-        except Exception as exc:  # the errors of onnxruntime have no base class of their own
-            raise PolicyError(f"onnxruntime cannot run the graph of the policy: {exc!s:.400}") from exc
+    def _compute(self, rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        (outputs,) = self._session.inference.run([OUTPUTS], {**self._weights, **rows})
         return cast(NDArray[Any], outputs)
 
-    def forward(self) -> Callable[[Any], NDArray[Any]]:
-        """Return a function that computes the forward pass for one observation, for one thread.
-
-        The buffers of the observation and of the outputs ``[outputs]`` are bound once and used again by each call.
-        """
+    def _bound(self, buffers: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]]:
+        """Bind the buffers of the observation, the weights and a buffer of the outputs once. Each call uses them again."""
         import onnxruntime
 
         session, bound = self._session, onnxruntime.OrtValue.ortvalue_from_numpy
-        shapes = [(value.dtype, (1, *_lengths(value))) for value in session.observations]
-        arrays = [np.zeros(shape, dtype) for dtype, shape in shapes]
         outputs = np.empty((1, session.outputs), np.float32)
-        values = {value.name: bound(array) for value, array in zip(session.observations, arrays, strict=True)}
-        values |= {name: bound(array) for name, array in self._weights.items()}
+        values = {name: bound(array) for name, array in (*buffers.items(), *self._weights.items())}
         result = bound(outputs)
         binding = session.inference.io_binding()
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(OUTPUTS, result)
-        kept = (values, result, binding, self)  # the bindings have no references to the arrays
-        run, flatten = session.inference.run_with_iobinding, self._leaves.flatten
+        kept = (binding, values, result, buffers, self)  # the binding has no references to the arrays
+        run = session.inference.run_with_iobinding
         row: NDArray[Any] = outputs[0]
-        inputs = [array[0] if array.ndim > 1 else array for array in arrays]
-        first = inputs[0] if self._leaves.structure is None else None
 
-        def forward(observation: Any) -> NDArray[Any]:
-            if first is not None:
-                first[...] = observation
-            else:
-                for array, leaf in zip(inputs, flatten(observation), strict=True):
-                    array[...] = leaf
-            try:
-                run(kept[2])
-            except Exception as exc:  # the errors of onnxruntime have no base class of their own
-                raise PolicyError(f"onnxruntime cannot run the graph of the policy: {exc!s:.400}") from exc
+        def compute() -> NDArray[Any]:
+            run(kept[0])
             return row
 
-        return forward
+        return compute

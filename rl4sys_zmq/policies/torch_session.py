@@ -21,14 +21,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl4sys_zmq.errors import ConfigError, PolicyError
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies.graph_network import GraphNetwork
 from rl4sys_zmq.policies.onnx_model import OnnxGraph, OnnxNode, OnnxValue
 from rl4sys_zmq.policies.onnx_reader import decode_model
 from rl4sys_zmq.policies.onnx_rules import OUTPUTS, SHAPED, check_graph
 from rl4sys_zmq.policies.onnx_session import KEPT_SESSIONS, MAX_MEMORY_BYTES
 from rl4sys_zmq.policies.torch_operators import Function, compiled
 from rl4sys_zmq.values import ObservationSpace
-from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 
 __all__ = ["TorchGraph", "TorchNetwork", "load_graph", "prepare"]
 
@@ -201,14 +201,13 @@ def load_graph(blob: bytes, observations: tuple[OnnxValue, ...], weights: tuple[
     return made
 
 
-class TorchNetwork:
-    """A policy network in torch with the weights of one version, from observations to the outputs of the last layer.
+class TorchNetwork(GraphNetwork):
+    """A policy network in torch with the weights of one version.
 
-    Several threads can use it. It has a copy of the weights: torch has no tensors that cannot be written to.
-
-    Attributes:
-        fused: The network itself, which has the method `forward`.
+    It has a copy of the weights: torch has no tensors that cannot be written to.
     """
+
+    library = "torch"
 
     def __init__(self, graph: TorchGraph, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
         """Copy the weights.
@@ -218,52 +217,17 @@ class TorchNetwork:
             space: The space of observations.
             weights: The tensors that the graph takes, by name.
         """
+        super().__init__(graph.observations, space)
         self._graph = graph
-        self._leaves: SpaceLeaves = leaves_of(space)
         self._weights = {name: torch.tensor(tensor) for name, tensor in weights.items()}
-        self.fused = self
 
-    def single(self, observation: Any) -> NDArray[Any]:
-        """Return the network's outputs for one observation, as a new array ``[outputs]``."""
-        arrays = [np.asarray(leaf)[None] for leaf in self._leaves.flatten(observation)]
-        return cast(NDArray[Any], self._run(arrays)[0])
+    def _compute(self, rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        self._graph.check(len(next(iter(rows.values()))))
+        copies = {name: torch.tensor(array) for name, array in rows.items()}
+        return self._graph.run({**self._weights, **copies}, {}).numpy()
 
-    def batch(self, observations: Any) -> NDArray[Any]:
-        """Return the network's outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``."""
-        return self._run(self._leaves.flatten(observations))
-
-    def _run(self, arrays: list[Any]) -> NDArray[Any]:
-        feed = dict(self._weights)
-        for value, array in zip(self._graph.observations, arrays, strict=True):
-            copied = np.array(array, value.dtype, order="C").reshape(len(array), *cast(tuple[int, ...], value.shape[1:]))
-            feed[value.name] = torch.from_numpy(copied)
-        try:
-            self._graph.check(len(arrays[0]))
-            return self._graph.run(feed, {}).numpy()
-        except Exception as exc:  # the errors of torch have no base class of their own
-            raise PolicyError(f"torch cannot run the graph of the policy: {exc!s:.400}") from exc
-
-    def forward(self) -> Callable[[Any], NDArray[Any]]:
-        """Return a function that computes the forward pass for one observation, for one thread.
-
-        The buffers of the observation are used again by each call. Values that depend only on shapes are computed once.
-        """
-        graph, flatten = self._graph, self._leaves.flatten
-        arrays = [np.zeros((1, *cast(tuple[int, ...], value.shape[1:])), value.dtype) for value in graph.observations]
-        feed = dict(self._weights)
-        feed.update((v.name, torch.from_numpy(array)) for v, array in zip(graph.observations, arrays, strict=True))
-        inputs = [array[0] if array.ndim > 1 else array for array in arrays]
-        first = inputs[0] if self._leaves.structure is None else None
-
-        def forward(observation: Any) -> NDArray[Any]:
-            if first is not None:
-                first[...] = observation
-            else:
-                for array, leaf in zip(inputs, flatten(observation), strict=True):
-                    array[...] = leaf
-            try:
-                return cast(NDArray[Any], graph.run(feed, graph.known).numpy()[0])
-            except Exception as exc:  # the errors of torch have no base class of their own
-                raise PolicyError(f"torch cannot run the graph of the policy: {exc!s:.400}") from exc
-
-        return forward
+    def _bound(self, buffers: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]]:
+        """Share the memory of the buffers with torch. Values that depend only on shapes are computed once."""
+        graph = self._graph
+        feed = {**self._weights, **{name: torch.from_numpy(array) for name, array in buffers.items()}}
+        return lambda: cast(NDArray[Any], graph.run(feed, graph.known).numpy()[0])

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.gru import GRUParameters, gru_spec
+from rl4sys_zmq.policies.head_parameters import stochastic_head
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
@@ -93,7 +94,7 @@ def _serve(bind: str) -> None:
     ) -> CountingAlgorithm:
         units = parameters.get("units")
         if isinstance(units, int):
-            spec = gru_spec(observation_space, action_space, GRUParameters(units=units))
+            spec = gru_spec(observation_space, action_space, GRUParameters(head=stochastic_head(action_space), units=units))
         else:
             head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
             spec = mlp_spec(observation_space, action_space, head, HIDDEN)

@@ -260,6 +260,15 @@ CASES: dict[str, Case] = {
             "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0,
         },
     ),
+    "dqn-gru-cartpole": Case(
+        algorithm="DQN", env=HIDDEN_VELOCITIES, steps=50_000, num_envs=4,
+        values={
+            "network": {"kind": "gru", "units": 64, "hidden_sizes": [64], "activation": "relu"}, "value_rescaling": True,
+            "rollout_length": 32, "learning_rate": 3e-3, "learning_rate_final": 3e-4,
+            "total_steps": 50_000, "gamma": 0.99, "n_step": 10, "batch_size": 512, "buffer_size": 50_000, "learning_starts": 1000,
+            "train_frequency": 8, "target_net_update_frequency": 1, "tau": 0.01, "exploration_fraction": 0.15,
+        },
+    ),
     "trpo-cartpole": Case(
         algorithm="sb3:TRPO", env="CartPole-v1", steps=100_000, engine="process", num_envs=2, peer="TRPO",
         values={"n_steps": 1024, "batch_size": 512, "gamma": 0.98, "gae_lambda": 0.8, "cg_max_steps": 25, "n_critic_updates": 20},

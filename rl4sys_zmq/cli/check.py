@@ -206,7 +206,7 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
     if entry.reference:
         yield f"  reference: {entry.reference}"
     if entry.chooses_network:
-        yield f"  networks: {', '.join(network_names(entry.kind))}"
+        yield f"  networks: {', '.join(network_names(*entry.network_forms))}"
     if entry.isolated:
         yield "  needs engine: process"
     if entry.parameters is None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from rl4sys_zmq.config.options import check_fields, flag, integer, one_of, option, parse_options, sizes
+from rl4sys_zmq.config.options import flag, integer, one_of, option, parse_options, sizes
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.registry import PolicyEntry
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ColumnSpec, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
-from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values import ACTIVATIONS, ColumnSpec, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
 
 __all__ = ["ENTRY", "MAX_UNITS", "STATE", "GRUParameters", "gru_document", "gru_spec"]
 
@@ -20,9 +19,12 @@ STATE = "state"
 MAX_UNITS = 4096
 """The largest number of units. The actor's copy of the weights has about eight numbers for each pair of units."""
 
+_HEADS = ("categorical", "gaussian", "joint", "q_values", "q_distribution")
+"""The meanings that the outputs of a recurrent policy can have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GRUParameters:
+class GRUParameters(HeadParameters):
     """The parameters of a recurrent policy: the contents of `PolicySpec.document` for the policy kind ``gru``.
 
     The network gets the features of the observation, standardised and clipped as those of an ``mlp`` policy if
@@ -39,8 +41,7 @@ class GRUParameters:
     ``gru.bias_hh`` ``[3 units]`` have the rows of r, z and n, in this order. The output layer reads h'. At the start of an
     episode, h is zero. All elements of h are between -1 and 1.
 
-    The outputs describe the distribution of actions as `rl4sys_zmq.policies.action_heads` reads it. With continuous actions, the
-    tensor ``log_std`` has the logarithms of the standard deviations.
+    `HeadParameters` describes the meaning of the outputs. There are no ``squashed_gaussian`` and ``deterministic`` heads.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -50,35 +51,22 @@ class GRUParameters:
     hidden_sizes: tuple[int, ...] = option(sizes, ())
     activation: str = option(one_of(*ACTIVATIONS), "tanh")
     normalise_observations: bool = option(flag, False)
-    squash: str = option(one_of("clip", "tanh"), "clip")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the parameters as a document of a `PolicySpec`."""
-        return {
-            "units": self.units,
-            "hidden_sizes": list(self.hidden_sizes),
-            "activation": self.activation,
-            "normalise_observations": self.normalise_observations,
-            "squash": self.squash,
-        }
+        HeadParameters.__post_init__(self)
+        if self.head not in _HEADS:
+            raise ConfigError(f"a gru policy has no {self.head} head; it has one of {', '.join(_HEADS)}", key="head")
 
     def tensors(self, observation_space: ObservationSpace, action_space: Space) -> tuple[TensorSpec, ...]:
         """Return the names and shapes of the tensors that such a policy has for these spaces.
 
         Raises:
-            ConfigError: If the raw actions cannot be mapped into the bounds of the action space.
+            ConfigError: If the policy cannot act in the action space.
         """
-        layout = action_layout(action_space)
-        for part in layout.parts:
-            if self.squash == "tanh" and isinstance(part.space, BoxSpace) and not part.space.bounded:
-                raise ConfigError("squash 'tanh' needs a bounded Box of actions", key="squash")
-        width = feature_size(observation_space)
-        return tuple(self._tensors(width, layout.logits + layout.numbers, layout.numbers))
+        outputs = self.outputs(action_space)
+        return (*self._layers(feature_size(observation_space), outputs), *self.head_tensors(action_space))
 
-    def _tensors(self, width: int, outputs: int, numbers: int) -> Iterator[TensorSpec]:
+    def _layers(self, width: int, outputs: int) -> Iterator[TensorSpec]:
         if self.normalise_observations:
             yield TensorSpec("obs_mean", (width,))
             yield TensorSpec("obs_scale", (width,))
@@ -92,8 +80,6 @@ class GRUParameters:
         yield TensorSpec("gru.bias_hh", (3 * self.units,))
         yield TensorSpec("output.weight", (outputs, self.units))
         yield TensorSpec("output.bias", (outputs,))
-        if numbers:
-            yield TensorSpec("log_std", (numbers,))
 
     def columns(self) -> tuple[ColumnSpec, ...]:
         """Return the extra columns: the state before the first step of each segment."""

@@ -10,10 +10,12 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space, TensorSpec
 from rl4sys_zmq.values.action_layout import action_layout
 
-__all__ = ["BOUNDED_HEADS", "HeadParameters", "stochastic_head"]
+__all__ = ["BOUNDED_HEADS", "VALUE_HEADS", "HeadParameters", "stochastic_head"]
 
 BOUNDED_HEADS = ("squashed_gaussian", "deterministic")
 """The heads that need a Box of actions with finite bounds."""
+VALUE_HEADS = ("q_values", "q_distribution")
+"""The heads whose outputs are action values, or distributions of the return. They choose epsilon-greedily."""
 _BOX_HEADS = ("gaussian", *BOUNDED_HEADS)
 _HEADS = ("categorical", "gaussian", "joint", "squashed_gaussian", "deterministic", "q_values", "q_distribution")
 _HEADS_WITH = {
@@ -21,7 +23,7 @@ _HEADS_WITH = {
     "atoms": ("q_distribution",),
     "v_min": ("q_distribution",),
     "v_max": ("q_distribution",),
-    "epsilon_ladder": ("q_values", "q_distribution"),
+    "epsilon_ladder": VALUE_HEADS,
     "log_std_min": ("squashed_gaussian",),
     "log_std_max": ("squashed_gaussian",),
 }
@@ -119,5 +121,5 @@ class HeadParameters:
         if self.head in ("gaussian", "joint"):
             numbers = action_layout(action_space).numbers
             return (TensorSpec("log_std", (numbers,)),) if numbers else ()
-        epsilon = (TensorSpec("epsilon", (1,)),) if self.head in ("q_values", "q_distribution", "deterministic") else ()
+        epsilon = (TensorSpec("epsilon", (1,)),) if self.head in (*VALUE_HEADS, "deterministic") else ()
         return (TensorSpec("noise_std", (1,)), *epsilon) if self.head == "deterministic" else epsilon

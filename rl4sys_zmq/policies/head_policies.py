@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rl4sys_zmq.policies.base import Policy
 from rl4sys_zmq.policies.bounded import DeterministicPolicy, SquashedGaussianPolicy
-from rl4sys_zmq.policies.categorical import CategoricalPolicy, EpsilonGreedyPolicy
+from rl4sys_zmq.policies.categorical import CategoricalPolicy
+from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyPolicy
 from rl4sys_zmq.policies.gaussian import GaussianPolicy
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.joint import JointPolicy

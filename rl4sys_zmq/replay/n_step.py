@@ -1,4 +1,4 @@
-"""N-step returns of the steps of a segment."""
+"""N-step returns of the steps of a segment, or of sequences."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import Segment
 
-__all__ = ["NStepReturns", "n_step_columns"]
+__all__ = ["NStepReturns", "n_step_columns", "n_step_sequences"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NStepReturns:
     """The n-step returns of a segment (``T`` consecutive steps of one episode). Row ``t`` belongs to step ``t``.
 
-    The target value of a step is ``returns + discounts * V(observations[reach])``.
+    The target value of a step is ``returns + discounts * V(observations[reach])``. For ``B`` sequences, all arrays have the shape
+    ``[B, T]``.
 
     Attributes:
         returns: The discounted sum of the rewards of the next ``n_t`` steps, float32 ``[T]``. ``n_t`` is `n_step`, or less near
@@ -50,4 +51,35 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepReturns:
     if segment.terminated:
         discounts = np.where(reach == steps, 0.0, discounts)
         reach = np.minimum(reach, steps - 1)
+    return NStepReturns(returns.astype(np.float32), discounts.astype(np.float32), reach)
+
+
+def n_step_sequences(
+    rewards: NDArray[np.float32],
+    terminated: NDArray[np.bool_],
+    valid: NDArray[np.bool_],
+    n_step: int,
+    gamma: float,
+) -> NStepReturns:
+    """Compute the n-step returns of all valid steps of ``B`` sequences. Those of the other steps have no meaning.
+
+    As in `n_step_columns`, only rewards of the same sequence are used, so a step near its end looks ahead fewer steps.
+
+    Args:
+        rewards: ``[B, T]``.
+        terminated: True for a step after which the episode terminated, ``[B, T]``. It can only be the last valid step.
+        valid: True for the steps of a sequence, ``[B, T]``: at least one, and without a gap.
+        n_step: Number of rewards that are summed.
+        gamma: Discount per step.
+    """
+    steps = valid.shape[1]
+    rows = np.arange(steps)
+    end = (steps - valid[:, ::-1].argmax(axis=1))[:, None]  # the step after the last valid one
+    reach = np.minimum(rows + n_step, end)
+    paid = np.where(valid, rewards, 0.0).astype(np.float64)
+    returns = np.zeros(valid.shape)
+    for ahead in range(min(n_step, steps)):
+        returns[:, : steps - ahead] += gamma**ahead * paid[:, ahead:]
+    ended = terminated.any(axis=1, keepdims=True) & (reach == end)
+    discounts = np.where(ended, 0.0, gamma ** np.maximum(reach - rows, 0))
     return NStepReturns(returns.astype(np.float32), discounts.astype(np.float32), reach)

@@ -184,6 +184,10 @@ class RowPriorities:
         self._add_new()
         self._tree.set(places, self._tree[sources])
 
+    def drop(self, ids: Ids) -> None:
+        """Forget rows that were dropped from the ring before other rows overwrite them."""
+        self._tree.set(ids % self._ring.capacity, 0.0)
+
     def clear(self) -> None:
         """Forget all rows, after the ring was emptied. The largest mass so far stays."""
         self._tree = SumTree(self._ring.capacity)

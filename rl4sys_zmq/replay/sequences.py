@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.draws import Draws
-from rl4sys_zmq.replay.frame_column import is_shared
+from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.pieces import RowPieces
 from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
 from rl4sys_zmq.replay.ring import RowRingBuffer
+from rl4sys_zmq.replay.scratch import ScratchArrays
 from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.column_spec import ColumnSpec
@@ -103,32 +105,26 @@ class SequenceMemory:
         options: SequenceOptions,
         columns: tuple[ColumnSpec, ...] = (),
     ) -> None:
-        """Create an empty replay.
+        """Create an empty replay. The first segment allocates the memory.
 
         Args:
             observation_space: Space of the observations.
             action_space: Space of the actions.
             options: The options.
             columns: The extra columns of the policy (`PolicySpec.columns`). Those that are recorded once per segment are stored.
-
-        Raises:
-            ConfigError: If there is not enough memory.
         """
         self.options = options
         self._spaces = SpaceColumns(observation_space, action_space)
         self._initial = tuple(column.name for column in columns if column.per == "segment")
         self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
-        plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
+        self._plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
+        self._shared: dict[str, ArraySpec] = {}
         for name, leaf in self._spaces.observations().items():
-            if is_shared(leaf):
-                self._steps.share((name,), leaf)
-            else:
-                plain[name] = leaf
-        self._steps.allocate({}, plain)
+            (self._shared if is_shared(leaf) else self._plain)[name] = leaf
         number = ArraySpec((), np.dtype(np.int64))
-        described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), number) | {_TERMINATED: ArraySpec((), np.dtype(np.bool_))}
-        initial = {_INITIAL + c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
-        self._sequences.allocate({}, described | initial)
+        self._described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), number)
+        self._described[_TERMINATED] = ArraySpec((), np.dtype(np.bool_))
+        self._described |= {_INITIAL + c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
         self._priorities = None if options.priority is None else RowPriorities(self._sequences, options.priority)
         self._pieces = (RowPieces(self._steps), RowPieces(self._sequences))
         self._segments = 0
@@ -137,29 +133,60 @@ class SequenceMemory:
         """Return the number of sequences in the replay."""
         return self._sequences.end - self._sequences.begin
 
-    def add(self, segment: Segment) -> None:
-        """Store the steps of a segment, and its sequences.
+    @property
+    def nbytes(self) -> int:
+        """The size of a full replay in bytes, without masks."""
+        capacity, shared = self.options.capacity, self._shared.values()
+        rows = [*self._plain.values(), *self._described.values()]
+        row = sum(leaf.nbytes for leaf in rows) + sum(8 * frames_per_value(leaf) for leaf in shared)
+        return capacity * row + sum(pool_bytes(capacity, leaf) for leaf in shared)
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep the arrays in files in this folder. Call this before the first segment; see `ScratchArrays`.
 
         Raises:
-            ConfigError: If the segment is longer than the replay.
+            ConfigError: If the disk has too little space.
         """
-        rows, options = segment.steps + 1, self.options
-        if rows > options.capacity:
-            problem = f"a segment of {segment.steps} steps does not fit in a replay of {options.capacity}"
-            raise ConfigError(f"{problem}; use a larger capacity, or shorter segments", key="capacity")
-        blocks = {ACTIONS: _padded(self._spaces.action_block(segment.actions), rows), _REWARDS: _padded(segment.rewards, rows)}
-        blocks |= {name: _padded(leaf, rows) for name, leaf in self._spaces.observation_blocks(segment)}
+        self._steps.make = self._sequences.make = ScratchArrays(folder, self.nbytes)
+        self._allocate()
+        self._steps.reserve()
+
+    def add(self, segment: Segment) -> None:
+        """Store the steps of a segment, and its sequences. Of a segment that is longer than the replay, store the beginning.
+
+        Raises:
+            ConfigError: If there is not enough memory or disk space, or if the segment lacks an extra column.
+        """
+        for name in self._initial:
+            if name not in segment.initial:
+                raise ConfigError(
+                    f"a segment of episode {segment.episode_id} lacks the column {name!r}; record data with a policy of the kind "
+                    "that is trained"
+                )
+        self._allocate()
+        steps = min(segment.steps, self.options.capacity - 1)
+        rows = steps + 1
+        blocks = {ACTIONS: self._spaces.action_block(segment.actions[:steps]), _REWARDS: segment.rewards[:steps]}
+        blocks |= {name: leaf[:rows] for name, leaf in self._spaces.observation_blocks(segment)}
         if segment.masks is not None and _MASKS not in self._steps:
             self._steps.add(_MASKS, ArraySpec((segment.masks.shape[1],), np.dtype(np.bool_)), fill=True)
         if _MASKS in self._steps:
             free = np.ones((rows, *self._steps.specs[_MASKS].shape), np.bool_)
-            blocks[_MASKS] = free if segment.masks is None else _padded(usable_masks(segment.masks), rows)
+            blocks[_MASKS] = free if segment.masks is None else usable_masks(segment.masks[:rows])
         first = self._steps.end
         self._steps.make_room(rows)
-        self._steps.append(blocks, rows)
+        self._steps.append({name: _padded(block, rows) for name, block in blocks.items()}, rows)
         self._drop_overwritten()
-        self._describe(segment, first)
+        self._describe(segment, first, steps)
         self._segments += 1
+
+    def _allocate(self) -> None:
+        """Create the arrays, if they do not exist so far."""
+        if _FIRST not in self._sequences:
+            self._steps.allocate({}, self._plain)
+            for name, leaf in self._shared.items():
+                self._steps.share((name,), leaf)
+            self._sequences.allocate({}, self._described)
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
         """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``.
@@ -184,7 +211,7 @@ class SequenceMemory:
             errors: TD errors of the trained steps, ``[B, length]``; 0 for steps that are not valid.
             share: Weight of the largest error. The mean error, over the valid steps, has the rest.
         """
-        trained = self._valid(rows)[:, self.options.burn_in :]
+        trained = self.trained(rows)
         sizes = np.abs(errors)
         mixed = share * sizes.max(axis=1) + (1 - share) * sizes.sum(axis=1) / np.maximum(trained.sum(axis=1), 1)
         finite = np.isfinite(mixed)
@@ -221,6 +248,10 @@ class SequenceMemory:
             initial,
         )
 
+    def trained(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return True for each step of these sequences that is trained on, bool ``[B, length]``."""
+        return self._valid(rows)[:, self.options.burn_in :]
+
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
         """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
 
@@ -256,6 +287,7 @@ class SequenceMemory:
         """
         if self._priorities is not None and "priorities" not in state:
             raise ConfigError("the replay state has no priorities", key="prioritised")
+        self._allocate()
         for pieces, part in zip(self._pieces, (state["steps"], state["sequences"]), strict=True):
             pieces.load(part, {_MASKS: True})
         if self._priorities is not None:
@@ -267,17 +299,17 @@ class SequenceMemory:
             raise ConfigError("this replay draws uniformly; give SequenceOptions a priority", key="prioritised")
         return self._priorities
 
-    def _describe(self, segment: Segment, first: int) -> None:
-        """Store the sequences of a segment whose first step is row `first`."""
-        starts = np.arange(0, segment.steps, self.options.length - self.options.overlap)
-        starts = starts[(starts == 0) | (starts + self.options.overlap < segment.steps)]  # others have no steps of their own
+    def _describe(self, segment: Segment, first: int, steps: int) -> None:
+        """Store the sequences of a segment, of which `steps` steps are stored. The first one is row `first`."""
+        starts = np.arange(0, steps, self.options.length - self.options.overlap)
+        starts = starts[(starts == 0) | (starts + self.options.overlap < steps)]  # others have no steps of their own
         count = len(starts)
         blocks = {
             _FIRST: np.full(count, first),
             _START: starts,
-            _STEPS: np.full(count, segment.steps),
+            _STEPS: np.full(count, steps),
             _SEGMENT: np.full(count, self._segments),
-            _TERMINATED: np.full(count, segment.terminated),
+            _TERMINATED: np.full(count, segment.terminated and steps == segment.steps),
             **{_INITIAL + name: np.repeat(segment.initial[name][None], count, axis=0) for name in self._initial},
         }
         self._sequences.make_room(count)
@@ -285,9 +317,11 @@ class SequenceMemory:
 
     def _drop_overwritten(self) -> None:
         """Drop the sequences of segments of which the oldest steps were overwritten."""
-        ring = self._sequences
+        ring, begin = self._sequences, self._sequences.begin
         while ring.begin < ring.end and ring.gather(_FIRST, np.array([ring.begin]))[0] < self._steps.begin:
             ring.drop_before(ring.begin + 1)
+        if self._priorities is not None:
+            self._priorities.drop(np.arange(begin, ring.begin))
 
     def _valid(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         start, steps = (self._sequences.take(name, rows)[:, None] for name in (_START, _STEPS))
@@ -296,6 +330,6 @@ class SequenceMemory:
 
 
 def _padded(block: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Return an array with rows of zeros at its end, so that it has `rows` rows."""
+    """Return an array with its last row repeated, so that it has `rows` rows. Zeros could be outside of an observation space."""
     missing = rows - len(block)
-    return np.concatenate([block, np.zeros((missing, *block.shape[1:]), block.dtype)]) if missing else block
+    return np.concatenate([block, np.repeat(block[-1:], missing, axis=0)]) if missing else block

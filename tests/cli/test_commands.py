@@ -336,6 +336,8 @@ def test_algorithms_are_listed_with_synonyms() -> None:
     assert "  staleness: data of any age; V-trace with truncated importance weights" in listed
     assert "  spaces: any observations; actions with a Box" in listed
     assert listed.count("  reference: ") >= 7
+    assert "  networks: cnn, gru, " in listed.split("\nDQN\n")[1].split("\n\n")[0]
+    assert "recurrent network: steps of a sequence that are trained on" in listed
     assert "pi_lr" in listed
     assert "clip_coef = 0.2" in listed
 

@@ -12,6 +12,7 @@ from rl4sys_zmq import FrozenAgent
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.policies.gru import STATE
+from rl4sys_zmq.replay import SequenceMemory
 
 from .conftest import Lab
 
@@ -23,6 +24,13 @@ PARAMETERS: dict[str, Any] = {
     "normalise_rewards": False,
 }
 RECURRENT: dict[str, Any] = {"algorithm_name": "PPO", "algorithm_parameters": PARAMETERS}
+REPLAY: dict[str, Any] = {
+    "algorithm_name": "DQN",
+    "algorithm_parameters": {
+        "network": {"kind": "gru", "units": 8, "hidden_sizes": [6]}, "rollout_length": 4, "sequence_length": 2, "burn_in": 2,
+        "learning_starts": 4, "train_frequency": 4, "batch_size": 4, "prioritised": True,
+    },
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -78,6 +86,28 @@ def test_the_environments_of_a_batch_have_a_state_each(inproc_lab: Lab, prepared
     assert prepared[0][1]["losses/ratio_first"] < 1e-5
 
 
+def test_a_replay_trains_on_the_states_that_the_actor_had(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    add = SequenceMemory.add
+
+    def recording(self: SequenceMemory, segment: Any) -> None:
+        found.append(segment)
+        add(self, segment)
+
+    monkeypatch.setattr(SequenceMemory, "add", recording)
+    learner = lab.learner()
+    agent, rng = lab.agent(learner, **REPLAY), np.random.default_rng(0)
+    for steps in (10, 7, 6, 9):
+        random_episode(agent, steps, rng)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    agent.wait_version(1, timeout_s=20.0)
+    assert sorted(segment.steps for segment in found) == [1, 2, 2, 3, 4, 4, 4, 4, 4, 4]
+    assert [bool(segment.initial[STATE].any()) for segment in found] == [segment.segment_index > 0 for segment in found]
+    client = learner.status()["clients"]["lab"]
+    assert client["verdicts"]["trained"] == 10 and not client["error"]
+
+
 def test_a_new_version_goes_on_from_the_state_of_the_old_one(inproc_lab: Lab, prepared: list[Any]) -> None:
     learner = inproc_lab.learner()
     agent, rng = inproc_lab.agent(learner, **RECURRENT), np.random.default_rng(0)
@@ -117,9 +147,10 @@ def test_remote_inference_is_refused_by_name(inproc_lab: Lab) -> None:
     assert caught.value.key == "inference"
 
 
-def test_an_exported_policy_acts_with_its_state(inproc_lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", [RECURRENT, REPLAY])
+def test_an_exported_policy_acts_with_its_state(algorithm: dict[str, Any], inproc_lab: Lab, tmp_path: Path) -> None:
     learner = inproc_lab.learner(run_dir=tmp_path / "run")
-    live = inproc_lab.agent(learner, explore=False, **RECURRENT)
+    live = inproc_lab.agent(learner, explore=False, **algorithm)
     observations = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     learner.save(timeout_s=20.0)
     [checkpoint] = (tmp_path / "run/checkpoints/lab").glob("[0-9]*")

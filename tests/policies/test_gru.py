@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy, local_only_reason
 from rl4sys_zmq.policies.gru import STATE, GRUParameters, gru_spec
+from rl4sys_zmq.policies.head_parameters import stochastic_head
 from rl4sys_zmq.policies.mlp import OBS_CLIP
 from rl4sys_zmq.testing import check_policy
 from rl4sys_zmq.testing.check_policy import random_observations
@@ -45,7 +46,7 @@ FORMS: list[tuple[Any, Any, dict[str, Any]]] = [
 
 
 def spec_of(form: tuple[Any, Any, dict[str, Any]]) -> PolicySpec:
-    return gru_spec(form[0], form[1], GRUParameters(**form[2]))
+    return gru_spec(form[0], form[1], GRUParameters(**{"head": stochastic_head(form[1]), **form[2]}))
 
 
 def weights_of(spec: PolicySpec, seed: int = 0) -> NDArray[np.float32]:
@@ -122,6 +123,43 @@ def test_the_policy_keeps_the_contract(form: tuple[Any, Any, dict[str, Any]]) ->
     check_policy(spec_of(form), masks=isinstance(form[1], DiscreteSpace))
 
 
+VALUE_FORMS: list[tuple[Any, Any, dict[str, Any]]] = [
+    (BOX, DISCRETE, {"head": "q_values", "units": 5}),
+    (TREE, DISCRETE, {"head": "q_values", "units": 3, "hidden_sizes": (4,), "epsilon_ladder": 7.0}),
+    (DISCRETE, DISCRETE, {"head": "q_distribution", "units": 4, "atoms": 3, "v_min": -1.0, "v_max": 3.0}),
+]
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("form", VALUE_FORMS)
+def test_an_episode_of_action_values_is_epsilon_greedy_on_the_values_of_torch(
+    form: tuple[Any, Any, dict[str, Any]], explore: bool
+) -> None:
+    spec = spec_of(form)
+    flat = weights_of(spec)
+    spec.views(flat)["epsilon"][...] = 0.3
+    check_policy(spec, masks=True)
+    policy, observations = policy_of(spec, flat), observations_of(spec, 40)
+    outputs, states = torch_outputs(spec, flat, observations)
+    if form[2]["head"] == "q_distribution":
+        outputs = outputs.view(-1, 4, 3).softmax(2) @ torch.linspace(-1.0, 3.0, 3)
+    masks = np.random.default_rng(3).random((40, 4)) < 0.5
+    masks[:, 1] = True
+    place = 0.5
+    epsilon = 0.3 ** (1.0 + form[2].get("epsilon_ladder", 0.0) * place)
+    step, state, others = policy.bind_step(RandomSource(3, place), explore), None, 0
+    for t, observation in enumerate(leaves_of(spec.observation_space).rows(observations)):
+        raw, act, log_prob, _, state = step(observation, masks[t], state)
+        allowed = np.flatnonzero(masks[t]).tolist()
+        greedy = max(allowed, key=lambda action: float(outputs[t, action]))
+        assert raw == act and int(act) - DISCRETE.start in allowed
+        is_greedy = int(act) - DISCRETE.start == greedy
+        others += not is_greedy
+        assert log_prob == pytest.approx(np.log(epsilon / len(allowed) + (1.0 - epsilon) * is_greedy))
+        np.testing.assert_allclose(state, states[t].numpy(), atol=2e-6)
+    assert bool(others) == (explore and "epsilon_ladder" not in form[2])
+
+
 def test_a_batch_is_the_same_as_single_steps() -> None:
     spec = spec_of(FORMS[1])
     policy, observations = policy_of(spec), observations_of(spec, 6)
@@ -170,12 +208,14 @@ def test_the_service_of_actions_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"document": {"units": 6}}, "tensors of a gru policy do not match"),
-        ({"document": {"units": 0}}, "units: expected an integer from 1 to 4096"),
-        ({"document": {"units": 5, "depth": 2}}, "depth: no such key"),
+        ({"document": {"head": "categorical", "units": 6}}, "tensors of a gru policy do not match"),
+        ({"document": {"head": "categorical", "units": 0}}, "units: expected an integer from 1 to 4096"),
+        ({"document": {"head": "categorical", "units": 5, "depth": 2}}, "depth: no such key"),
         ({"columns": ()}, "extra column 'state' with 5 elements"),
         ({"blob": b"x"}, "blob of 1 bytes"),
-        ({"document": {"units": 5, "squash": "tanh"}, "action_space": BoxSpace((4,))}, "needs a bounded Box"),
+        ({"document": {"head": "deterministic", "units": 5}, "action_space": BOUNDED}, "a gru policy has no deterministic head"),
+        ({"document": {"units": 5}}, "head"),
+        ({"document": {"head": "gaussian", "units": 5, "squash": "tanh"}, "action_space": BoxSpace((4,))}, "needs a bounded Box"),
     ],
 )
 def test_a_description_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:

@@ -73,7 +73,7 @@ def test_the_means_of_distributions_agree() -> None:
     document = MLPParameters(head="q_distribution", hidden_sizes=(8,), atoms=7, v_min=-1.0, v_max=3.0)
     spec = PolicySpec(OBSERVED, ACTED, "mlp", document.plain(), document.tensors(OBSERVED, ACTED))
     out, policy = run(spec, batch())
-    assert_near(out["q_values"], policy._means.batch(policy._network.batch(batch())))
+    assert_near(out["q_values"], policy._head._means.batch(policy._network.batch(batch())))
     np.testing.assert_array_equal(out["action"], policy.act_batch(batch(), None, RandomSource(0), False)[1])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import PriorityOptions, SequenceMemory, SequenceOptions
+from rl4sys_zmq.replay.n_step import n_step_columns, n_step_sequences
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.values.column_spec import ColumnSpec
 
@@ -141,7 +144,7 @@ def test_priorities_mix_the_largest_and_the_mean_error_and_follow_their_sequence
     assert replay.discard(replay.draw(4, np.random.default_rng(0))[:1]) in ([0], [2])
 
 
-def test_draws_are_uniform_and_a_segment_that_is_too_long_is_refused() -> None:
+def test_draws_are_uniform_and_of_a_segment_that_is_too_long_the_beginning_is_stored() -> None:
     replay = make_replay(30, length=2)
     for first in (0, 100, 200, 300):
         replay.add(make_segment(first, 8))
@@ -150,11 +153,44 @@ def test_draws_are_uniform_and_a_segment_that_is_too_long_is_refused() -> None:
     drawn = replay.gather(replay.draw(12_000, np.random.default_rng(0))).observations[:, 0, 0]
     counts = [np.count_nonzero(drawn == value) for value in found]
     assert np.abs(np.array(counts) - 1000).max() < 150
-    with pytest.raises(ConfigError, match="a segment of 30 steps does not fit in a replay of 30"):
-        replay.add(make_segment(0, 30))
+    for end in ("cut", "terminated"):
+        replay.add(make_segment(500, 35, end))
+        batch = everything(replay)
+        assert batch.observations[:, 0, 0].tolist() == list(range(500, 529, 2)) and not batch.terminated.any()
+        assert batch.observations[-1, :, 0].tolist() == [528, 529, 529] and batch.valid[-1].tolist() == [True, False]
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"burn_in": -1}, {"overlap": 4}, {"overlap": -1}, {"capacity": 1}])
 def test_wrong_options_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"expected"):
         make_replay(**wrong)
+
+
+def test_priorities_of_overwritten_sequences_draw_nothing() -> None:
+    """A segment of many sequences is overwritten by segments of few."""
+    replay = make_replay(40, length=1, priority=PriorityOptions())
+    replay.add(make_segment(0, 16))
+    replay.update_priorities(np.arange(16), np.full((16, 1), 1e6))
+    for first in range(100, 500, 100):
+        replay.add(make_segment(first, 12))
+        replay.draw(1, np.random.default_rng(0))
+    drawn = replay.gather(replay.draw(6000, np.random.default_rng(0))).observations[:, 0, 0]
+    counts = [np.count_nonzero(drawn == value) for value in everything(replay).observations[:, 0, 0]]
+    assert len(counts) == 36 and 100 < min(counts) <= max(counts) < 250
+
+
+def test_n_step_returns_end_with_their_sequence() -> None:
+    """The columns of a whole segment, as a sequence, are those of the segment."""
+    rng = np.random.default_rng(0)
+    for end, steps, n_step in product(("cut", "terminated", "truncated"), (1, 2, 7), (1, 3, 20)):
+        segment = replace(make_segment(0, steps, end), rewards=rng.normal(size=steps).astype(np.float32))
+        before, width = 3, 12
+        valid = np.zeros((1, width), np.bool_)
+        valid[0, before : before + steps] = True
+        rewards, terminated = np.full((1, width), np.nan, np.float32), np.zeros((1, width), np.bool_)
+        rewards[valid], terminated[0, before + steps - 1] = segment.rewards, segment.terminated
+        found, wanted = n_step_sequences(rewards, terminated, valid, n_step, 0.9), n_step_columns(segment, n_step, 0.9)
+        np.testing.assert_allclose(found.returns[valid], wanted.returns, rtol=1e-6)
+        np.testing.assert_allclose(found.discounts[valid], wanted.discounts, rtol=1e-6)
+        alive = wanted.discounts > 0
+        np.testing.assert_array_equal(found.reach[valid][alive], wanted.reach[alive] + before)

@@ -16,15 +16,16 @@ from torch.nn import functional
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
-from rl4sys_zmq.learner.algorithms.actor_critic_network import RecurrentNetwork, Sequences, initial_states
+from rl4sys_zmq.learner.algorithms.actor_critic_network import RecurrentNetwork, initial_states
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.learner.algorithms.base import CloneOptions
 from rl4sys_zmq.learner.algorithms.cloning import clone_policy, cloned_columns
-from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_rows
+from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_one_rank, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import Distribution, FlatAdam, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScaler, RunningMoments
 from rl4sys_zmq.learner.algorithms.rollout import RolloutBatch, join_segments
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.features import feature_layout
 
@@ -126,12 +127,8 @@ class ActorCritic(ABC):
             ConfigError: If there are more ranks than a minibatch has steps, or if there are several and the network is recurrent.
         """
         check_rows(self.parameters.minibatch_steps(), compute.ranks)
-        if compute.ranks.size > 1 and isinstance(self._network, RecurrentNetwork):
-            kind = self.parameters.chosen_network().entry.name
-            raise ConfigError(
-                f"learners: a network of kind {kind!r} trains in one process, not in {compute.ranks.size}; use learners: 1",
-                key="learners",
-            )
+        if isinstance(self._network, RecurrentNetwork):
+            check_one_rank(self.parameters.chosen_network().entry.name, compute.ranks)
         self._compute = compute
         self._network.place(compute.device)
         self._actions.place(compute.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["CPU", "ONE_RANK", "Compute", "Ranks", "RowShare", "check_rows", "find_devices", "row_share"]
+__all__ = ["CPU", "ONE_RANK", "Compute", "Ranks", "RowShare", "check_one_rank", "check_rows", "find_devices", "row_share"]
 
 
 class RowShare(NamedTuple):
@@ -157,6 +157,22 @@ def check_rows(rows: int | None, ranks: Ranks) -> None:
             f"learners: {ranks.size} ranks cannot divide a minibatch of {rows} rows; expected at most {rows}; use fewer ranks or "
             "larger minibatches",
             key="learners",
+        )
+
+
+def check_one_rank(kind: str, ranks: Ranks) -> None:
+    """Check that a recurrent network trains in one process. Its minibatches consist of sequences, which the ranks cannot divide.
+
+    Args:
+        kind: The kind of the network.
+        ranks: The ranks.
+
+    Raises:
+        ConfigError: If there is more than one rank.
+    """
+    if ranks.size > 1:
+        raise ConfigError(
+            f"learners: a network of kind {kind!r} trains in one process, not in {ranks.size}; use learners: 1", key="learners"
         )
 
 

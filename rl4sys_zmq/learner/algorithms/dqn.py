@@ -10,13 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import CloneOptions
 from rl4sys_zmq.learner.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.learner.algorithms.dqn_parameters import C51Parameters, DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.network_kinds import ReplayShape
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam
-from rl4sys_zmq.learner.algorithms.offpolicy import Columns, ReplayAlgorithm, StepResult
+from rl4sys_zmq.learner.algorithms.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.learner.algorithms.replay_network import ReplayNetwork, SequenceNetwork
+from rl4sys_zmq.learner.algorithms.replay_sampler import Columns
+from rl4sys_zmq.learner.algorithms.sequence_sampler import sequence_outputs
 from rl4sys_zmq.learner.algorithms.value_heads import make_value_head
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
@@ -53,14 +57,19 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         super().__init__(spec, p, name, seed)
         assert isinstance(action_space, DiscreteSpace)
         self._head = make_value_head(p, action_space.n)
-        shape, choice = ReplayShape(outputs=(self._head.outputs,)), p.chosen_network()
-        self._online, self._target = (choice.replay(self._observation_space, shape) for _ in range(2))
+        self._online, self._target = (self._new_network() for _ in range(2))
         if p.initialisation == "orthogonal":
             self._online.initialise(self._generator, [1.0])
         else:
             self._online.initialise_uniform(self._generator)
         self._target.flat.copy_(self._online.flat)
         self._use({"online": self._online, "target": self._target}, {"online": FlatAdam(self._online.flat, eps=p.adam_epsilon)})
+
+    def _new_network(self) -> ReplayNetwork | SequenceNetwork:
+        choice, space, outputs = self.parameters.chosen_network(), self._observation_space, self._head.outputs
+        if self.parameters.recurrent:
+            return choice.sequence_replay(space, outputs)
+        return choice.replay(space, ReplayShape(outputs=(outputs,)))
 
     def _columns(self, batch: TransitionBatch) -> Columns:
         columns = super()._columns(batch)
@@ -81,7 +90,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
         p, head = self.parameters, self._head
         targets = self._targets(batch)
-        estimates = _take(head.estimates(self._online(batch["observations"])[0]), batch["actions"])
+        estimates = _take(self._vectors(self._online, batch, "observations"), batch["actions"])
         losses = head.losses(estimates, targets)
         importance = batch.get("weights")
         loss = (losses if importance is None else importance * losses).mean()
@@ -97,13 +106,22 @@ class DQN(ReplayAlgorithm[DQNParameters]):
     @torch.no_grad()
     def _targets(self, batch: Columns) -> Tensor:
         """Return what the vectors of the batch's actions must become, ``[B, W]`` (van Hasselt et al. 2016, equation 4)."""
-        head, successors = self._head, batch["successors"]
-        estimates = head.estimates(self._target(successors)[0])
-        chooser = head.estimates(self._online(successors)[0]) if self.parameters.double_q else estimates
+        head = self._head
+        estimates = self._vectors(self._target, batch, "successors")
+        chooser = self._vectors(self._online, batch, "successors") if self.parameters.double_q else estimates
         values = head.values(chooser)
         if (forbidden := batch.get("forbidden")) is not None:
             values = values.masked_fill(forbidden, -torch.inf)
         return head.targets(batch["returns"], batch["discounts"], _take(estimates, values.argmax(1)))
+
+    def _vectors(self, network: ReplayNetwork | SequenceNetwork, batch: Columns, of: str) -> Tensor:
+        """Return the vectors of all actions, ``[B, n, W]``, in the observations of a batch that the column `of` has.
+
+        With a recurrent network, that column has numbers of rows of the unrolled sequences (`SequenceSampler`).
+        """
+        if isinstance(network, SequenceNetwork):
+            return self._head.estimates(sequence_outputs(network, batch).index_select(0, batch[of]))
+        return self._head.estimates(network(batch[of])[0])
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return the weights of the policy that follows from the online network, and the current epsilon, as copies.
@@ -123,11 +141,20 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         """Train the online network with a large margin, so that demonstrated actions are the best (`margin_loss`).
 
         The target network then gets the same weights. Return the mean loss of the last tenth of the steps.
+
+        Raises:
+            ConfigError: If the network is recurrent.
         """
+        head, network = self._head, self._online
+        if isinstance(network, SequenceNetwork):
+            raise ConfigError(
+                f"demonstrations.clone_steps: {self._name} clones only policies without a recurrent state, not "
+                f"{self._spec.kind}; use another kind of network",
+                key="demonstrations.clone_steps",
+            )
         columns = cloned_columns(segments, self._observation_space, self._spec.action_space)
-        head = self._head
         loss = lambda features, actions: margin_loss(  # noqa: E731
-            head.values(head.estimates(self._online(features)[0])), actions
+            head.values(head.estimates(network(features)[0])), actions
         )
         found = self._clone("online", columns, loss, options)
         self._target.flat.copy_(self._online.flat)

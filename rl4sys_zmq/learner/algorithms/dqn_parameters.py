@@ -12,6 +12,7 @@ from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPre
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.priorities import PriorityOptions
+from rl4sys_zmq.replay.sequences import SequenceOptions
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space
 
 __all__ = ["C51_ENTRY", "ENTRY", "C51Parameters", "DQNParameters", "plan_c51", "plan_dqn"]
@@ -34,6 +35,7 @@ class DQNParameters(OffPolicyParameters):
     }  # fmt: skip
     """The parameters that can change in a running client."""
 
+    network_forms: ClassVar[tuple[str, ...]] = ("offpolicy", "sequences")
     steps_per_version: ClassVar[int] = 256
     default_hidden_sizes: ClassVar[tuple[int, ...]] = (64, 64)
 
@@ -114,6 +116,9 @@ class DQNParameters(OffPolicyParameters):
         100.0,
         doc="distribution none: error beyond which the loss is linear; far below the values, rare failures are not learnt",
     )
+    value_rescaling: bool = option(
+        flag, False, doc="distribution none: learn the root of large returns, as R2D2; above all with a recurrent network"
+    )
     epsilon: float = option(
         number(0.0, 1.0), 1.0, names=("start_e", "exploration_initial_eps"), doc="probability of a uniform action at the start"
     )
@@ -137,8 +142,26 @@ class DQNParameters(OffPolicyParameters):
         "Ape-X has 7, with epsilon_min 0.4",
     )
 
+    sequence_length: int | None = option(
+        optional(whole_number(1, 1 << 20)),
+        None,
+        doc="recurrent network: steps of a sequence that are trained on; null: rollout_length",
+    )
+    burn_in: int = option(
+        whole_number(0, 1 << 20),
+        0,
+        doc="recurrent network: steps before a sequence, of the same segment, that only bring its state up to date",
+    )
+    overlap: int = option(
+        whole_number(0, 1 << 20),
+        0,
+        doc="recurrent network: trained steps that a sequence shares with the next one of its segment",
+    )
+
     def __post_init__(self) -> None:
         OffPolicyParameters.__post_init__(self)
+        self._check_sequences()
+        self._check_rescaling()
         if self.epsilon_end > self.epsilon:
             raise ConfigError(
                 f"algorithm_parameters.epsilon_min: {self.epsilon_end} is above epsilon {self.epsilon}",
@@ -148,6 +171,63 @@ class DQNParameters(OffPolicyParameters):
             raise ConfigError(
                 f"algorithm_parameters.v_min: {self.v_min:g} is not below v_max {self.v_max:g}", key="algorithm_parameters.v_min"
             )
+
+    def _check_rescaling(self) -> None:
+        """Raise `ConfigError` if `value_rescaling` is given for a distribution of the return."""
+        if self.value_rescaling and self.distribution != "none":
+            raise ConfigError(
+                f"algorithm_parameters.value_rescaling: it is for distribution none, not {self.distribution}",
+                key="algorithm_parameters.value_rescaling",
+            )
+
+    def _check_sequences(self) -> None:
+        """Check the parameters of sequences.
+
+        Raises:
+            ConfigError: If they are given for a network that is not recurrent, or contradict one another.
+        """
+        problems = {}
+        length, segment = self.steps_per_sequence, self.rollout_length
+        if not self.recurrent:
+            kind = self.chosen_network().entry.name
+            for name in ("sequence_length", "burn_in", "overlap"):
+                if given := getattr(self, name):
+                    problems[name] = f"{given} is for a recurrent network such as gru, not for the kind {kind!r}"
+        elif length + self.burn_in > segment:
+            problems["sequence_length"] = (
+                f"{length} steps and a burn_in of {self.burn_in} do not fit into a segment of {segment} steps; use a larger "
+                "rollout_length, or shorter sequences"
+            )
+        elif self.overlap >= length:
+            problems["overlap"] = f"{self.overlap} is not below sequence_length {length}"
+        elif self.buffer_size <= segment:
+            problems["buffer_size"] = f"{self.buffer_size} has no room for a segment of {segment} steps and one more"
+        for name, problem in problems.items():
+            raise ConfigError(f"algorithm_parameters.{name}: {problem}", key=f"algorithm_parameters.{name}")
+
+    @property
+    def recurrent(self) -> bool:
+        """True if the network has a recurrent state, so that it is trained on sequences."""
+        entry = self.chosen_network().entry
+        return entry.serves("sequences") and not entry.serves("offpolicy")
+
+    @property
+    def steps_per_sequence(self) -> int:
+        """The largest number of trained steps of a sequence: `sequence_length`, or `rollout_length` for whole segments."""
+        return self.rollout_length if self.sequence_length is None else self.sequence_length
+
+    @property
+    def sequences(self) -> SequenceOptions | None:
+        """The options of a replay of sequences, for a recurrent network; None for a replay of transitions."""
+        if not self.recurrent:
+            return None
+        return SequenceOptions(
+            capacity=self.buffer_size,
+            length=self.steps_per_sequence,
+            burn_in=self.burn_in,
+            overlap=self.overlap,
+            priority=self.priority,
+        )
 
     @property
     def epsilon_end(self) -> float:
@@ -260,7 +340,7 @@ def plan_dqn(
         raise ConfigError(f"{algorithm} needs a Discrete action space, not {action_space}; use PPO for a Box", key="action_space")
     p = read_parameters(cls, parameters, algorithm=algorithm)
     network = p.chosen_network().entry
-    if (p.dueling or p.distribution == "quantile") and network.serves("offpolicy") and not network.linear_output:
+    if (p.dueling or p.distribution == "quantile") and network.serves(*p.network_forms) and not network.linear_output:
         setting, remedy = (
             ("dueling", "compute it within the module") if p.dueling else ("distribution: quantile", "use categorical")
         )

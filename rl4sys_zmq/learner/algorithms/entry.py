@@ -243,6 +243,12 @@ class AlgorithmEntry:
         """True if the algorithm has the parameter ``network``, which names a kind of network."""
         return _has_network(self.parameters)
 
+    @property
+    def network_forms(self) -> tuple[str, ...]:
+        """The forms of networks that the algorithm trains: the class attribute ``network_forms`` of `parameters`, or `kind`."""
+        found: tuple[str, ...] = getattr(self.parameters, "network_forms", (self.kind,) if self.kind else ())
+        return found
+
     def load(self) -> AlgorithmFactory:
         """Return the function or class that builds the algorithm. If it is given as a string, import it.
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rl4sys_zmq.learner.algorithms.actor_critic import ActorCritic
-from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, entropy_weight
 from rl4sys_zmq.learner.algorithms.impala_parameters import IMPALAParameters
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
 from rl4sys_zmq.learner.algorithms.rollout import RolloutBatch, half_square_error
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 
 __all__ = ["IMPALA"]
 

@@ -15,30 +15,22 @@ from torch import Tensor
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import CloneOptions
 from rl4sys_zmq.learner.algorithms.cloning import clone_policy
-from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, RowShare, check_rows
+from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, RowShare, check_one_rank, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, encode_observations
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
-from rl4sys_zmq.learner.algorithms.replay_network import ReplayNetwork
+from rl4sys_zmq.learner.algorithms.replay_network import FlatNetwork
+from rl4sys_zmq.learner.algorithms.replay_sampler import Columns, ReplaySampler, TransitionSampler
+from rl4sys_zmq.learner.algorithms.sequence_sampler import SequenceSampler
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.learner.algorithms.unit_pace import UnitPace
-from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch
-from rl4sys_zmq.replay.mixed import DemonstrationReplay
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, SequenceMemory, TransitionBatch
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Segment
 
-__all__ = ["Columns", "ReplayAlgorithm", "StepResult"]
+__all__ = ["ReplayAlgorithm", "StepResult"]
 
 P = TypeVar("P", bound=OffPolicyParameters)
-
-Columns = dict[str, Tensor]
-"""The inputs of a gradient step on ``B`` transitions, by name.
-
-``observations`` and ``successors`` are features, float32 ``[B, F]``. ``actions`` is float32 ``[B, n]``, or int64 ``[B]`` from 0
-for discrete actions. ``returns`` and ``discounts`` are float32 ``[B]`` (see `TransitionBatch`). With prioritized sampling,
-``weights`` are the importance weights, float32 ``[B]``. An algorithm adds further columns, such as random numbers, so that each
-rank has those of its rows.
-"""
 
 
 class StepResult(NamedTuple):
@@ -81,17 +73,24 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._generator = torch.Generator().manual_seed(seed)
         self._draws = TorchDraws(self._generator)
         p = parameters
-        options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step, priority=p.priority)
-        self._replay = ReplayMemory(self._stored_space(), spec.action_space, options)
-        self._demonstrations: DemonstrationReplay | None = None
-        self._networks: dict[str, ReplayNetwork] = {}
+        self._replay: ReplayMemory | SequenceMemory
+        self._sampler: ReplaySampler
+        spaces = self._stored_space(), spec.action_space
+        if p.sequences is None:
+            options = ReplayOptions(capacity=p.buffer_size, gamma=p.gamma, n_step=p.n_step, priority=p.priority)
+            self._replay = transitions = ReplayMemory(*spaces, options)
+            self._sampler = TransitionSampler(transitions, spaces, self._columns)
+        else:
+            self._replay = sequences = SequenceMemory(*spaces, p.sequences, spec.columns)
+            self._sampler = SequenceSampler(sequences, spaces[0], p.n_step, p.gamma)
+        self._networks: dict[str, FlatNetwork] = {}
         self._optimizers: dict[str, FlatAdam] = {}
         self._pace = UnitPace()
         self._gradient_steps = 0
 
     # ---- what a subclass defines
 
-    def _use(self, networks: Mapping[str, ReplayNetwork], optimizers: Mapping[str, FlatAdam]) -> None:
+    def _use(self, networks: Mapping[str, FlatNetwork], optimizers: Mapping[str, FlatAdam]) -> None:
         """Take the networks by name, and the optimizers of those that are trained. The first network changes at each step."""
         self._networks, self._optimizers = dict(networks), dict(optimizers)
 
@@ -155,7 +154,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
             digest: A number that identifies the demonstrations; see `load`.
 
         Raises:
-            ConfigError: If a batch is too small to be divided.
+            ConfigError: If a batch is too small to be divided, or if the network is recurrent.
         """
         p = self.parameters
         count = round(p.batch_size * fraction)
@@ -165,10 +164,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
                 f"{p.batch_size - 1}",
                 key="demonstrations.fraction",
             )
-        stored = [self._stored(segment) for segment in segments]
-        self._demonstrations = DemonstrationReplay(
-            self._stored_space(), self._spec.action_space, self._replay.options, stored, count, digest
-        )
+        self._sampler.use_demonstrations([self._stored(segment) for segment in segments], count, digest)
 
     def spec(self) -> PolicySpec:
         """Return the specification of the policy."""
@@ -212,34 +208,18 @@ class ReplayAlgorithm(ABC, Generic[P]):
         return self._pace.missing(self.parameters, self.publish_every_updates)
 
     def _draw(self) -> NDArray[np.int64]:
-        """Return the rows of a batch, int64 ``[B]``: first those of demonstrations, as -1 - row, then those of the replay."""
-        size, demonstrations = self.parameters.batch_size, self._demonstrations
-        if demonstrations is None:
-            return self._replay.draw(size, self._draws)
-        return demonstrations.draw(self._replay, size, self._draws)
-
-    def _gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
-        """Return copies of the transitions in these rows, in the form and the order of `_draw`."""
-        demonstrations = self._demonstrations
-        return self._replay.gather(rows) if demonstrations is None else demonstrations.gather(self._replay, rows)
+        """Return the rows of a batch, as the sampler draws them."""
+        return self._sampler.draw(self.parameters.batch_size, self._draws)
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Take one gradient step on these rows, and update their priorities. Return metrics by tag, as scalar tensors.
-
-        Demonstrations have the importance weight 1 and no priority.
-        """
+        """Take one gradient step on these rows, and update their priorities. Return metrics by tag, as scalar tensors."""
         p = self.parameters
-        columns = self._columns(self._gather(rows))
-        own = rows[rows >= 0]
-        if p.priority is not None:
-            ones = np.ones(len(rows) - len(own), np.float32)
-            weights = self._replay.weights(own, p.priority_beta_at(self._pace.steps)) if len(own) else ones[:0]
-            columns["weights"] = torch.from_numpy(np.concatenate([ones, weights]))
+        columns = self._sampler.columns(rows, None if p.priority is None else p.priority_beta_at(self._pace.steps))
         rate = p.learning_rate_at(self._pace.steps)
         with self._compute.ranks.leading({"columns": columns, "rate": rate}, self._training_state):
             metrics, errors = self._step(columns, rate)
-        if errors is not None and len(own):
-            self._replay.update_priorities(own, errors.cpu().numpy()[len(rows) - len(own) :])
+        if errors is not None:
+            self._sampler.update_priorities(rows, errors.cpu().numpy())
         return metrics
 
     def follow(self, work: Mapping[str, Any]) -> None:
@@ -292,9 +272,12 @@ class ReplayAlgorithm(ABC, Generic[P]):
         The replay buffer stays in the memory of the CPU.
 
         Raises:
-            ConfigError: If there are more ranks than a batch has transitions.
+            ConfigError: If there are more ranks than a batch has transitions, or if there are several and the network is
+                recurrent.
         """
         check_rows(self.parameters.batch_size, compute.ranks)
+        if self.parameters.sequences is not None:
+            check_one_rank(self.parameters.chosen_network().entry.name, compute.ranks)
         self._compute = compute
         for network in self._networks.values():
             network.place(compute.device)
@@ -352,12 +335,8 @@ class ReplayAlgorithm(ABC, Generic[P]):
     def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
         """Return the same as `state`, but without the arrays of those pieces of the replay buffer whose names are in `stored`."""
         pace = self._pace
-        counters = {"steps": pace.steps, "episodes": pace.episodes, "demonstrations": self._demonstrations_digest()}
+        counters = {"steps": pace.steps, "episodes": pace.episodes, "demonstrations": self._sampler.digest}
         return {**self._training_state(), **counters, "replay": self._replay.state(stored)}
-
-    def _demonstrations_digest(self) -> int:
-        """Return the number that identifies the demonstrations; 0 without any."""
-        return 0 if self._demonstrations is None else self._demonstrations.digest
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned.
@@ -366,7 +345,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
             ConfigError: If the state comes from networks of other sizes, from a replay buffer of another capacity or shape, or
                 from a training with other demonstrations.
         """
-        saved, given = int(state.get("demonstrations", 0)), self._demonstrations_digest()
+        saved, given = int(state.get("demonstrations", 0)), self._sampler.digest
         if saved and given and saved != given:
             raise ConfigError(
                 f"demonstrations: the training began with other ones (digest {saved:016x}, the file has {given:016x}); give that "

@@ -18,6 +18,7 @@ from rl4sys_zmq.learner.algorithms.network_kinds import (
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
 from rl4sys_zmq.replay.priorities import PriorityOptions
+from rl4sys_zmq.replay.sequences import SequenceOptions
 from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace, PolicySpec, Space
 
 __all__ = ["CriticParameters", "OffPolicyParameters"]
@@ -35,6 +36,9 @@ class OffPolicyParameters:
 
     steps_per_version: ClassVar[int] = 64
     """The number of steps from one published policy version to the next, about."""
+
+    network_forms: ClassVar[tuple[str, ...]] = ("offpolicy",)
+    """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
 
     default_hidden_sizes: ClassVar[tuple[int, ...]] = (256, 256)
     """The widths of the hidden layers of an MLP if no parameter determines them."""
@@ -144,12 +148,12 @@ class OffPolicyParameters:
             head: The meaning of the network's outputs.
 
         Raises:
-            ConfigError: If the network does not fit the spaces, or has no form for replay algorithms.
+            ConfigError: If the network does not fit the spaces, or has no form that the algorithm trains.
         """
         requirements = PolicyRequirements(
             algorithm=name, observation_space=observation_space, action_space=action_space, head=head
         )
-        return plan_policy(self.chosen_network(), requirements, "offpolicy")
+        return plan_policy(self.chosen_network(), requirements, *self.network_forms)
 
     @property
     def target_share(self) -> float:
@@ -183,6 +187,11 @@ class OffPolicyParameters:
     @property
     def priority(self) -> PriorityOptions | None:
         """The options of prioritized sampling; None if transitions are drawn uniformly."""
+        return None
+
+    @property
+    def sequences(self) -> SequenceOptions | None:
+        """The options of a replay of sequences, for a recurrent network; None for a replay of transitions."""
         return None
 
     def priority_beta_at(self, steps: int) -> float:

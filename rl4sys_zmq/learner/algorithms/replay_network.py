@@ -1,50 +1,40 @@
-"""The interface of the networks of replay algorithms such as DQN and SAC."""
+"""The interfaces of the networks of replay algorithms such as DQN and SAC."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["ReplayNetwork"]
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
+
+__all__ = ["FlatNetwork", "ReplayNetwork", "SequenceNetwork"]
 
 
-class ReplayNetwork(Protocol):
-    """``K`` networks of one kind that get the same inputs: a policy, the action values of DQN, or the critics of SAC.
+class FlatNetwork(Protocol):
+    """One or more networks with all parameters in one flat vector.
 
-    All parameters are in one flat vector, so that the optimizer, the checkpoints and the target networks need no knowledge of
-    layers. Networks can share layers.
+    So the optimizer, the checkpoints and the target networks need no knowledge of layers.
 
     Attributes:
         flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`. It begins with the tensors of a
-            policy in the order of `PolicySpec.tensors`, if network 0 is one, and then `ReplayShape.extras` further parameters.
+            policy in the order of `PolicySpec.tensors`, if network 0 is one.
     """
 
     flat: Tensor
 
-    def __call__(self, x: Tensor, actions: Tensor | None = None) -> Sequence[Tensor]:
-        """Compute all networks. Return the outputs of each, ``[B, ReplayShape.outputs[k]]``.
-
-        Args:
-            x: The features of ``B`` observations, float32 ``[B, F]`` (`rl4sys_zmq.values.features`).
-            actions: Actions, float32 ``[B, ReplayShape.actions]``; None if the networks get none.
-        """
-
-    def one(self, k: int, x: Tensor, actions: Tensor | None = None) -> Tensor:
-        """Compute network `k` alone, with the arguments of a call. Return its outputs."""
-
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set random orthogonal weights and zero biases. The extra parameters do not change.
+        """Set random orthogonal weights and zero biases. Extra parameters do not change.
 
         Args:
             generator: The only source of random numbers.
-            output_gains: The gain of the output layer of each network. The gain of the other layers is √2.
+            output_gains: The gain of the output layer of each network. The gain of hidden layers is √2.
         """
 
     def initialise_uniform(self, generator: torch.Generator) -> None:
-        """Set uniform weights and biases, as those of torch's layers. The extra parameters do not change.
+        """Set uniform weights and biases, as those of torch's layers. Extra parameters do not change.
 
         Args:
             generator: The only source of random numbers.
@@ -62,3 +52,44 @@ class ReplayNetwork(Protocol):
 
     def place(self, device: torch.device) -> None:
         """Move all parameters to another device. `flat` is then a new tensor."""
+
+
+class ReplayNetwork(FlatNetwork, Protocol):
+    """``K`` networks of one kind that get the same inputs: a policy, the action values of DQN, or the critics of SAC.
+
+    Networks can share layers. After the tensors of a policy, `flat` has ``ReplayShape.extras`` further parameters.
+    """
+
+    def __call__(self, x: Tensor, actions: Tensor | None = None) -> Sequence[Tensor]:
+        """Compute all networks. Return the outputs of each, ``[B, ReplayShape.outputs[k]]``.
+
+        Args:
+            x: The features of ``B`` observations, float32 ``[B, F]`` (`rl4sys_zmq.values.features`).
+            actions: Actions, float32 ``[B, ReplayShape.actions]``; None if the networks get none.
+        """
+
+    def one(self, k: int, x: Tensor, actions: Tensor | None = None) -> Tensor:
+        """Compute network `k` alone, with the arguments of a call. Return its outputs."""
+
+
+@runtime_checkable
+class SequenceNetwork(FlatNetwork, Protocol):
+    """A network with a recurrent state, which a replay algorithm trains on sequences of consecutive steps.
+
+    Attributes:
+        state_column: The name of the extra column (`PolicySpec.columns`, one value per segment) with the state before the first
+            step of a segment, as the actor had it. The elements of a state are between -1 and 1.
+    """
+
+    state_column: ClassVar[str]
+
+    def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """Compute the outputs ``[B, outputs]``.
+
+        Args:
+            x: The features of ``B`` observations, float32 ``[B, F]``.
+            sequences: The division of the rows into sequences, and the states before them.
+        """
+
+    def states(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """Return the recurrent state after each row, ``[B, n]``, with the arguments of a call."""

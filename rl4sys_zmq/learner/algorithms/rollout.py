@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, Ranks
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree

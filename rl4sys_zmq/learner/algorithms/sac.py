@@ -37,7 +37,8 @@ from rl4sys_zmq.learner.algorithms.cloning import cloned_columns
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.network_kinds import ReplayShape
 from rl4sys_zmq.learner.algorithms.networks import FORBIDDEN_LOGIT, FlatAdam, limit_norm
-from rl4sys_zmq.learner.algorithms.offpolicy import Columns, ReplayAlgorithm, StepResult
+from rl4sys_zmq.learner.algorithms.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.learner.algorithms.replay_sampler import Columns
 from rl4sys_zmq.learner.algorithms.sac_parameters import SACParameters, plan_sac
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space

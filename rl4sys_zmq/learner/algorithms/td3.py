@@ -30,7 +30,8 @@ from rl4sys_zmq.learner.algorithms.cloning import cloned_columns
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.network_kinds import ReplayShape
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam
-from rl4sys_zmq.learner.algorithms.offpolicy import Columns, ReplayAlgorithm, StepResult
+from rl4sys_zmq.learner.algorithms.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.learner.algorithms.replay_sampler import Columns
 from rl4sys_zmq.learner.algorithms.td3_parameters import DDPGParameters, TD3Parameters, plan_ddpg, plan_td3
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space

@@ -8,6 +8,7 @@ deviations (advantages) from it.
 [1] Wang et al. 2016, Dueling Network Architectures for Deep Reinforcement Learning.
 [2] Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning.
 [3] Dabney et al. 2018, Distributional Reinforcement Learning with Quantile Regression.
+[4] Pohlen et al. 2018, Observe and Look Further: Achieving Consistent Performance on Atari.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from torch.nn import functional
 
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters
 
-__all__ = ["CategoricalHead", "QuantileHead", "ScalarHead", "ValueHead", "make_value_head"]
+__all__ = ["CategoricalHead", "QuantileHead", "ScalarHead", "ValueHead", "expand", "make_value_head", "squash"]
+
+_SLOPE = 1e-3
+"""The slope of `squash` for very large values, ε."""
 
 
 class ValueHead(ABC):
@@ -97,19 +101,24 @@ class ValueHead(ABC):
 
 
 class ScalarHead(ValueHead):
-    """A head that estimates the expected return. The loss is quadratic up to an error, and linear beyond it (Huber)."""
+    """A head that estimates the expected return, or with `rescaling` that return squashed by a growing function (`squash`).
 
-    def __init__(self, actions: int, *, dueling: bool, huber_delta: float) -> None:
+    The loss is quadratic up to an error, and linear beyond it (Huber). With `rescaling`, errors are those of squashed returns.
+    """
+
+    def __init__(self, actions: int, *, dueling: bool, huber_delta: float, rescaling: bool = False) -> None:
         super().__init__(actions, 1, dueling=dueling)
-        self._huber_delta = huber_delta
+        self._huber_delta, self._rescaling = huber_delta, rescaling
 
     def values(self, estimates: Tensor) -> Tensor:
-        """Return the estimates themselves."""
-        return estimates.squeeze(-1)
+        """Return the estimates themselves, or with `rescaling` the returns that they stand for."""
+        found = estimates.squeeze(-1)
+        return expand(found) if self._rescaling else found
 
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
-        """Return the n-step return plus the discounted value of the successor."""
-        return (returns + discounts * successors.squeeze(1)).unsqueeze(1)
+        """Return the n-step return plus the discounted value of the successor, squashed with `rescaling` ([4], equation 1)."""
+        found = returns + discounts * self.values(successors)
+        return (squash(found) if self._rescaling else found).unsqueeze(1)
 
     def losses(self, estimates: Tensor, targets: Tensor) -> Tensor:
         """Return the Huber loss."""
@@ -206,6 +215,21 @@ class QuantileHead(ValueHead):
         return super().network_rows(np.repeat(rows, self.width, axis=0))
 
 
+def squash(returns: Tensor) -> Tensor:
+    """Return ``sign(x) (√(|x| + 1) - 1) + ε x`` for each return x ([4], proposition A.2)."""
+    return returns.sign() * ((returns.abs() + 1.0).sqrt() - 1.0) + _SLOPE * returns
+
+
+def expand(squashed: Tensor) -> Tensor:
+    """Return the inverse of `squash`, ``sign(x) (((√(1 + 4 ε (|x| + 1 + ε)) - 1) / (2 ε))² - 1)`` ([4], proposition A.2).
+
+    It is computed in float64, because of the difference of two close numbers, and returned in the dtype of the argument.
+    """
+    sizes = squashed.abs().double()
+    root = ((1.0 + 4.0 * _SLOPE * (sizes + 1.0 + _SLOPE)).sqrt() - 1.0) / (2.0 * _SLOPE)
+    return squashed.sign() * (root.square() - 1.0).to(squashed.dtype)
+
+
 def make_value_head(parameters: DQNParameters, actions: int) -> ValueHead:
     """Build the head that the parameters describe."""
     p = parameters
@@ -213,4 +237,4 @@ def make_value_head(parameters: DQNParameters, actions: int) -> ValueHead:
         return CategoricalHead(actions, dueling=p.dueling, atoms=p.atoms, v_min=p.v_min, v_max=p.v_max)
     if p.distribution == "quantile":
         return QuantileHead(actions, dueling=p.dueling, quantiles=p.quantiles, kappa=p.kappa)
-    return ScalarHead(actions, dueling=p.dueling, huber_delta=p.huber_delta)
+    return ScalarHead(actions, dueling=p.dueling, huber_delta=p.huber_delta, rescaling=p.value_rescaling)

@@ -83,7 +83,7 @@ def test_a_fraction_of_each_batch_is_demonstrated(name: str, space: Space, param
     algorithm.use_demonstrations([segment(space, 10, seed, reward=7.0) for seed in range(2)], 0.25, 1)
     algorithm.observe(segment(space, 30, 9))
     for _ in range(3):
-        returns = algorithm._gather(algorithm._draw()).returns
+        returns = algorithm._sampler.gather(algorithm._draw()).returns
         assert (returns >= 7.0).sum() == 4 and (returns == 0.0).sum() == 12
     assert train(algorithm) == 2
     assert all(np.isfinite(array).all() for array in algorithm.numbers_to_check())

@@ -334,7 +334,7 @@ def test_the_target_network_follows_by_interval_and_by_share() -> None:
 @pytest.mark.parametrize(("size", "beta"), [(1, 0.5), (7, 1.0), (16, 0.0)])
 def test_a_prioritised_step_matches_the_slow_twin(size: int, beta: float) -> None:
     """The loss is the mean of the weighted losses, and the priorities become the absolute TD errors of before the step."""
-    algorithm = make(prioritised=True, priority_beta=beta, priority_beta_final=beta, huber_delta=0.5, batch_size=size)
+    algorithm: Any = make(prioritised=True, priority_beta=beta, priority_beta_final=beta, huber_delta=0.5, batch_size=size)
     algorithm.observe(make_segment(40))
     replay = algorithm._replay
     replay.update_priorities(np.arange(40), np.arange(40) / 10)

@@ -15,12 +15,13 @@ from torch import Tensor
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, make_algorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.learner.algorithms.actor_critic_network import RecurrentNetwork, Sequences, initial_states
+from rl4sys_zmq.learner.algorithms.actor_critic_network import RecurrentNetwork, initial_states
 from rl4sys_zmq.learner.algorithms.compute import Compute
 from rl4sys_zmq.learner.algorithms.network_kinds.gru import GRUOptions
 from rl4sys_zmq.learner.algorithms.network_kinds.gru_actor_critic import GRUActorCritic
 from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.learner.algorithms.rollout import RolloutBatch, TrainingTensors, equal_groups, join_segments
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy
 from rl4sys_zmq.policies.gru import STATE, GRUParameters, gru_spec
 from rl4sys_zmq.testing import check_algorithm
@@ -43,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 def network_of(hidden_sizes: tuple[int, ...] = (5,), seed: int = 0) -> GRUActorCritic:
     options = GRUOptions(units=4, hidden_sizes=hidden_sizes, activation="relu")
-    spec = gru_spec(BOX, NUMBERS, GRUParameters(units=4, hidden_sizes=hidden_sizes, activation="relu"))
+    spec = gru_spec(BOX, NUMBERS, GRUParameters(head="gaussian", units=4, hidden_sizes=hidden_sizes, activation="relu"))
     network = GRUActorCritic(options, spec)
     network.initialise(torch.Generator().manual_seed(seed), (0.5, 1.0))
     return network
@@ -301,7 +302,7 @@ def test_the_short_form_of_an_mlp_is_refused() -> None:
 
 def test_the_values_can_leave_the_unit_as_it_is() -> None:
     network, (x, sequences) = network_of(), batch_of()
-    spec = gru_spec(BOX, NUMBERS, GRUParameters(units=4, hidden_sizes=(5,), activation="relu"))
+    spec = gru_spec(BOX, NUMBERS, GRUParameters(head="gaussian", units=4, hidden_sizes=(5,), activation="relu"))
     apart = GRUActorCritic(GRUOptions(units=4, hidden_sizes=(5,), activation="relu", value_gradient=False), spec)
     apart.flat.copy_(network.flat)
     for each, reached in ((network, True), (apart, False)):

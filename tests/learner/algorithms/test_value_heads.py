@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, make_algorithm
-from rl4sys_zmq.learner.algorithms.value_heads import CategoricalHead, QuantileHead, ScalarHead
+from rl4sys_zmq.learner.algorithms.value_heads import CategoricalHead, QuantileHead, ScalarHead, expand, squash
 from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.testing import check_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
@@ -56,6 +56,31 @@ def tensor(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 
 # ---- formulas
+
+
+def test_rescaled_targets_are_those_of_the_paper() -> None:
+    """Pohlen et al. 2018: h(r + γ h⁻¹(q)), with h⁻¹ found by bisection."""
+    rng = np.random.default_rng(0)
+    returns, successors = 100.0 * tensor(rng, 20), 4.0 * tensor(rng, 20, 1)
+    discounts = torch.tensor(rng.choice([0.0, 0.9], 20), dtype=torch.float32)
+    head = ScalarHead(3, dueling=False, huber_delta=1.0, rescaling=True)
+
+    def h(x: float) -> float:
+        return math.copysign(math.sqrt(abs(x) + 1.0) - 1.0, x) + 1e-3 * x
+
+    def inverse(y: float) -> float:
+        low, high = -1e6, 1e6
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if h(middle) < y else (low, middle)
+        return low
+
+    slow = [h(float(r) + float(d) * inverse(float(q))) for r, d, q in zip(returns, discounts, successors.squeeze(1), strict=True)]
+    np.testing.assert_allclose(head.targets(returns, discounts, successors).squeeze(1).numpy(), slow, rtol=1e-5)
+    wide = torch.tensor([-1e6, -3.0, -1e-3, 0.0, 1e-3, 0.5, 300.0, 1e6])
+    torch.testing.assert_close(expand(squash(wide)), wide, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="value_rescaling: it is for distribution none, not quantile"):
+        make("quantile", value_rescaling=True)
 
 
 @given(atoms=st.integers(2, 9), low=st.floats(-5, 1), span=st.floats(0.5, 9), seed=st.integers(0, 2**32 - 1))
@@ -162,7 +187,7 @@ def test_an_actor_gets_the_values_of_the_network(case: str) -> None:
     policy: Any = build_policy(spec, PolicySnapshot(1, 0, 0, flat))
     observations = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     outputs = policy._network.batch(observations)
-    values = outputs if policy._means is None else policy._means.batch(outputs)
+    values = outputs if policy._head._means is None else policy._head._means.batch(outputs)
     head = algorithm._head
     own = head.values(head.estimates(algorithm._online(torch.from_numpy(observations))[0])).detach()
     np.testing.assert_allclose(values, own.numpy(), rtol=1e-4, atol=1e-4)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.flat_parameters import FlatParameters
 from rl4sys_zmq.learner.algorithms.network_kinds.cnn import CNNOptions
 from rl4sys_zmq.learner.algorithms.network_kinds.cnn_body import CNNBody, initialise_orthogonal
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 from rl4sys_zmq.values import PolicySpec
 
 __all__ = ["CNNActorCritic"]

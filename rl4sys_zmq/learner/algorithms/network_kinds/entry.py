@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rl4sys_zmq.learner.algorithms.actor_critic_network import ActorCriticNetwork
-    from rl4sys_zmq.learner.algorithms.replay_network import ReplayNetwork
+    from rl4sys_zmq.learner.algorithms.replay_network import ReplayNetwork, SequenceNetwork
 
 __all__ = [
     "ActorCriticFactory",
@@ -27,6 +27,7 @@ __all__ = [
     "PolicyRequirements",
     "ReplayFactory",
     "ReplayShape",
+    "SequenceFactory",
 ]
 
 
@@ -84,6 +85,12 @@ ReplayFactory = Callable[[Any, ObservationSpace, ReplayShape], "ReplayNetwork"]
 The options are an instance of `NetworkEntry.options`. All parameters are zero.
 """
 
+SequenceFactory = Callable[[Any, ObservationSpace, int], "SequenceNetwork"]
+"""A callable that builds a recurrent network of a replay algorithm: ``factory(options, observation_space, outputs)``.
+
+The options are an instance of `NetworkEntry.options`, and `outputs` is the number of outputs. All parameters are zero.
+"""
+
 ModuleBuilder = Callable[[Any, BoxSpace, int], "nn.Module"]
 """A callable that builds a torch module: ``build(options, observation_space, outputs) -> module``.
 
@@ -107,6 +114,8 @@ class NetworkEntry:
             ``"package.module:attribute"``. Empty if actor-critics cannot use the kind.
         replay: The factory of the networks of replay algorithms such as DQN and SAC, or its path. Empty if they cannot use the
             kind.
+        sequence_replay: The factory of the recurrent networks of those replay algorithms that train on sequences, such as DQN,
+            or its path. Empty if the kind is not recurrent, or has no such form.
         linear_output: True if the last two tensors of the policy's network are the weight and the bias of a linear output layer.
             DQN needs such a layer for dueling and for quantiles.
         summary: One line of documentation.
@@ -120,6 +129,7 @@ class NetworkEntry:
     plan: NetworkPlan
     actor_critic: ActorCriticFactory | str = ""
     replay: ReplayFactory | str = ""
+    sequence_replay: SequenceFactory | str = ""
     linear_output: bool = False
     summary: str = ""
     reference: str = ""
@@ -128,10 +138,13 @@ class NetworkEntry:
     def __post_init__(self) -> None:
         check_name(self.name, "network.kind")
 
-    def serves(self, kind: str) -> bool:
-        """Return True if algorithms of a kind, ``onpolicy`` or ``offpolicy``, can train such a network; empty for any kind."""
-        factories = {"onpolicy": (self.actor_critic,), "offpolicy": (self.replay,), "": (self.actor_critic, self.replay)}
-        return any(factory != "" for factory in factories[kind])
+    def serves(self, *forms: str) -> bool:
+        """Return True if the kind has one of these forms: ``onpolicy``, ``offpolicy``, ``sequences``; without arguments, any.
+
+        They are `actor_critic`, `replay` and `sequence_replay`. The first two are the names of the kinds of algorithms.
+        """
+        factories = {"onpolicy": self.actor_critic, "offpolicy": self.replay, "sequences": self.sequence_replay}
+        return any(factories[form] != "" for form in forms or factories)
 
     def load(self, factory: Callable[..., Any] | str) -> Callable[..., Any]:
         """Return a factory of this entry. If it is given as a path, import it.
@@ -189,4 +202,13 @@ class NetworkChoice:
             ConfigError: If the kind has no form for replay algorithms, or the form cannot be loaded.
         """
         network: ReplayNetwork = self.entry.load(self.entry.replay)(self.options, observation_space, shape)
+        return network
+
+    def sequence_replay(self, observation_space: ObservationSpace, outputs: int) -> SequenceNetwork:
+        """Build the recurrent network of a replay algorithm.
+
+        Raises:
+            ConfigError: If the kind has no such form, or the form cannot be loaded.
+        """
+        network: SequenceNetwork = self.entry.load(self.entry.sequence_replay)(self.options, observation_space, outputs)
         return network

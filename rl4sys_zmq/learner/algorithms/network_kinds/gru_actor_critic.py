@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.flat_parameters import FlatParameters
 from rl4sys_zmq.learner.algorithms.network_kinds.gru import GRUOptions
+from rl4sys_zmq.learner.algorithms.network_kinds.gru_body import GRUBody
 from rl4sys_zmq.learner.algorithms.networks import HIDDEN_GAIN, activation_function, input_change
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 from rl4sys_zmq.policies.gru import STATE
 from rl4sys_zmq.values import PolicySpec
 
@@ -40,7 +41,7 @@ class GRUActorCritic(FlatParameters):
     def __init__(self, options: GRUOptions, spec: PolicySpec) -> None:
         shapes = {tensor.name: tensor.shape for tensor in spec.tensors if tensor.name not in STATISTICS}
         self.sequence_length = options.sequence_length
-        self._units, self._layers = options.units, len(options.hidden_sizes)
+        self._body = GRUBody(options)
         self._activation = activation_function(options.activation)
         self._shares = options.value_gradient
         self._has_extras = "log_std" in shapes
@@ -67,17 +68,9 @@ class GRUActorCritic(FlatParameters):
 
     def states(self, x: Tensor, sequences: Sequences | None = None) -> Tensor:
         """Return the state of the recurrent unit after each row, ``[B, units]``, as `RecurrentNetwork` describes."""
-        leaves = self.leaves[0]
-        for layer in range(self._layers):
-            x = self._activation(F.linear(x, leaves[2 * layer], leaves[2 * layer + 1]))
         if sequences is None:
-            sequences = Sequences([1] * len(x), x.new_zeros(len(x), self._units))
-        padded, rows = sequences.padding(x.device)
-        weights = leaves[2 * self._layers : 2 * self._layers + 4]
-        count = len(sequences.lengths)
-        inputs = x.index_select(0, padded).view(-1, count, x.shape[1])
-        after, _ = torch.gru(inputs, sequences.states[None], weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)
-        return after.reshape(-1, self._units).index_select(0, rows)
+            sequences = Sequences([1] * len(x), x.new_zeros(len(x), self._body.units))
+        return self._body.states(self.leaves[0], x, sequences)
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
         """Set random orthogonal weights, for each gate separately, and zero biases. `extras` does not change.
@@ -86,22 +79,17 @@ class GRUActorCritic(FlatParameters):
             generator: The only source of random numbers.
             output_gains: The gain of the output layer of each network. The gain of hidden layers is √2, that of gates is 1.
         """
-        gru = 2 * self._layers
         policy, value = self.views(self.flat)
+        self._body.initialise(policy, generator, output_gains[0])
         with torch.no_grad():
-            for layer in range(self._layers):
-                torch.nn.init.orthogonal_(policy[2 * layer], HIDDEN_GAIN, generator=generator)
-            for gate in (*policy[gru].split(self._units), *policy[gru + 1].split(self._units)):
-                torch.nn.init.orthogonal_(gate, 1.0, generator=generator)
-            torch.nn.init.orthogonal_(policy[gru + 4], output_gains[0], generator=generator)
             torch.nn.init.orthogonal_(value[0], HIDDEN_GAIN, generator=generator)
             torch.nn.init.orthogonal_(value[2], output_gains[1], generator=generator)
-            for bias in (*policy[1:gru:2], policy[gru + 2], policy[gru + 3], policy[gru + 5], value[1], value[3]):
+            for bias in (value[1], value[3]):
                 bias.zero_()
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
         """Adapt the first layer to a new standardisation of the inputs, as `MLPStack.change_inputs` describes."""
-        weight, bias = (0, 1) if self._layers else (0, 2)
+        weight, bias = (0, 1) if self._body.layers else (0, 2)
         gradient = torch.ones_like(self.flat)
         policy = self.views(self.flat)[0]
         with torch.no_grad():
@@ -110,8 +98,7 @@ class GRUActorCritic(FlatParameters):
         return gradient
 
     def _outputs(self, states: Tensor) -> Tensor:
-        at = 2 * self._layers + 4
-        return F.linear(states, self.leaves[0][at], self.leaves[0][at + 1])
+        return self._body.outputs(self.leaves[0], states)
 
     def _values(self, states: Tensor) -> Tensor:
         hidden, hidden_bias, weight, bias = self.leaves[1]

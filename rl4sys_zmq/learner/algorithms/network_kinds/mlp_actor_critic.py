@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.network_kinds.mlp import MLPOptions
 from rl4sys_zmq.learner.algorithms.networks import MLPStack
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 from rl4sys_zmq.values import PolicySpec
 
 __all__ = ["MLPActorCritic"]

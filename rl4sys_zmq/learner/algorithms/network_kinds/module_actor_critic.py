@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rl4sys_zmq.learner.algorithms.actor_critic_network import Sequences
 from rl4sys_zmq.learner.algorithms.network_kinds.entry import ModuleBuilder
 from rl4sys_zmq.learner.algorithms.network_kinds.module_export import build_module
 from rl4sys_zmq.learner.algorithms.network_kinds.module_networks import ModuleNetworks
+from rl4sys_zmq.learner.algorithms.sequences import Sequences
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 

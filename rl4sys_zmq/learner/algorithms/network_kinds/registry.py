@@ -31,6 +31,14 @@ To add a kind to this package, write a module that contains a `NetworkEntry`, an
 """
 
 
+_TRAINERS = {
+    "onpolicy": "on-policy algorithms such as PPO",
+    "offpolicy": "replay algorithms such as SAC",
+    "sequences": "replay algorithms with sequences such as DQN",
+}
+"""The algorithms that train each form of networks, for error messages."""
+
+
 def register_network(entry: NetworkEntry) -> None:
     """Make a kind of network available to the parameters of algorithms in this process.
 
@@ -42,16 +50,16 @@ def register_network(entry: NetworkEntry) -> None:
     NETWORKS.add(entry, replace=False)
 
 
-def network_names(kind: str = "") -> list[str]:
+def network_names(*forms: str) -> list[str]:
     """Return the names of the kinds of networks that algorithms can train, sorted. A kind that cannot be loaded is left out.
 
     Args:
-        kind: The kind of the algorithms, ``onpolicy`` or ``offpolicy``; empty for any.
+        forms: The forms of networks that the algorithms train (`NetworkEntry.serves`); none for any.
     """
     names = []
     for name in NETWORKS.names():
         try:
-            if NETWORKS.get(name).serves(kind):
+            if NETWORKS.get(name).serves(*forms):
                 names.append(name)
         except ConfigError:  # `Registry.faults` reports it
             continue
@@ -113,24 +121,24 @@ def choose_network(
     return NetworkChoice(entry, entry.options(**options))
 
 
-def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, kind: str) -> PolicySpec:
+def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms: str) -> PolicySpec:
     """Return the specification of the policy of an algorithm with a chosen network.
 
     Args:
         choice: The network.
         requirements: The requirements of the algorithm.
-        kind: The kind of the algorithm, ``onpolicy`` or ``offpolicy``.
+        forms: The forms of networks that the algorithm can train (`NetworkEntry.serves`).
 
     Raises:
-        ConfigError: If algorithms of this kind cannot train the network, or it does not fit the spaces.
+        ConfigError: If the algorithm cannot train the network, or it does not fit the spaces.
     """
     entry = choice.entry
-    if entry.serves(kind):
+    if entry.serves(*forms):
         return choice.plan(requirements)
-    others = "; on-policy algorithms such as PPO can train it" if entry.serves("onpolicy") else ""
+    others = " and ".join(algorithms for form, algorithms in _TRAINERS.items() if entry.serves(form))
     raise ConfigError(
         f"algorithm_parameters.network: {requirements.algorithm} cannot train a network of kind {entry.name!r}; it can train "
-        f"{', '.join(network_names(kind))}{others}",
+        f"{', '.join(network_names(*forms))}" + (f"; {others} can train it" if others else ""),
         key="algorithm_parameters.network",
     )
 

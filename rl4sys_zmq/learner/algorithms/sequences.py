@@ -1,0 +1,71 @@
+"""The division of a batch of rows into sequences of consecutive steps, for networks with a recurrent state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Sequences"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """The division of a batch of ``B`` rows into ``S`` sequences of consecutive steps.
+
+    Attributes:
+        lengths: The number of rows of each sequence, ``S`` numbers of at least 1, whose sum is ``B``. Each sequence is a run of
+            consecutive rows.
+        states: The recurrent state before the first row of each sequence, float32 ``[S, n]``.
+    """
+
+    lengths: Sequence[int]
+    states: Tensor
+
+    def padding(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the indices that convert rows to a table ``[T, S]`` of equally long sequences, and back.
+
+        ``T`` is the largest length. A shorter sequence is continued with its last row, whose results are not used.
+
+        Args:
+            device: The device of the indices.
+
+        Returns:
+            The row for each element of the table, int64 ``[T * S]``; and the element of the table for each row, int64 ``[B]``.
+        """
+        lengths = np.asarray(self.lengths)
+        starts = np.cumsum(lengths) - lengths
+        times = np.arange(lengths.max())[:, None]
+        padded = starts + np.minimum(times, lengths - 1)
+        number = np.repeat(np.arange(len(lengths)), lengths)
+        rows = (np.arange(len(number)) - starts[number]) * len(lengths) + number
+        return torch.from_numpy(padded.reshape(-1)).to(device), torch.from_numpy(rows).to(device)
+
+    def cut(self, longest: int | None, states_after: Tensor) -> Sequences:
+        """Return the same rows as sequences of at most `longest` rows.
+
+        Args:
+            longest: The largest number of rows; None for no limit.
+            states_after: The recurrent state after each row, ``[B, n]``, with which a sequence begins at a cut.
+        """
+        if longest is None or max(self.lengths) <= longest:
+            return self
+        lengths: list[int] = []
+        states: list[Tensor] = []
+        row = 0
+        for length, state in zip(self.lengths, self.states, strict=True):
+            for start in range(0, length, longest):
+                lengths.append(min(longest, length - start))
+                states.append(states_after[row + start - 1] if start else state)
+            row += length
+        return Sequences(lengths, torch.stack(states))
+
+    def select(self, order: Sequence[int]) -> tuple[Sequences, Tensor]:
+        """Return some of the sequences in a given order, and their rows in this batch, int64 ``[b]`` on the CPU."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        rows = np.concatenate([np.arange(starts[k], starts[k] + self.lengths[k]) for k in order])
+        index = torch.as_tensor(order, device=self.states.device)
+        return Sequences([self.lengths[k] for k in order], self.states.index_select(0, index)), torch.from_numpy(rows)

@@ -1,0 +1,158 @@
+"""The epsilon-greedy choice of discrete actions from action values, or from distributions of the return: a head and a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import MaskError
+from rl4sys_zmq.policies.action_heads import CategoricalHead
+from rl4sys_zmq.policies.base import Act, Action
+from rl4sys_zmq.policies.draws import allowed_rows, finite
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.network import OutputNetwork
+from rl4sys_zmq.policies.sampler import RandomSource
+from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
+
+__all__ = ["EpsilonGreedyHead", "EpsilonGreedyPolicy"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpsilonGreedyHead:
+    """The head for action values of a Discrete space, or for distributions of the return. It implements `ActionHead`.
+
+    It chooses the allowed action with the highest value, or with probability epsilon a random allowed action (uniform). If
+    several actions have the highest value, it chooses the first of them. The log-probability is always that of the epsilon-greedy
+    choice, also with ``explore=False``, which never chooses at random.
+
+    With the option `epsilon_ladder`, each actor has its own epsilon (Horgan et al. 2018, Distributed prioritized experience
+    replay). The exponent depends on the actor's place, not on its number among all actors, which no actor knows.
+    """
+
+    _actions: tuple[np.int64, ...]
+    _epsilon: float
+    _ladder: float
+    _means: _DistributionMeans | None
+
+    @classmethod
+    def of(cls, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot) -> EpsilonGreedyHead:
+        """Return the head that `parameters` describe, with the epsilon of these weights."""
+        assert isinstance(spec.action_space, DiscreteSpace)
+        epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
+        means = _DistributionMeans.of(parameters) if parameters.head == "q_distribution" else None
+        return cls(CategoricalHead.of(spec.action_space).actions, epsilon, parameters.epsilon_ladder, means)
+
+    def choose(
+        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Choose one action, as `ActionHead.choose` describes."""
+        values = outputs if self._means is None else self._means.single(outputs)
+        if mask is None:
+            allowed, count = None, len(self._actions)
+            index = greedy = int(values.argmax())
+        else:
+            allowed = mask.nonzero()[0]
+            count = len(allowed)
+            if not count:
+                raise MaskError("the mask forbids every action")
+            index = greedy = int(allowed[values[allowed].argmax()])
+        epsilon = self._epsilon if not self._ladder else self._epsilon_of(rng)
+        if explore and rng.uniform() < epsilon:
+            index = int(rng.uniform() * count)
+            if allowed is not None:
+                index = int(allowed[index])
+        probability = epsilon / count + (1.0 - epsilon if index == greedy else 0.0)
+        action = self._actions[index]
+        return action, action, log(probability)
+
+    def choose_batch(
+        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
+        values = outputs if self._means is None else self._means.batch(outputs)
+        epsilon = self._epsilon_of(rng)
+        allowed = np.ones(values.shape, dtype=np.bool_) if masks is None else allowed_rows(masks)
+        counts = allowed.sum(axis=1)
+        greedy = np.where(allowed, finite(values), -np.inf).argmax(axis=1)
+        index = greedy
+        if explore:
+            chance, which = rng.uniforms((2, len(values)))
+            # The k-th allowed action is the first place where the running count exceeds k.
+            rank = (which * counts).astype(np.int64)
+            uniform = (allowed.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
+            index = np.where(chance < epsilon, uniform, greedy)
+        probability = epsilon / counts + np.where(index == greedy, 1.0 - epsilon, 0.0)
+        actions = index + self._actions[0]
+        return actions, actions.copy(), np.log(probability).astype(np.float32)
+
+    def _epsilon_of(self, rng: RandomSource) -> float:
+        """Return the probability of a random action for the actor with these random numbers."""
+        return float(self._epsilon ** (1.0 + self._ladder * rng.place))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpsilonGreedyPolicy:
+    """An epsilon-greedy policy over the outputs of a network. `EpsilonGreedyHead` describes the choice."""
+
+    snapshot: PolicySnapshot
+    generation: int
+    version: int
+    _network: OutputNetwork
+    _head: EpsilonGreedyHead
+
+    @classmethod
+    def of(
+        cls, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork
+    ) -> EpsilonGreedyPolicy:
+        """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
+        head = EpsilonGreedyHead.of(spec, parameters, snapshot)
+        return cls(snapshot, snapshot.generation, snapshot.version, network, head)
+
+    def act(
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Choose one action, as `Policy.act` describes."""
+        return self._head.choose(self._network.single(observation), mask, rng, explore)
+
+    def bind(self, rng: RandomSource, explore: bool) -> Act:
+        """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
+        fused, choose = self._network.fused, self._head.choose
+        forward = self._network.single if fused is None else fused.forward()
+        return lambda observation, mask: choose(forward(observation), mask, rng, explore)
+
+    def act_batch(
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """Choose ``N`` actions, as `Policy.act_batch` describes."""
+        return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DistributionMeans:
+    """A function from the logits of distributions over `atoms` values to the means of the distributions.
+
+    One product computes the sums of the weighted values and of the weights: `_sums` is ``[atoms, 2]``, the values and ones.
+    """
+
+    _atoms: int
+    _sums: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, parameters: HeadParameters) -> _DistributionMeans:
+        values = np.linspace(parameters.v_min, parameters.v_max, parameters.atoms, dtype=np.float32)
+        return cls(parameters.atoms, np.stack([values, np.ones_like(values)], axis=1))
+
+    def single(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the means ``[n]`` for logits ``[n * atoms]``."""
+        table = logits.reshape(-1, self._atoms)
+        sums = np.exp(table - table.max(1, keepdims=True)).dot(self._sums)
+        means: NDArray[np.float32] = sums[:, 0] / sums[:, 1]
+        return means
+
+    def batch(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the means ``[N, n]`` for logits ``[N, n * atoms]``."""
+        return self.single(logits).reshape(len(logits), -1)

@@ -41,7 +41,6 @@ from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import (
-    Ack,
     Beacon,
     ChangeParameters,
     CheckpointResult,
@@ -59,26 +58,6 @@ __all__ = ["ClientState", "LearnerThreadState", "Relays"]
 
 Relays = list[list[str]]
 """The relays (processes that pass weights on) for an actor, nearest first, each as ``[URI, public key or ""]``."""
-
-CREDIT_ITEMS = 4096
-"""Number of segments that actors are allowed to have waiting for one learner thread. It includes the segments that the journal is
-writing. With a quarter of it, one fast actor had to wait for credit."""
-
-CREDIT_BYTES = 256 << 20
-"""Size of the messages that actors are allowed to have waiting for one learner thread, in bytes."""
-
-QUEUE_ITEMS = 8192
-"""Hard limit on the number of segments that wait for one learner thread. The learner refuses messages beyond this limit. It is
-higher than the credit, because each actor can exceed its credit by one segment."""
-
-QUEUE_MESSAGES = QUEUE_ITEMS + 16
-
-NEWCOMER_ITEMS = 64
-"""Largest number of segments that a new actor can send before the learner has accepted its first one."""
-
-FIRST_REQUEST_DIVISOR = 64
-"""A new actor gets credit for at most 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use, or for one
-segment if that is more. The limit grows with the steps that the actor sends (`ClientState.limit_request`)."""
 
 STEADY_S = 30.0
 """Time for which a worker must have trained so that its crash is followed by the shortest pause, in seconds."""
@@ -245,49 +224,6 @@ class ClientState:
         began = self.schema is None or self.replaying or self.state is LearnerThreadState.STARTING
         holds = self.accepted or self.verdicts[Verdict.REFUSED] or self.saved.number or self.save_error
         return not (began or holds or self.is_wanted)
-
-    def shares(self, journal_bytes: int) -> tuple[int, int]:
-        """Return the limits on the data that each actor can have in flight: a number of segments and a number of bytes.
-
-        The free segments are divided by the number of actors that have sent data. So an actor that has joined but sends nothing
-        does not reduce the limits of the others. The free bytes are divided by the number of all actors that can send.
-
-        Args:
-            journal_bytes: Free space of the journal (the record of accepted segments), in bytes.
-        """
-        live = [s for s in self.table.live() if s.submits]
-        senders, workers = max(1, len(live)), max(1, sum(s.accepted_steps > 0 for s in live))
-        items = max(0, CREDIT_ITEMS - self.queued)
-        free = max(0, min(CREDIT_BYTES - self.pool.transit.nbytes, journal_bytes))
-        if not items or not free:
-            return 0, 0
-        return max(1, items // workers), max(1, free // senders)
-
-    def limit_request(self, stream: SegmentStream, want_steps: int) -> int:
-        """Return the credit that an actor can request at present: `want_steps`, up to a limit that protects the other actors.
-
-        Credit is the total number of steps that an actor is allowed to have sent. The limit is twice the number of steps that
-        the actor has sent, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps (the steps that the
-        learner thread can still use).
-
-        Args:
-            stream: The record of the actor's segments.
-            want_steps: The credit that the actor requests, in steps.
-        """
-        free_steps = self.pool.free_steps
-        first = max(1, self.rollout_length, free_steps // FIRST_REQUEST_DIVISOR)
-        return min(want_steps, 2 * stream.accepted_steps + first)
-
-    def ack(self, stream: SegmentStream, shares: tuple[int, int]) -> Ack:
-        """Return the `Ack` message, which tells an actor the segments that were received and the data that it can still send.
-
-        Args:
-            stream: The record of the actor's segments.
-            shares: The limits on segments and bytes in flight, as the method `shares` returns them.
-        """
-        generation, min_version = self.weight_history.generation, self.pool.min_version
-        items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
-        return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=min_version)
 
     def beacon(self) -> Beacon:
         """Return the periodic message to actors with the newest version of the policy, its digest, and the number of alarms."""

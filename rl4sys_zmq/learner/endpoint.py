@@ -12,9 +12,10 @@ from typing import assert_never
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import DataAmount, Journal, SegmentStream, take_submit
+from rl4sys_zmq.delivery.credit import QUEUE_ITEMS
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
-from rl4sys_zmq.learner.client import QUEUE_ITEMS, ClientState, LearnerThreadState, Relays
+from rl4sys_zmq.learner.client import ClientState, LearnerThreadState, Relays
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.recorder import EventSink
@@ -245,7 +246,7 @@ class ActorSessionHandler:
                 if had_credit and stream.received > received:
                     return CREDITED_COST
             case Heartbeat():
-                stream.request_credit(client.limit_request(stream, message.want_steps))
+                stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
                 client.dirty.add(stream.actor_id)
             case FetchWeights():
                 try:
@@ -308,7 +309,7 @@ class ActorSessionHandler:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
-        stream.request_credit(client.limit_request(stream, message.want_steps))
+        stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
@@ -539,11 +540,11 @@ class ActorSessionHandler:
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, began))
-        shares = client.shares(room_bytes)
+        shares = client.pool.shares(live, room_bytes)
         for stream in live:
             peer = client.table.peer_of(stream)
             if stream.actor_id in client.dirty and peer is not None:
-                self._send(peer, client.ack(stream, shares))
+                self._send(peer, client.pool.ack(stream, client.weight_history.generation, shares))
         client.dirty.clear()
         done = self._clock()
         rest_s = min(ACK_REST_FACTOR * (done - began), ACK_REST_MAX_S)

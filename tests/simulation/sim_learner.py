@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import rl4sys_zmq.delivery.credit as credit_module
 import rl4sys_zmq.learner.client as client_module
 import rl4sys_zmq.learner.client_registry as roster_module
 import rl4sys_zmq.learner.core as core_module
@@ -114,7 +115,7 @@ def planted(parts: LearnerParts) -> Iterator[None]:
         (roster_module, "ClientState", parts.client),
         (roster_module, "StreamTable", parts.table),
         (client_module, "CreditAllocator", parts.pool),
-        (client_module, "CREDIT_ITEMS", CREDIT_ITEMS),
+        (credit_module, "CREDIT_ITEMS", CREDIT_ITEMS),
         (client_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
         (endpoint_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
         *((module.log, "disabled", True) for module in (core_module, endpoint_module, feeding_module, roster_module)),

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
-from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.packets import (
     END,

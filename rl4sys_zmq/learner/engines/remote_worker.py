@@ -15,8 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, ProtocolError
-from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.gateway_storage import GatewayStorage
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.learner_thread import PULL_MESSAGES, LearnerThread

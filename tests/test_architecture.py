@@ -65,7 +65,17 @@ NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "re
 RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
 """The modules that run in processes of Ray. Learners and fleets do not import Ray, which installs signal handlers."""
 SANS_IO = {
-    "learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator", "relays"},
+    "learner": {
+        "client",
+        "client_registry",
+        "client_report",
+        "core",
+        "dispatcher",
+        "endpoint",
+        "operator",
+        "relays",
+        "training_figures",
+    },
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
     "rpc": {"call_queue", "session"},
     "relay": {"core", "followed"},

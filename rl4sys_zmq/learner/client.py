@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -29,14 +27,11 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
-from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag
 from rl4sys_zmq.learner.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
-from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
 from rl4sys_zmq.learner.parameters import algorithm_parameters, parameters_shown
-from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.training_figures import TrainingFigures
 from rl4sys_zmq.liveness import WORKER_RESTART
-from rl4sys_zmq.policies import PolicyOrigin
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
@@ -49,7 +44,6 @@ from rl4sys_zmq.wire.messages import (
     Frame,
     Hello,
     ThreadReady,
-    TrainingMetrics,
     Verdict,
     WeightsSource,
 )
@@ -64,9 +58,6 @@ STEADY_S = 30.0
 
 MAX_FAILED_STARTS = 5
 """Number of workers in a row that can crash before they are ready. After that, the client has failed."""
-
-ACTORS_SHOWN = 100
-"""Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
 
 
 def new_topic() -> bytes:
@@ -121,6 +112,8 @@ class ClientState:
             byte, which is the kind of the message.
         tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag`); empty if versions get no tags.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
+        last_crash: A description of the last crash of a worker; empty without one.
+        training: The figures of the training: steps, updates, returns and policy lags.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
         alarms: The alarms (counted problems) of the client since the start of the learner.
         busy_at: The time when the client was created or last had a live or waiting actor, on the monotonic clock, in seconds.
@@ -181,14 +174,10 @@ class ClientState:
         self.restart_at: float | None = None
         self.crashes = 0
         self._crashes_in_a_row = self._failed_starts = 0
-        self._last_crash = ""
+        self.last_crash = ""
         self._token = b""
         self.parameters: dict[str, Any] = {}
-        self._lags = [0] * (len(LAG_LIMITS) + 1)
-        self._metrics = TrainingMetrics(0, 0, {}, [], 0, [])
-        self._returns: deque[tuple[float, float]] = deque(maxlen=RECENT_EPISODES)
-        self._evaluations: deque[tuple[int, float, int]] = deque(maxlen=RECENT_EPISODES)
-        self._pace: deque[tuple[float, int]] = deque(maxlen=64)
+        self.training = TrainingFigures(clock)
 
     @property
     def client_id(self) -> str:
@@ -296,7 +285,7 @@ class ClientState:
         """
         now = self._clock.monotonic()
         self.crashes += 1
-        self._last_crash = crash
+        self.last_crash = crash
         ready = self.state is LearnerThreadState.RUNNING
         if ready and now - self.started_at >= STEADY_S:
             self._crashes_in_a_row = 0
@@ -348,10 +337,7 @@ class ClientState:
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         self.devices = message.devices
-        self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes, [])
-        self._returns.clear()
-        self._returns.extend((total, length) for total, length in message.recent)
-        self._pace.clear()
+        self.training.begin(message)
 
     def start_tagging(self) -> None:
         """Publish a tag with each version from now on, under a new key, so that actors can take the weights from relays.
@@ -549,141 +535,3 @@ class ClientState:
         progress = (self.life, self.accepted, self.pool.transit.messages, self.replayed, self.weight_history.version)
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
-
-    def note(self, metrics: TrainingMetrics) -> None:
-        """Record training metrics that the learner thread has sent. The status of the learner shows them (`report`)."""
-        merged = {**self._metrics.scalars, **metrics.scalars}
-        self._metrics = TrainingMetrics(metrics.step, metrics.update, merged, [], metrics.ended, [])
-        if metrics.lags:
-            self._lags = [before + new for before, new in zip(self._lags, metrics.lags, strict=True)]
-        self._pace.append((self._clock.monotonic(), metrics.step))
-        self._returns.extend((total, length) for _, total, length in metrics.episodes)
-        self._evaluations.extend((version, total, length) for version, total, length in metrics.evaluations)
-
-    def note_evaluation(self, scalars: Mapping[str, float]) -> int:
-        """Show the figures of an evaluation of the policy in the status. Return the number of training episodes so far."""
-        metrics = self._metrics
-        self._metrics = replace(metrics, scalars={**metrics.scalars, **scalars})
-        return metrics.ended
-
-    def policy_origin(self) -> PolicyOrigin:
-        """Return the training that the newest policy version comes from, up to the last `TrainingMetrics` message."""
-        metrics, count = self._metrics, len(self._returns)
-        return PolicyOrigin(
-            client_id=self.client_id,
-            algorithm_name=self.settings.algorithm_name,
-            updates=metrics.update,
-            steps=metrics.step,
-            saved_unix_s=self._clock.unix(),
-            episodes=metrics.ended,
-            mean_return=sum(total for total, _ in self._returns) / count if count else None,
-        )
-
-    def _pacing_lag(self) -> int | None:
-        """Return the number of batches that actors can collect ahead of the training.
-
-        It is None before the algorithm is known, unless the settings contain it.
-        """
-        given = self.settings.pacing_lag
-        return given if given is not None else default_pacing_lag(self.settings.kind, self.algorithm_type)
-
-    def report(self, now: float) -> dict[str, Any]:
-        """Return this client's part of the learner's status, as JSON. Means are over the last `RECENT_EPISODES` episodes."""
-        pub, metrics, count = self.weight_history, self._metrics, len(self._returns)
-        actors = self.table.current()
-        return {
-            "state": str(self.state),
-            "error": self.error,
-            "algorithm": self.settings.algorithm_name,
-            "parameters": self.parameters,
-            "generation": pub.generation,
-            "version": pub.version,
-            "digest": f"{pub.digest:016x}",
-            "updates": metrics.update,
-            "steps": metrics.step,
-            "steps_per_s": self._steps_per_s(now),
-            "episodes": metrics.ended,
-            "mean_return": sum(r for r, _ in self._returns) / count if count else None,
-            "mean_length": sum(n for _, n in self._returns) / count if count else None,
-            "evaluation": self._evaluation_report(),
-            "pacing_lag": self._pacing_lag(),
-            "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
-            "policy_lags": lag_report(self._lags),
-            "scalars": metrics.scalars,
-            "accepted": self.accepted,
-            "pending": self.table.pending,
-            "rolled_back": self.rolled_back,
-            "gap": self.gap,
-            "resuming": bool(self.replaying),
-            "queued": self.queued,
-            "queued_bytes": self.pool.transit.nbytes,
-            "queued_steps": self.pool.transit.steps,
-            "stalled_s": round(self.stalled_s, 3),
-            "checkpoint": {
-                "number": self.saved.number,
-                "version": self.saved.version if self.saved.version >= 0 else pub.version,
-                "age_s": round(now - self.saved_at, 3) if self.saved.number else None,
-                "duration_s": round(self.saved.duration_s, 4),
-                "error": self.save_error,
-            },
-            "restarts": self.life - 1,
-            "worker": self._worker_report(now),
-            "verdicts": dict(self.verdicts),
-            "credit_steps": max(0, self.pool.free_steps),
-            "counters": self.counters.snapshot(),
-            "alarms": self.alarms.report(),
-            "actors_total": len(actors),
-            "actors_live": len(self.table.live()),
-            "actors": {
-                s.actor_id: {
-                    "live": self.table.is_live(s),
-                    "library": s.library,
-                    "relay": s.relay,
-                    "incarnation": s.incarnation,
-                    "spooled": s.spooled,
-                    "silent_s": round(now - s.last_seen, 3),
-                    "received": s.received,
-                    "durable": s.durable,
-                    "trained": s.trained,
-                    "checkpointed": min(s.checkpointed, s.trained),
-                    "pending": s.pending,
-                    "accepted_steps": s.accepted_steps,
-                    "credit_steps": s.credit_steps,
-                    "verdicts": dict(s.verdicts),
-                }
-                for s in self._shown(actors)
-            },
-        }
-
-    def _evaluation_report(self) -> dict[str, Any]:
-        """Return the part of the status about the episodes of actors with ``explore: false``; empty if there are none."""
-        found = list(self._evaluations)
-        if not found:
-            return {}
-        return {
-            "episodes": self.verdicts[Verdict.EVALUATED],
-            "mean_return": sum(total for _, total, _ in found) / len(found),
-            "mean_length": sum(length for _, _, length in found) / len(found),
-            "version": max(version for version, _, _ in found),
-        }
-
-    def _worker_report(self, now: float) -> dict[str, Any]:
-        """Return the part of the status about the thread or process that trains this client, and about its crashes."""
-        found = self.worker.describe() | {"devices": self.devices} if self.worker is not None else {}
-        if self.crashes:
-            found |= {"crashes": self.crashes, "last_crash": self._last_crash}
-        if self.restart_at is not None:
-            found["restart_in_s"] = round(max(0.0, self.restart_at - now), 3)
-        return found
-
-    def _shown(self, actors: list[SegmentStream]) -> list[SegmentStream]:
-        if len(actors) <= ACTORS_SHOWN:
-            return actors
-        return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
-
-    def _steps_per_s(self, now: float) -> float:
-        """Return the environment steps per second since the oldest of the last 64 `TrainingMetrics` messages."""
-        if len(self._pace) < 2:
-            return 0.0
-        (began, first), (_, last) = self._pace[0], self._pace[-1]
-        return (last - first) / max(now - began, 1e-3)

@@ -21,6 +21,7 @@ from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysE
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
 from rl4sys_zmq.learner.client import MAX_FAILED_STARTS, ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
+from rl4sys_zmq.learner.client_report import client_report
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorSessionHandler
@@ -157,7 +158,7 @@ class LearnerCore:
             case DataDemand():
                 client.on_demand(message)
             case TrainingMetrics():
-                client.note(message)
+                client.training.note(message)
                 self._sink.metrics(client.client_id, message)
             case CheckpointResult():
                 self._dispatcher.checkpointed(client, message)
@@ -438,7 +439,7 @@ class LearnerCore:
         """Return the state of the journal (the record of accepted segments), the clients and the relays, for the status."""
         return {
             "journal": asdict(self._journal.state()),
-            "clients": {client.client_id: client.report(now) for client in self.registry},
+            "clients": {client.client_id: client_report(client, now) for client in self.registry},
             "relays": self.endpoint.relays.report(now),
         }
 

@@ -66,7 +66,7 @@ class PolicyEvaluators:
                 evaluator.start()
             except RuntimeError as exc:
                 self._on_failure(client.client_id, start_error_text(exc))
-        origin = client.policy_origin()
+        origin = client.training.policy_origin(client.client_id, client.settings.algorithm_name)
         if evaluator.is_due(snapshot.version, origin.steps):
             evaluator.offer(StoredPolicy(spec, snapshot, origin))
 
@@ -112,7 +112,7 @@ class PolicyEvaluators:
             "eval/version": float(record.version),
         }
         client = self._find(client_id)
-        ended = client.note_evaluation(scalars) if client is not None else 0
+        ended = client.training.note_evaluation(scalars) if client is not None else 0
         self._sink.metrics(client_id, TrainingMetrics(record.steps, record.updates, scalars, [], ended, []))
         if kept:
             figures = {"version": record.version, "steps": record.steps, "mean_return": record.mean_return}

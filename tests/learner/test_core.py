@@ -13,6 +13,7 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
+from rl4sys_zmq.learner.client_report import client_report
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART
@@ -546,7 +547,7 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
         assert len(rig.workers) == count + 1
         rig.ready()
         assert isinstance(rig.answers()[0], Welcome)
-    report = rig.client.report(rig.now)
+    report = client_report(rig.client, rig.now)
     assert (report["state"], report["restarts"], report["worker"]["crashes"]) == ("running", 3, 3)
     assert "SIGKILL" in report["worker"]["last_crash"] and report["alarms"]["worker_crashed"]["count"] == 3
     rig.now += 60.0
@@ -557,7 +558,7 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
 def test_an_actors_long_texts_do_not_fill_the_status() -> None:
     rig = Rig()
     rig.join(library="x" * 10_000, relay="y" * 10_000)
-    assert len(str(rig.client.report(rig.now))) < 5_000
+    assert len(str(client_report(rig.client, rig.now))) < 5_000
 
 
 def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:
@@ -568,7 +569,7 @@ def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:
     crash(rig)
     disk.commit()
     rig.core.each_second(rig.now)
-    assert set(rig.client.report(rig.now)["alarms"]) == {"worker_crashed"}
+    assert set(client_report(rig.client, rig.now)["alarms"]) == {"worker_crashed"}
 
 
 def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> None:
@@ -604,7 +605,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(monkeyp
         assert rig.client.state == "starting"
         rig.now += 10.0
         rig.turn()
-        assert rig.client.report(rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
+        assert client_report(rig.client, rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
     rig.now += 10.0
     rig.turn()
     rig.ready()

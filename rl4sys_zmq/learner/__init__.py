@@ -5,8 +5,12 @@
 
 The main modules: `gateway` has the network sockets, and `core` makes its decisions. `endpoint` handles the messages of actors,
 and `admission` their configuration. `client_registry` creates, fails and restarts clients; `client` is the gateway's state of
-one client. `dispatcher` sends segments to the learner threads. `learner_thread` and `train_loop` run an algorithm in a thread.
-`placement` moves it to its device, and `rank_group` starts the processes that train with it (the option ``learners``).
+one client, and `client_report` its part of the status. `dispatcher` sends segments to the learner threads.
+
+`learner_thread` and `train_loop` run an algorithm in a thread. `building` starts it, `publishing` sends its weights as policy
+versions, and `checkpointing` loads and saves it. `placement` moves it to its device, and `rank_group` starts the processes that
+train with it (the option ``learners``).
+
 `relays` chooses the relays (which pass weights on) for an actor. `recorder` writes the run directory.
 """
 

@@ -1,58 +1,40 @@
-"""The loop of a learner thread: it builds an algorithm, trains a policy, publishes the weights and saves checkpoints."""
+"""The loop of a learner thread: it gives segments to the algorithm, trains, and lets weights be published and saved."""
 
 from __future__ import annotations
 
-import importlib
 import logging
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never, cast
+from collections.abc import Sequence
+from typing import assert_never, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
+from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    FolderAlgorithm,
-    IncrementalAlgorithm,
-    TunableAlgorithm,
-    WarmStartAlgorithm,
-    planned_policy,
-)
-from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
-from rl4sys_zmq.learner.checkpoints import CheckpointManifest
+from rl4sys_zmq.learner.algorithms import TunableAlgorithm
+from rl4sys_zmq.learner.building import build_algorithm, load_initial_policy, max_policy_lag, pacing_lag
+from rl4sys_zmq.learner.checkpointing import TrainingCheckpoints
 from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import CheckpointProgress, ObservedDataCounts
-from rl4sys_zmq.learner.quantizer import WeightQuantizer
+from rl4sys_zmq.learner.publishing import PolicyPublisher
 from rl4sys_zmq.learner.reporting import GatewaySender, LearnerThreadReporter, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_errors
-from rl4sys_zmq.learner.worker_storage import CheckpointStorage, WorkerStorage
-from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
-from rl4sys_zmq.policies.initial_weights import read_weights
+from rl4sys_zmq.learner.worker_storage import WorkerStorage
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import FlatWeights, PolicySnapshot, PolicySpec, observation_space_from, space_from
-from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, blob_digest, decode, spec_body, spec_to_document
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
     AssignClient,
     ChangeParameters,
-    CheckpointResult,
     DeliverSegments,
-    Frame,
     FromLearnerThread,
     Message,
     OperatorAlarm,
-    PolicyPublished,
     SaveCheckpoint,
     StopThread,
     StreamEnded,
@@ -63,9 +45,6 @@ from rl4sys_zmq.wire.messages import (
     ToRemoteWorker,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from rl4sys_zmq.learner.rank_group import RankGroup
 
 __all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
 
@@ -79,9 +58,6 @@ ASSIGN_S = 0.5
 
 MAX_POISONED = 3
 """Largest number of segments in a row that the algorithm can reject by an exception. If it rejects more, the client fails."""
-
-CHECKPOINT_SHARE = 20
-"""The shortest time between two periodic checkpoints, in multiples of the time that writing one takes."""
 
 
 class TrainLoop:
@@ -102,44 +78,33 @@ class TrainLoop:
         replaced: threading.Event,
     ) -> None:
         self._down, self._send = down, upstream.send
-        self._stopping, self._replaced = stopping, replaced
+        self._stopping = stopping
         self.turned_at = time.monotonic()
         self._poller = Poller()
         self._poller.register(down)
         self._assign = self._wait_for_assignment()
-        self._ranks: RankGroup | None = None
-        self._devices = ["cpu"]
-        self._algorithm = self._build(storage.folder(self._assign))
+        built = build_algorithm(self._assign, storage.folder(self._assign), stopping)
+        self._algorithm, self._devices, self._ranks = built.algorithm, built.devices, built.ranks
         self._spec = self._algorithm.spec()
-        own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
-        self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
-        given = self._assign.pacing_lag
-        self._pacing_lag = given
-        if given < 0:
-            default = default_pacing_lag(ALGORITHMS.get(self._assign.algorithm_name), self._algorithm.kind)
-            self._pacing_lag = default if default is not None else 0
+        self._max_policy_lag = max_policy_lag(self._algorithm, self._assign)
+        self._pacing_lag = pacing_lag(self._algorithm, self._assign)
         self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
         self._bounds = SegmentValueLimits(self._schema, self._assign.max_magnitude, self._assign.max_reward)
-        self._snapshot: PolicySnapshot | None = None
-        self._before: PolicySnapshot | None = None
-        self._published_master_digest = 0
-        self._quantizer = WeightQuantizer(self._assign.wire_dtype, self._assign.weights_level, self._spec)
-        self._version = self._resumed_version = -1
+        self._publisher = PolicyPublisher(self._assign, self._spec, self._send)
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
         self._rejected_in_a_row = 0
         self._progress = CheckpointProgress()
-        self._store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
-        self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
-        self._save_at = time.monotonic() + self._assign.checkpoint_every_s
-        self._demonstrations: TrainingDemonstrations | None = None
+        store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
+        self._checkpoints = TrainingCheckpoints(self._assign, self._algorithm, self._publisher, store, replaced)
+        demonstrations = None
         if self._assign.demonstrations:
-            self._demonstrations = TrainingDemonstrations(self._assign, self._algorithm, self._schema, self._bounds)
-        self._ready = self._resume()
+            demonstrations = TrainingDemonstrations(self._assign, self._algorithm, self._schema, self._bounds)
+        self._ready = self._resume(demonstrations)
         # A journal in memory ends with the process, and so do the segments that could have ended it.
-        noted = self._assign.checkpoints and not self._replaced.is_set()
+        noted = self._assign.checkpoints and not replaced.is_set()
         self._suspects = CrashSuspectRecord(storage.suspects(self._assign) if noted else None)
-        self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._saved_updates))
+        self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._checkpoints.saved_updates))
         self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
 
     def run(self) -> None:
@@ -167,7 +132,7 @@ class TrainLoop:
                 if not self._algorithm.demand():
                     break  # the batch is full: further messages belong to the next one
             self._train()
-            if time.monotonic() >= self._save_at:
+            if self._checkpoints.is_due:
                 self._save()
             self._report()
             self._reporter.report_figures(self._trainer.updates)
@@ -229,7 +194,7 @@ class TrainLoop:
         self._save()
         self._reporter.report_figures(self._trainer.updates, at_once=True)
 
-    # ---- building
+    # ---- messages
 
     def _wait_for_assignment(self) -> AssignClient:
         while True:
@@ -246,110 +211,44 @@ class TrainLoop:
             return decode(frames)
         return StopThread() if self._stopping.is_set() else None
 
-    def _build(self, folder: Path | None) -> Algorithm:
-        """Create the algorithm. `folder` is the place of its large data, if there is one."""
-        a = self._assign
-        spaces = observation_space_from(a.observation_space), space_from(a.action_space)
-        make = ALGORITHMS.get(a.algorithm_name).load()
-        plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
-        if plan is not None:
-            self._check_size(plan)
-        if a.torch_threads and "torch" in sys.modules:
-            torch = importlib.import_module("torch")  # waits for another thread that is importing it
-            # Set this before any computation: the number of threads changes the last bits. The number is this thread's own.
-            torch.get_num_threads()  # its first call in a thread copies the process's number, and would undo the next line
-            torch.set_num_threads(a.torch_threads)
-        algorithm = make(*spaces, a.parameters, a.seed)
-        if folder is not None and isinstance(algorithm, FolderAlgorithm):
-            algorithm.use_folder(folder)
-        if a.device != "cpu" or a.learners > 1:  # the module imports torch
-            placement = importlib.import_module("rl4sys_zmq.learner.placement")
-            placed = placement.place_algorithm(algorithm, a, self._stopping)
-            self._devices, self._ranks = list(placed.devices), placed.group
-        for line in readings(getattr(algorithm, "parameters", None)):
-            log.info("client %s: %s", a.client_id, line)
-        self._check_size(algorithm.spec())
-        if a.publish_every_updates:
-            algorithm.publish_every_updates = a.publish_every_updates
-        return algorithm
-
-    def _check_size(self, spec: PolicySpec) -> None:
-        size, limit = spec.parameters, self._assign.max_parameters
-        if size > limit:
-            raise ConfigError(f"the policy has {size} parameters; max_parameters allows {limit}", key="max_parameters")
-
     # ---- checkpoints
 
-    def _resume(self) -> ThreadReady:
-        """Load the newest valid checkpoint into the algorithm, if there is one. Return the message that reports the result."""
-        algorithm, number = self._algorithm, 0
-        found = self._store.load() if self._store is not None else None
-        if found is not None:
-            manifest, state, _ = found
-            said, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
-            if said != ours:
-                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {said}, not to {ours}")
-            if manifest.blob != blob_digest(self._spec.blob):
-                problem = "the blob of its policy differs; resume with the version of the algorithm that wrote it"
-                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
-            algorithm.load(state)
-            if digest(*self._spec.flatten(algorithm.snapshot())) != manifest.digest:
-                problem = "it gives other weights than were saved; resume with the version of the algorithm that wrote it"
-                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
-            self._quantizer.steps = manifest.grid
-            number = manifest.number
-            if manifest.journal_id == self._assign.journal_id:
+    def _resume(self, demonstrations: TrainingDemonstrations | None) -> ThreadReady:
+        """Load the newest valid checkpoint into the algorithm, if there is one. Return the message that reports the result.
+
+        Without a checkpoint, the algorithm gets the weights and clones the demonstrations that its settings name.
+        """
+        assign, algorithm, checkpoints = self._assign, self._algorithm, self._checkpoints
+        manifest = checkpoints.load()
+        if manifest is not None:
+            if manifest.journal_id == assign.journal_id:
                 self._progress = CheckpointProgress(manifest.marks, manifest.verdicts)
             else:
                 words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
-                log.warning(words, self._assign.client_id, manifest.number)
+                log.warning(words, assign.client_id, manifest.number)
             self._progress.observed = ObservedDataCounts(manifest.steps, manifest.episodes, manifest.recent)
-            self._version, self._resumed_version = manifest.version - 1, manifest.version
-            self._saved_updates = manifest.updates
         else:
-            if self._assign.init:
-                self._start_from(Path(self._assign.init))
-            if self._demonstrations is not None and self._demonstrations.clone():
-                self._save_soon()
+            if assign.init:
+                load_initial_policy(algorithm, assign)
+                checkpoints.save_soon()
+            if demonstrations is not None and demonstrations.clone():
+                checkpoints.save_soon()
         return ThreadReady(
-            spec_to_document(self._spec),
-            algorithm.kind,
-            algorithm.rollout_length,
-            self._max_policy_lag,
-            number,
-            self._progress.as_documents(),
-            dict(self._progress.verdicts),
-            list(self._store.damaged) if self._store is not None else [],
-            spec_body(self._spec),
-            self._progress.observed.steps,
-            max(0, self._saved_updates),
-            self._progress.observed.episodes,
-            [list(episode) for episode in self._progress.observed.recent],
-            self._devices,
+            spec=spec_to_document(self._spec),
+            kind=algorithm.kind,
+            rollout_length=algorithm.rollout_length,
+            max_policy_lag=self._max_policy_lag,
+            checkpoint=manifest.number if manifest is not None else 0,
+            marks=self._progress.as_documents(),
+            verdicts=dict(self._progress.verdicts),
+            damaged=list(checkpoints.damaged),
+            body=spec_body(self._spec),
+            steps=self._progress.observed.steps,
+            updates=max(0, checkpoints.saved_updates),
+            episodes=self._progress.observed.episodes,
+            recent=[list(episode) for episode in self._progress.observed.recent],
+            devices=list(self._devices),
         )
-
-    def _start_from(self, source: Path) -> None:
-        """Load given policy weights from a file or folder into the new algorithm, and schedule a checkpoint of them.
-
-        Raises:
-            ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.
-            PolicyFolderError: If the source is missing or damaged.
-        """
-        algorithm = self._algorithm
-        if not isinstance(algorithm, WarmStartAlgorithm):
-            name = self._assign.algorithm_name
-            raise ConfigError(f"algorithm {name} cannot start with given weights; it has no method load_policy", key="init")
-        tensors = read_weights(source, self._spec)
-        algorithm.load_policy({**algorithm.snapshot(), **tensors})
-        log.info(
-            "client %s starts with %d of %d tensors of %s", self._assign.client_id, len(tensors), len(self._spec.tensors), source
-        )
-        self._save_soon()
-
-    def _save_soon(self) -> None:
-        """Let the next checkpoint be written at once, because the algorithm's state is not that of its seed."""
-        self._saved_updates = -1
-        self._save_at = time.monotonic()
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
         """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one.
@@ -358,79 +257,11 @@ class TrainLoop:
             token: The number that identifies the request of the gateway; 0 without a request.
             asked: True if the gateway has requested the checkpoint.
         """
-        if self._store is None:
-            if asked:
+        result = self._checkpoints.save(self._trainer.updates, self._progress, token, asked=asked)
+        if result is not None:
+            if not result.error:
                 self._reporter.report_verdicts()
-                self._send(CheckpointResult(token, 0, max(self._version, 0), [], 0.0, ""))
-            return
-        self._save_at = time.monotonic() + self._assign.checkpoint_every_s
-        if self._replaced.is_set() or (not asked and self._trainer.updates == self._saved_updates and not self._progress.moved):
-            return
-        began = time.monotonic()
-        try:
-            wanted = lambda: not self._replaced.is_set()  # noqa: E731
-            flat, others = self._spec.flatten(self._algorithm.snapshot())
-            manifest = self._manifest(digest(flat, others))
-            policy = self._stored_policy(manifest, flat, others)
-            manifest = self._store.write(manifest, self._state(self._store), policy=policy, wanted=wanted)
-        except CheckpointError as exc:
-            log.error("client %s: %s", self._assign.client_id, exc)
-            self._send(CheckpointResult(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500])))
-            return
-        duration_s = time.monotonic() - began
-        self._save_at = max(self._save_at, time.monotonic() + CHECKPOINT_SHARE * duration_s)
-        self._saved_updates, self._progress.moved = self._trainer.updates, False
-        self._reporter.report_verdicts()
-        marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
-        self._send(CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, ""))
-
-    def _state(self, store: CheckpointStorage) -> Mapping[str, Any]:
-        """Return the state of the algorithm for the next checkpoint in `store`."""
-        if isinstance(self._algorithm, IncrementalAlgorithm):
-            return self._algorithm.state_beyond(store.stored_pieces())
-        return self._algorithm.state()
-
-    def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
-        """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""
-        snapshot = PolicySnapshot(manifest.generation, manifest.version, manifest.digest, flat, others)
-        returns = [total for total, _ in manifest.recent]
-        origin = PolicyOrigin(
-            client_id=manifest.client_id,
-            algorithm_name=manifest.algorithm_name,
-            updates=manifest.updates,
-            steps=manifest.steps,
-            saved_unix_s=manifest.saved_unix_s,
-            episodes=manifest.episodes,
-            mean_return=sum(returns) / len(returns) if returns else None,
-        )
-        return StoredPolicy(self._spec, snapshot, origin)
-
-    def _manifest(self, now: int) -> CheckpointManifest:
-        """Return the manifest (the description) of a checkpoint of the current state. `now` is a checksum of its weights.
-
-        The manifest names a policy version. If the current weights are published, this is their version. Otherwise it is the
-        next version, which these weights get when they are published by this learner thread, or by one that resumes from the
-        checkpoint.
-        """
-        published = self._snapshot is not None and self._published_master_digest == now
-        return CheckpointManifest(
-            client_id=self._assign.client_id,
-            journal_id=self._assign.journal_id,
-            number=0,
-            generation=self._assign.generation,
-            version=self._version if published else self._version + 1,
-            digest=now,
-            grid=self._quantizer.steps,
-            blob=blob_digest(self._spec.blob),
-            algorithm_name=self._assign.algorithm_name,
-            updates=self._trainer.updates,
-            steps=self._progress.observed.steps,
-            episodes=self._progress.observed.episodes,
-            recent=self._progress.observed.recent,
-            verdicts=dict(self._progress.verdicts),
-            marks=self._progress.marks(),
-            saved_unix_s=time.time(),
-        )
+            self._send(result)
 
     # ---- data in
 
@@ -442,10 +273,9 @@ class TrainLoop:
         batch = SegmentBatchReader(submit, self._schema)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
-        bad = content_errors(
-            batch, segments, refused, SegmentContentRules(self._schema, self._bounds, self._assign.generation, self._version)
-        )
-        oldest = batch.oldest(self._assign.generation, self._first_version)
+        generation, version = self._assign.generation, self._publisher.version
+        bad = content_errors(batch, segments, refused, SegmentContentRules(self._schema, self._bounds, generation, version))
+        oldest = batch.oldest(generation, self._publisher.first_version)
         key = (message.actor_id, message.origin)
         read = DecodedSegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
         place = message.skip
@@ -473,7 +303,7 @@ class TrainLoop:
         """
         key, batch = message.key, message.batch
         first = batch.first_seq + start
-        lags = self._version - message.oldest
+        lags = self._publisher.version - message.oldest
         late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
         drops = self._assign.on_lag == "drop"
         self._progress.take(key, first, first)
@@ -574,15 +404,6 @@ class TrainLoop:
         log.error("client %s: the algorithm rejected a segment, which is quarantined", self._assign.client_id, exc_info=exc)
         self._quarantine(message, place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
 
-    @property
-    def _first_version(self) -> int:
-        """Number of the first policy version that this learner thread publishes.
-
-        It is also used for segments from earlier learner threads, to compute how old they are: a higher version number counts
-        as this number.
-        """
-        return max(self._resumed_version, 0)
-
     def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         """Record a verdict (the result of segments, such as trained), for the checkpoint and the report to the network thread.
 
@@ -634,25 +455,12 @@ class TrainLoop:
         self._reporter.report_verdicts()
 
     def _publish(self) -> None:
-        flat, others = self._spec.flatten(self._algorithm.snapshot())
-        self._version += 1
-        wire = self._quantizer.round(flat)
-        new = PolicySnapshot(self._assign.generation, self._version, digest(wire, others), wire, others)
-        self._published_master_digest = new.digest if wire is flat else digest(flat, others)
-        writing = self._quantizer.encoding
-        base = self._snapshot if writing.level else None
-        header, payload = encode_update(self._assign.policy_id, base, new, writing, before=self._before)
-        state: Frame = wire.astype("<f4", copy=False).view(np.uint8).data
-        is_state = base is None and not others and len(payload) == len(state)
-        if others:
-            state = b"".join((state, others))
-        self._before, self._snapshot = self._snapshot, new
-        self._send(PolicyPublished(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
-        self._reporter.scalars["dist/version"] = new.version
+        self._publisher.publish(self._algorithm.snapshot())
+        self._reporter.scalars["dist/version"] = self._publisher.version
         self._slack_steps = self._pacing_lag * self._algorithm.demand()
         if self._lag_steps:
             self._reporter.scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
             self._lag_sum = self._lag_steps = 0
 
     def _report(self, *, at_once: bool = False) -> None:
-        self._reporter.report(self._algorithm.demand() + self._slack_steps, self._version, at_once=at_once)
+        self._reporter.report(self._algorithm.demand() + self._slack_steps, self._publisher.version, at_once=at_once)

@@ -34,11 +34,10 @@ from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter
 from rl4sys_zmq.delivery.journal_rows import JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm, train_loop
 from rl4sys_zmq.learner.client import ClientState
 from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway import Gateway
-from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 
@@ -135,8 +134,8 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "page": after(JournalTables, "read"),
     "start.open": after(DiskJournal, "open"),
     "start.bound": after(Gateway, "_bind"),
-    "start.build": before(TrainLoop, "_build"),
-    "start.loaded": after(TrainLoop, "_resume"),
+    "start.build": before(train_loop, "build_algorithm"),
+    "start.loaded": after(train_loop.TrainLoop, "_resume"),
     "start.rewind": after(ClientState, "rewind"),
     "replay": before_segments,
     "replayed": before(ClientState, "caught_up"),

@@ -1,0 +1,111 @@
+"""The start of a client's algorithm: it is built, placed on its devices, and can get given weights."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, FolderAlgorithm, WarmStartAlgorithm, planned_policy
+from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
+from rl4sys_zmq.policies.initial_weights import read_weights
+from rl4sys_zmq.values import PolicySpec, observation_space_from, space_from
+from rl4sys_zmq.wire.messages import AssignClient
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.rank_group import RankGroup
+
+__all__ = ["BuiltAlgorithm", "build_algorithm", "load_initial_policy", "max_policy_lag", "pacing_lag"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltAlgorithm:
+    """An algorithm that was built, and what it trains with.
+
+    Attributes:
+        algorithm: The algorithm. It has loaded no checkpoint.
+        devices: The device of each rank (process that computes the gradients together with others), such as ``cpu``.
+        ranks: The ranks, whose processes are not started so far; None for a client with one rank.
+    """
+
+    algorithm: Algorithm
+    devices: tuple[str, ...] = ("cpu",)
+    ranks: RankGroup | None = None
+
+
+def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threading.Event) -> BuiltAlgorithm:
+    """Build the algorithm of a client in the calling thread, which becomes the only one that uses it.
+
+    Args:
+        assign: The settings of the client.
+        folder: The place of the algorithm's large data; None to keep them in memory.
+        stopping: Set if the learner thread must end.
+
+    Raises:
+        ConfigError: If a setting is invalid, or the policy has more parameters than `max_parameters` allows.
+    """
+    spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
+    make = ALGORITHMS.get(assign.algorithm_name).load()
+    plan = planned_policy(assign.algorithm_name, *spaces, assign.parameters)
+    if plan is not None:
+        _check_size(plan, assign.max_parameters)
+    if assign.torch_threads and "torch" in sys.modules:
+        torch = importlib.import_module("torch")  # waits for another thread that is importing it
+        # Set this before any computation: the number of threads changes the last bits. The number is this thread's own.
+        torch.get_num_threads()  # its first call in a thread copies the process's number, and would undo the next line
+        torch.set_num_threads(assign.torch_threads)
+    algorithm = make(*spaces, assign.parameters, assign.seed)
+    if folder is not None and isinstance(algorithm, FolderAlgorithm):
+        algorithm.use_folder(folder)
+    built = BuiltAlgorithm(algorithm)
+    if assign.device != "cpu" or assign.learners > 1:  # the module imports torch
+        placed = importlib.import_module("rl4sys_zmq.learner.placement").place_algorithm(algorithm, assign, stopping)
+        built = BuiltAlgorithm(algorithm, placed.devices, placed.group)
+    for line in readings(getattr(algorithm, "parameters", None)):
+        log.info("client %s: %s", assign.client_id, line)
+    _check_size(algorithm.spec(), assign.max_parameters)
+    if assign.publish_every_updates:
+        algorithm.publish_every_updates = assign.publish_every_updates
+    return built
+
+
+def _check_size(spec: PolicySpec, limit: int) -> None:
+    if spec.parameters > limit:
+        raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
+
+
+def load_initial_policy(algorithm: Algorithm, assign: AssignClient) -> None:
+    """Load the policy weights that the settings of a client name (``init``) into its new algorithm.
+
+    Raises:
+        ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.
+        PolicyFolderError: If the source is missing or damaged.
+    """
+    if not isinstance(algorithm, WarmStartAlgorithm):
+        name = assign.algorithm_name
+        raise ConfigError(f"algorithm {name} cannot start with given weights; it has no method load_policy", key="init")
+    source, spec = Path(assign.init), algorithm.spec()
+    tensors = read_weights(source, spec)
+    algorithm.load_policy({**algorithm.snapshot(), **tensors})
+    log.info("client %s starts with %d of %d tensors of %s", assign.client_id, len(tensors), len(spec.tensors), source)
+
+
+def max_policy_lag(algorithm: Algorithm, assign: AssignClient) -> int:
+    """Return the largest policy lag of data for training, in versions: the configured one or the algorithm's; -1 for no limit."""
+    if assign.max_policy_lag >= 0:
+        return assign.max_policy_lag
+    return -1 if algorithm.max_policy_lag is None else algorithm.max_policy_lag
+
+
+def pacing_lag(algorithm: Algorithm, assign: AssignClient) -> int:
+    """Return the number of batches that actors can collect ahead of the training."""
+    if assign.pacing_lag >= 0:
+        return assign.pacing_lag
+    return default_pacing_lag(ALGORITHMS.get(assign.algorithm_name), algorithm.kind) or 0

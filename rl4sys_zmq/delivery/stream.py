@@ -40,6 +40,8 @@ class SegmentStream:
         durable: All segments below this number are in the journal.
         trained: All segments below this number have a verdict.
         checkpointed: All segments below this number are covered by a checkpoint of the learner.
+        accepted_end: One past the number of the last accepted segment; 0 for none. `received` can be above it, because the
+            actor can begin later or give up segments. A restored stream has `received` here.
         accepted_steps: The number of steps in all segments below `received`.
         refused: The number of malformed segments that were refused.
         credit_steps: The credit, as a total since the stream began. The actor may send a segment while the steps accepted and in
@@ -71,7 +73,7 @@ class SegmentStream:
         self.spooled = spooled
         self.received = self.durable = self.trained = first_seq
         self.checkpointed = 0
-        self.accepted_steps = 0
+        self.accepted_end = self.accepted_steps = 0
         self.refused = 0
         self.credit_steps = 0
         self.want_steps = 0
@@ -121,7 +123,7 @@ class SegmentStream:
     def accept_all(self, steps: int, checksums: Sequence[int]) -> None:
         """Record that the next segments were accepted, one per checksum. Together they have `steps` steps."""
         kept = checksums[-CHECKSUMS_KEPT:]
-        self.received += len(checksums)
+        self.received = self.accepted_end = self.received + len(checksums)
         self.accepted_steps += steps
         self._checksums.update(zip(range(self.received - len(kept), self.received), kept, strict=True))
         while len(self._checksums) > CHECKSUMS_KEPT:

@@ -105,7 +105,7 @@ class StreamTable:
                 submits=row.submits,
                 spooled=row.spooled,
             )
-            stream.received = stream.durable = row.received
+            stream.received = stream.durable = stream.accepted_end = row.received
             stream.accepted_steps, stream.refused, stream.owner = row.accepted_steps, row.refused, row.owner
             self._streams[stream.key] = stream
             known = self._current.get(row.actor_id)

@@ -508,7 +508,7 @@ class ClientState:
 
         The record of the stream can then be discarded, because no segments can be replayed from the journal.
         """
-        return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
+        return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.accepted_end
 
     def on_demand(self, message: DataDemand) -> None:
         """Record how many more steps the learner thread can use, and how many messages it has received.

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.demonstrations import Demonstration
@@ -38,19 +39,33 @@ def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demo
         episodes = [
             Demonstration(
                 [
-                    np.asarray(leaf, space.dtype)
+                    _converted(leaf, space.dtype, "observations")
                     for leaf, space in zip(leaves.flatten(found.observations), leaves.spaces, strict=True)
                 ],
-                np.asarray(found.actions, action_space.dtype),
+                _converted(found.actions, action_space.dtype, "actions"),
                 np.asarray(found.rewards, np.float32),
                 bool(found.terminations[-1]),
             )
             for found in dataset.iterate_episodes()
+            if len(found.rewards)
         ]
-    except (OSError, ValueError, KeyError, ImportError) as exc:  # a missing reader of the dataset's format is an ImportError
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, ConfigError) as exc:
+        # An ImportError is a missing reader of the dataset's format; the others come from data that are not as Minari says.
         text = " ".join(str(exc).split())
         raise ConfigError(
             f"the Minari dataset {dataset_id!r} cannot be read: {text}; download it with: minari download {dataset_id}",
             key="minari",
         ) from exc
     return observation_space, action_space, episodes
+
+
+def _converted(column: Any, dtype: str, name: str) -> NDArray[Any]:
+    """Return a column of an episode in the dtype of its space.
+
+    Raises:
+        ValueError: If this changes numbers.
+    """
+    found = np.asarray(column)
+    if not np.can_cast(found.dtype, dtype, "same_kind"):
+        raise ValueError(f"the {name} are {found.dtype}, and their space has {np.dtype(dtype)}")
+    return found.astype(dtype, copy=False)

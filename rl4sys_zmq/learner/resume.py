@@ -96,7 +96,7 @@ def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
         What was undone, or None if `LearnerConfig.resume` names no checkpoint.
 
     Raises:
-        ConfigError: If the checkpoint is not in this run directory.
+        ConfigError: If the checkpoint is not in this run directory, or its folder was renamed, as that of an abandoned one is.
         CheckpointError: If the checkpoint fails its verification, or a newer one cannot be renamed.
     """
     if config.resume in (AUTO, NEVER, ACCEPT_LOSS) or config.run_dir is None:
@@ -105,6 +105,9 @@ def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
     if state_dir(path) != config.run_dir.resolve():
         raise ConfigError(f"resume: {path} is not in the run directory {config.run_dir}", key="resume")
     manifest, _ = read_checkpoint(path)
+    name = path.resolve().name
+    if name != (needed := f"{manifest.number:08d}"):
+        raise ConfigError(f"resume: {name} holds checkpoint {manifest.number}; rename it to {needed} first", key="resume")
     store = CheckpointStore(path.resolve().parent)
     newest = _newest(store)
     abandoned = tuple(store.abandon_after(manifest.number))

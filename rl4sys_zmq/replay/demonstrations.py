@@ -150,9 +150,8 @@ def demonstrations_of(
     Raises:
         ConfigError: If there is no episode, or the arrays do not fit together or to the spaces.
     """
-    arrays = _arrays(observation_space, action_space, episodes)
     try:
-        return _parse(arrays)
+        return _parse(_arrays(observation_space, action_space, episodes))
     except ValueError as exc:
         raise ConfigError(f"demonstrations: the episodes cannot be used: {exc}", key="demonstrations") from exc
 

@@ -749,6 +749,15 @@ def test_a_mark_that_ran_out_is_never_begun_again() -> None:
     assert streams.open(hello(2), b"p", 31.0).fresh
 
 
+def test_numbers_that_an_actor_left_out_are_no_entries_of_the_journal() -> None:
+    """A stream can go when a checkpoint covers the last accepted segment, whatever numbers its actor gave up after it."""
+    stream = table().open(hello(first_seq=7), b"p", 0.0).stream
+    assert (stream.received, stream.accepted_end) == (7, 0)
+    take(stream, 3)
+    stream.advance_to(50)
+    assert (stream.received, stream.accepted_end) == (50, 10)
+
+
 def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before() -> None:
     """Nor is one that was welcomed by a learner that died before it could note it: none as late as it was forgotten."""
     streams = table()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,10 @@ def test_going_back_to_a_checkpoint_says_what_it_costs(inproc_lab: Lab, tmp_path
     folder = tmp_path / "run" / "checkpoints" / "lab"
     numbers = sorted(int(path.name) for path in folder.glob("[0-9]*"))
     target = numbers[0]
+    copied = folder / f"{target:08d}.abandoned"
+    shutil.copytree(folder / f"{target:08d}", copied)
+    with pytest.raises(ConfigError, match=f"{copied.name} holds checkpoint {target}; rename it to {target:08d} first"):
+        start(inproc_lab, tmp_path / "run", resume=str(copied))
     manifest = json.loads((folder / f"{target:08d}" / "manifest.json").read_text())
     back = start(inproc_lab, tmp_path / "run", resume=str(folder / f"{target:08d}"))
     assert back.rollback is not None and back.rollback.checkpoint == target

@@ -188,7 +188,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         for _ in range(p.gradient_steps):
             for tag, value in self._train_on(self._draw()).items():
                 found.setdefault(tag, []).append(value)
-        self._pace.units += 1
+        self._pace.count_unit(p)
         return {
             **{tag: float(values[0] if len(values) == 1 else torch.stack(values).mean()) for tag, values in found.items()},
             **self._schedules(),
@@ -305,6 +305,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
             "optimizers": {name: optimizer.state() for name, optimizer in self._optimizers.items()},
             "generator": self._generator.get_state(),
             "units": self._pace.units,
+            "samples": self._pace.samples,
             "gradient_steps": self._gradient_steps,
         }
 
@@ -325,7 +326,8 @@ class ReplayAlgorithm(ABC, Generic[P]):
         for name, optimizer in self._optimizers.items():
             optimizer.load(kept["optimizers"][name])
         self._generator.set_state(torch.as_tensor(kept["generator"]))
-        self._pace.units, self._gradient_steps = int(kept["units"]), int(kept["gradient_steps"])
+        self._pace.units, self._pace.samples = int(kept["units"]), int(kept["samples"])
+        self._gradient_steps = int(kept["gradient_steps"])
         self._replay.restore(kept.get("priorities"))
 
     def state(self) -> dict[str, Any]:

@@ -25,11 +25,13 @@ class UnitPace:
         steps: Observed environment steps.
         episodes: Episodes that have ended since `learning_starts`. A part of `max_traj_length` steps counts too.
         units: Units of training that are done.
+        samples: Transitions that these units have drawn from the replay.
     """
 
     steps: int = 0
     episodes: int = 0
     units: int = 0
+    samples: int = 0
 
     def observe(self, segment: Segment, parameters: OffPolicyParameters) -> None:
         """Count the steps of a segment, and the end of its episode."""
@@ -37,11 +39,16 @@ class UnitPace:
         if self.steps >= parameters.learning_starts:
             self.episodes += segment.ended or segment.capped
 
+    def count_unit(self, parameters: OffPolicyParameters) -> None:
+        """Count a unit of training that is done, and the transitions that it has drawn."""
+        self.units += 1
+        self.samples += parameters.unit_samples
+
     def due(self, parameters: OffPolicyParameters) -> bool:
         """Return True if a unit of training is due."""
         p = parameters
         if (rate := p.insert_rate) is not None:
-            return self.units < rate.samples(self.steps) // p.unit_samples
+            return self.samples + p.unit_samples <= rate.samples(self.steps)
         if p.traj_per_epoch is None:
             return self.units < self.steps // p.train_frequency - p.learning_starts // p.train_frequency
         return self.units < self.episodes // p.traj_per_epoch
@@ -62,6 +69,6 @@ class UnitPace:
             missing = max(0, next_version * p.traj_per_epoch - self.episodes) * p.rollout_length
             return max(missing, p.learning_starts - self.steps, 0)
         if (rate := p.insert_rate) is not None:
-            due = rate.inserts_for(next_version * p.unit_samples) - self.steps
-            return max(0, min(due, rate.room(self.steps, self.units * p.unit_samples)))
+            due = rate.inserts_for(self.samples + (next_version - self.units) * p.unit_samples) - self.steps
+            return max(0, min(due, rate.room(self.steps, self.samples)))
         return max(0, (p.learning_starts // p.train_frequency + next_version) * p.train_frequency - self.steps)

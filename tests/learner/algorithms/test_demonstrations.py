@@ -254,6 +254,43 @@ def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: p
         use(tmp_path, minari="test-v0", clone_steps=3)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"actions": np.array([0.6, 1.7, 2.0])}, "actions are float64, and their space has int64"),
+        ({"observations": None}, "observations are object"),
+        ({"observations": np.zeros((3, 3), np.float32)}, "observations"),
+        ({"rewards": None}, "has no len"),
+    ],
+)
+def test_a_minari_dataset_that_is_not_as_its_spaces_say_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    good = segment(CHOICE, 3, 1)
+    episode = {"observations": good.observations, "actions": good.actions, "rewards": good.rewards, "terminations": [False] * 3}
+    found = SimpleNamespace(
+        observation_space=gymnasium.spaces.Box(-9, 9, (3,), np.float32),
+        action_space=gymnasium.spaces.Discrete(3, start=1),
+        iterate_episodes=lambda: iter([SimpleNamespace(**episode), SimpleNamespace(**(episode | change))]),
+    )
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    with pytest.raises(ConfigError, match=words):
+        use(tmp_path, minari="test-v0", clone_steps=3)
+
+
+def test_episodes_without_a_step_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    empty = SimpleNamespace(observations=np.zeros((1, 3)), actions=np.zeros(0), rewards=np.zeros(0), terminations=[])
+    found = SimpleNamespace(
+        observation_space=gymnasium.spaces.Box(-9, 9, (3,), np.float32),
+        action_space=gymnasium.spaces.Discrete(3, start=1),
+        iterate_episodes=lambda: iter([empty]),
+    )
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    assert read_minari("test-v0")[2] == []
+
+
 def test_a_clone_needs_no_rewards(tmp_path: Path) -> None:
     path = write(tmp_path / "d.npz", lambda e: Demonstration(e.observations, e.actions, None, False))
     assert use(path, clone_steps=1).clone()

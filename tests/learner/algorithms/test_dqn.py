@@ -209,6 +209,21 @@ def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
     assert algorithm.demand() > 0
 
 
+@pytest.mark.parametrize("change", [{"batch_size": 2}, {"batch_size": 32}, {"gradient_steps": 4}])
+def test_the_ratio_counts_samples_that_were_drawn_before_a_change(change: dict[str, Any]) -> None:
+    """A change of the batch size is no reason to draw more for earlier steps, or to wait."""
+    parameters = {"batch_size": 8, "gradient_steps": 1, "samples_per_insert": 4, "learning_starts": 20, "buffer_size": 2000}
+    algorithm = make(**parameters)
+    algorithm.observe(make_segment(420))
+    drawn = 8 * len(train(algorithm))
+    algorithm.change({**parameters, **change})
+    before = algorithm._pace.samples
+    assert before == drawn and abs(drawn - 4 * 400) <= 32
+    algorithm.observe(make_segment(200, 1))
+    train(algorithm)
+    assert abs(algorithm._pace.samples - before - 4 * 200) <= 2 * 32
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -212,7 +212,13 @@ def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
 @pytest.mark.parametrize("change", [{"batch_size": 2}, {"batch_size": 32}, {"gradient_steps": 4}])
 def test_the_ratio_counts_samples_that_were_drawn_before_a_change(change: dict[str, Any]) -> None:
     """A change of the batch size is no reason to draw more for earlier steps, or to wait."""
-    parameters = {"batch_size": 8, "gradient_steps": 1, "samples_per_insert": 4, "learning_starts": 20, "buffer_size": 2000}
+    parameters: dict[str, Any] = {
+        "batch_size": 8,
+        "gradient_steps": 1,
+        "samples_per_insert": 4,
+        "learning_starts": 20,
+        "buffer_size": 2000,
+    }
     algorithm = make(**parameters)
     algorithm.observe(make_segment(420))
     drawn = 8 * len(train(algorithm))

@@ -356,9 +356,11 @@ def train(args: argparse.Namespace, fleet: Fleet) -> None:
         ]
         for pipe in explorers:
             fleet.said(pipe)
-        print(f"{args.count} environments at {', '.join(addresses)}; model at {model}; trainer at {server.address}", flush=True)
         published = said = 0
         try:
+            print(
+                f"{args.count} environments at {', '.join(addresses)}; model at {model}; trainer at {server.address}", flush=True
+            )
             while not trainer.enough.wait(0.02):
                 fleet.check()
                 if trainer.updates > published:

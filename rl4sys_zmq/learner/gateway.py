@@ -210,9 +210,9 @@ class Gateway(Worker):
             done &= task.join(max(0.0, deadline - time.monotonic()))
         if not self.alive:
             done &= self._remote.join(max(LAST_REQUESTS_S, deadline - time.monotonic()))
-            self._calls.wakeup.close()
             for engine in self._engines.values():
                 engine.close()
+        self._calls.release(alive=self.alive)
         return done
 
     # ---- the thread

@@ -112,8 +112,8 @@ class RelayThread(Worker):
         self._open.set()
 
     def release(self) -> None:
-        """Close the descriptor that wakes the thread. Call this method after `join`."""
-        self._calls.wakeup.close()
+        """Close the descriptor that wakes the thread: now, or at the end of the thread if it still runs. Call `stop` first."""
+        self._calls.release(alive=self.alive)
 
     # ---- the thread
 

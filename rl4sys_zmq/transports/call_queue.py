@@ -22,7 +22,7 @@ class CallQueue:
     calls `refuse_all`. Any thread can use the other methods.
 
     Attributes:
-        wakeup: Ends the wait of the thread. The creator of this object closes it, after the end of the thread.
+        wakeup: Ends the wait of the thread. `release` closes it.
     """
 
     def __init__(self, owner: str) -> None:
@@ -35,7 +35,7 @@ class CallQueue:
         self._owner = owner
         self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._lock = threading.Lock()
-        self._stopping = False
+        self._stopping = self._ended = self._released = False
 
     @property
     def stopping(self) -> bool:
@@ -76,10 +76,23 @@ class CallQueue:
     def refuse_all(self) -> None:
         """Refuse the functions that wait, and all later ones."""
         with self._lock:
-            self._stopping = True
+            self._stopping = self._ended = True
             calls, self._calls = self._calls, []
+            if self._released:
+                self.wakeup.close()
         for _, future in calls:
             future.set_exception(self.closed())
+
+    def release(self, *, alive: bool) -> None:
+        """Close `wakeup`: now, or at the end of the thread if it still runs. Call `stop` first.
+
+        Args:
+            alive: True if the thread has started and may not have ended.
+        """
+        with self._lock:
+            self._released = True
+            if self._ended or not alive:
+                self.wakeup.close()
 
     def closed(self) -> Closed:
         """Return the error for callers after the end."""

@@ -30,7 +30,7 @@ def test_functions_run_in_the_thread_and_their_results_and_exceptions_reach_the_
     finally:
         queue.stop()
         thread.join(30.0)
-        queue.wakeup.close()
+        queue.release(alive=thread.is_alive())
     assert not thread.is_alive()
 
 
@@ -43,4 +43,13 @@ def test_what_waits_at_the_end_and_what_comes_later_is_refused() -> None:
     queue.refuse_all()
     with pytest.raises(Closed, match="the lab is closed"):
         waiting.result(0.0)
-    queue.wakeup.close()
+    queue.release(alive=False)
+
+
+def test_a_thread_that_outlives_the_wait_for_it_closes_the_descriptor_at_its_end() -> None:
+    queue = CallQueue("lab")
+    queue.stop()
+    queue.release(alive=True)
+    assert queue.wakeup.fileno() >= 0
+    queue.refuse_all()
+    assert queue.wakeup.fileno() == -1

@@ -236,11 +236,11 @@ class PolicyCacheFile:
 
     def _read(self) -> bytes | None:
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
         except FileNotFoundError:
             return None
-        with open(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
+        with file:
+            size = os.fstat(file.fileno()).st_size
             if not _FIXED <= size <= MAX_BYTES:
                 raise _InvalidCacheFile(f"its size is {size} bytes, out of range")
             fixed = file.read(_FIXED)

@@ -247,9 +247,9 @@ def read_file(file: Path, limit: int) -> bytes:
         PolicyFolderError: If the file is missing, larger or not a regular file.
     """
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block the reader
-        with open(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
+        # A FIFO must not block the reader.
+        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
+            status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise PolicyFolderError(file, "it is not a regular file")
             if status.st_size > limit:

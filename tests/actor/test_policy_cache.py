@@ -205,6 +205,16 @@ def test_a_folder_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     assert cache.counters.get("policy_cache.save_errors") == 2
 
 
+def test_a_folder_in_place_of_the_file_is_refused_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    cache = PolicyCacheFile(tmp_path)
+    free = os.dup(2)  # the lowest free descriptor
+    os.close(free)
+    assert cache.load() is None
+    again = os.dup(2)
+    os.close(again)
+    assert (again, cache.counters.get("policy_cache.refused")) == (free, 1)
+
+
 def test_a_full_disk_leaves_the_old_policy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PolicyCacheFile(path, min_interval_s=0.0)
     cache.save(SPEC, snapshot_of(1), {})

@@ -15,7 +15,7 @@ import pytest
 
 from rl4sys_zmq.errors import PolicyFolderError
 from rl4sys_zmq.policies import StoredPolicy, build_policy, read_policy
-from rl4sys_zmq.policies.folder import SPEC, WEIGHTS, encode_policy, write_policy
+from rl4sys_zmq.policies.folder import SPEC, WEIGHTS, encode_policy, read_file, write_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.sealed import seal_document
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, TensorSpec
@@ -101,6 +101,16 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(PolicyFolderError, match=f"{name}: No such file"):
         read_policy(folder)
+
+
+def test_a_folder_in_place_of_a_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    free = os.dup(2)  # the lowest free descriptor
+    os.close(free)
+    with pytest.raises(PolicyFolderError, match="Is a directory"):
+        read_file(tmp_path, 1 << 20)
+    again = os.dup(2)
+    os.close(again)
+    assert again == free
 
 
 def test_what_is_no_policy_folder_says_so(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Host threads put segments into the `Outbox`, a bounded queue in memory. The I/O 
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from rl4sys_zmq.actor.spool import Spool
 
 __all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueuedSegmentInfo", "SegmentQueue"]
+
+log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -174,11 +178,24 @@ class SegmentQueue(Resource):
         Args:
             max_items: The largest number of segments.
             max_bytes: The largest size of all segments together, in bytes. The first segment can exceed it.
+
+        Returns:
+            The segments. A segment that cannot be encoded is dropped and counted, and ends the list early.
         """
 
     @abstractmethod
     def drop(self, reason: str) -> bool:
         """Drop the oldest segment (run of steps) and count it as dropped for `reason`. Return False if the disk fails."""
+
+    def _packed(self, segment: Segment) -> PackedSegment | None:
+        """Return a segment (run of steps) encoded for the message. If that fails, count it as dropped and return None."""
+        try:
+            return pack_segment(segment)
+        except (ProtocolError, TypeError, ValueError):
+            if not self.outbox.dropped.get("not_encodable"):
+                log.exception("a segment of %d steps can't be encoded, and is dropped", segment.steps)
+            self.outbox.dropped.add("not_encodable")
+            return None
 
     def fill(self) -> bool:
         """Move some segments (runs of steps) from memory (the outbox) to disk (the spool).
@@ -261,7 +278,10 @@ class MemorySegmentQueue(SegmentQueue):
             segment = self.outbox.pop()
             if segment is None:
                 break
-            out.append(pack_segment(segment))
+            packed = self._packed(segment)
+            if packed is None:
+                break  # the caller has not seen the size of the next segment
+            out.append(packed)
             size += segment.nbytes
         return out
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rl4sys_zmq.actor.segment_queue import Outbox, QueuedSegmentInfo, SegmentQueue
 from rl4sys_zmq.actor.spool import Spool
-from rl4sys_zmq.wire import PackedSegment, pack_segment
+from rl4sys_zmq.wire import PackedSegment
 
 __all__ = ["SpooledSegmentQueue"]
 
@@ -54,7 +54,9 @@ class SpooledSegmentQueue(SegmentQueue):
         batch: list[PackedSegment] = []
         self.in_hand = min(PUT_ITEMS, len(self.outbox))
         while len(batch) < self.in_hand and (segment := self.outbox.pop()) is not None:
-            batch.append(pack_segment(segment))
+            packed = self._packed(segment)
+            if packed is not None:
+                batch.append(packed)
         if batch:
             self.spool.put(batch)
         self.in_hand = 0

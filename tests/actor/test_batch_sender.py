@@ -1,8 +1,11 @@
-"""A fast host sends its newest segments: what the queue holds beyond the learner's request is dropped, oldest versions first."""
+"""A fast host sends its newest segments: what the queue holds beyond the learner's request is dropped, oldest versions first.
+
+A segment that cannot be encoded is dropped alone.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -103,3 +106,17 @@ def test_the_limit_on_the_lag_holds_without_a_request() -> None:
     made, queue = sender([1, 1, 2, 2, 9, 9], 0)
     made._drop_stale(GENERATION, 9)
     assert left(queue) == [9, 9]
+
+
+def test_a_segment_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:
+    made, queue = sender([1, 2, 2, 3], 1 << 20)
+    for place in (0, 2):
+        bad = replace(queue.outbox._items[place], log_probs=np.zeros(1, np.float32))
+        queue.outbox._items[place] = bad
+    session = cast(Session, made._session)
+    for now in (0.0, 1.0, 2.0):
+        for _ in made.send_due(now, None, urgent=True):
+            pass
+    assert (session.sent, session.sent_steps, queue.items, queue.steps, queue.in_hand) == ([1, 1], 2 * STEPS, 0, 0, 0)
+    assert queue.dropped == {"not_encodable": 2}
+    assert caplog.text.count("can't be encoded") == 1

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.segment_queue import Outbox, QueuedSegmentInfo
 from rl4sys_zmq.actor.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
+from rl4sys_zmq.actor.spooled_queue import SpooledSegmentQueue
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, join_submit, pack_segment, read_submit
@@ -44,23 +46,26 @@ class Clock:
         return self.now
 
 
+def unpacked(number: int, steps: int = 1, width: int = 2) -> Segment:
+    """A segment whose episode id is `number`."""
+    return Segment(
+        np.full((steps + 1, width), number, dtype=np.float32),
+        np.zeros(steps, dtype=np.int64),
+        np.zeros(steps, dtype=np.float32),
+        np.zeros(steps, dtype=np.float32),
+        np.full(steps, 2**64 - 1 - number, dtype=np.uint64),
+        None,
+        2**63 + number,
+        number,
+        0,
+        False,
+        False,
+    )
+
+
 def segment(number: int, steps: int = 1, width: int = 2) -> PackedSegment:
     """A packed segment whose episode id is `number`."""
-    return pack_segment(
-        Segment(
-            np.full((steps + 1, width), number, dtype=np.float32),
-            np.zeros(steps, dtype=np.int64),
-            np.zeros(steps, dtype=np.float32),
-            np.zeros(steps, dtype=np.float32),
-            np.full(steps, 2**64 - 1 - number, dtype=np.uint64),
-            None,
-            2**63 + number,
-            number,
-            0,
-            False,
-            False,
-        )
-    )
+    return pack_segment(unpacked(number, steps, width))
 
 
 def numbers(packed: Iterable[PackedSegment] | None) -> list[int | None]:
@@ -703,6 +708,17 @@ def test_a_killed_process_loses_nothing(opened: Opened, folder: Path, seed: int)
     assert numbers(spool.reconcile(taken, taken)) == []
     assert numbers(spool.take(1 << 20, 1 << 30)) == list(range(taken, spool.submitted))
     assert law(spool)
+
+
+def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> None:
+    queue = SpooledSegmentQueue(Outbox(100, 1 << 20, drops=True), opened())
+    for number in range(4):
+        good = unpacked(number)
+        queue.outbox.put(good if number % 2 else replace(good, rewards=np.zeros(5, np.float32)))
+    assert queue.fill() and not queue.fill()
+    queue.reconcile(0, 0)
+    assert numbers(queue.take(10, 1 << 20)) == [1, 3]
+    assert (queue.submitted, queue.dropped, queue.in_hand) == (4, {"not_encodable": 2}, 0)
 
 
 # ---- a model

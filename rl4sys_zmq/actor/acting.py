@@ -69,12 +69,11 @@ class FallbackActions:
         """Return True if the policy is stale: the learner has sent no message for more than `max_age_s` seconds."""
         return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
-    def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
+    def for_bad_input(self, traj: RL4SysTrajectory) -> RL4SysAction:
         """Return the action for invalid input: this thread's previous action, or the idle action if there is none.
 
         The idle action is the first allowed discrete action, or the middle of a box.
         """
-        self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
@@ -283,11 +282,11 @@ class ActionSelector:
             observation, leading = self._inputs.observation(obs)
             allowed = self._inputs.mask(mask)
         except BadInput as exc:
-            if self._context.config.on_bad_input == "raise":
-                raise
+            episodes.owner.refuse(exc)
+            episodes.end_done([traj])
             if traj is None or traj.completed:
                 traj = episodes.begin()
-            return traj, self._fallback.for_bad_input(traj, exc)
+            return traj, self._fallback.for_bad_input(traj)
         if self._pending.late:
             self._pending.expire()
         episodes.end_done([traj])
@@ -331,6 +330,8 @@ class ActionSelector:
         context, episodes = self._context, self.episodes
         given = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
         count = len(given)
+        if not count and not self._inputs.count(obs):
+            return [], []
         observations = self._inputs.observations(obs, count)
         each = self._inputs.rows(observations)
         allowed = self._inputs.mask(masks, count)

@@ -100,19 +100,24 @@ class RL4SysAction(EpisodeStep):
     def update_reward(self, reward: object) -> None:
         """Set the reward, before or after the action is added to a trajectory. A later call replaces the reward.
 
+        With ``on_bad_input: drop``, an error is counted and the reward stays as it was.
+
         Raises:
             RewardError: If the reward is not a single number that is finite in float32, or if the action's segment (the steps
                 that are sent together) has already been queued for sending or was dropped.
         """
-        value = reward if type(reward) is float and LEAST <= reward <= LARGEST else as_reward(reward)
-        writer = self.writer
-        if writer is not None:
-            pending = writer.pending
-            if pending is None:
-                writer.set_reward(self.row, value, self.known_reward is None)
-            else:
-                pending.set_reward(writer, self.row, value)
-        self.known_reward = value
+        try:
+            value = reward if type(reward) is float and LEAST <= reward <= LARGEST else as_reward(reward)
+            writer = self.writer
+            if writer is not None:
+                pending = writer.pending
+                if pending is None:
+                    writer.set_reward(self.row, value, self.known_reward is None)
+                else:
+                    pending.set_reward(writer, self.row, value)
+            self.known_reward = value
+        except RewardError as exc:
+            self.stamp.owner.refuse(exc)
 
 
 def new_action(
@@ -176,7 +181,7 @@ def as_reward(reward: object) -> float:
         try:
             item = getattr(reward, "item", None)
             reward = float(item() if item is not None else reward)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
+        except Exception as exc:  # also whatever a method of the host's object raises
             raise RewardError(f"a reward must be one number, not {reward!r:.80}") from exc
     if not LEAST <= reward <= LARGEST:
         raise RewardError(f"a reward must be finite in float32, not {reward}")

@@ -191,7 +191,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         of this thread. So one request to the learner for permission to send (credit) covers all of them.
 
         Args:
-            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories.
+            trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories. ``N`` can be 0.
             obs: Observations ``[N, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays ``[N, *leaf]``.
             masks: ``[N, n]`` for ``n`` discrete actions, 1 where an action is allowed. None allows all actions.
 
@@ -244,11 +244,12 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             traj: The trajectory.
             action: Its last action. It is stored now if it was not added before.
             truncated: True if a time limit or the host ended the episode, not a terminal state.
-            final_obs: The observation after the last action. Required if `truncated`, for bootstrapping.
+            final_obs: The observation after the last action. Required if `truncated`, for bootstrapping. If it is missing or
+                invalid with ``on_bad_input: drop``, the last observation takes its place.
 
         Raises:
             RewardError: If a step has no reward. The message names the step. Only with ``overflow: wait``.
-            ObservationError: If `final_obs` is missing or invalid.
+            ObservationError: If `final_obs` is missing or invalid, and ``on_bad_input`` is ``raise``.
             ActionError: As for `add_to_trajectory`, or if `traj` is None.
         """
         self._episodes.end(traj, action, truncated, final_obs)

@@ -17,7 +17,7 @@ import xxhash
 from rl4sys_zmq.actor.io import ActorIOThread
 from rl4sys_zmq.actor.remote import InferenceCaller, PlaceholderPolicy
 from rl4sys_zmq.actor.segment_queue import Outbox
-from rl4sys_zmq.actor.segments import LateRewardQueue, PolicyStamp
+from rl4sys_zmq.actor.segments import AgentIdentity, LateRewardQueue, PolicyStamp
 from rl4sys_zmq.actor.wait_timer import WaitTimer
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -62,7 +62,7 @@ class ThreadState:
     step: BoundStep
     stamp: PolicyStamp
 
-    def __init__(self, seed: int, explore: bool, owner: object, place: float = 0.0) -> None:
+    def __init__(self, seed: int, explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
         self._explore, self._owner = explore, owner
         self.sampler = RandomSource(seed, place)
         self.policy: Policy | None = None
@@ -86,7 +86,7 @@ class CurrentThreadState(threading.local):
     The thread's random numbers depend on the agent's seed and on the number of threads that used the agent before.
     """
 
-    def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object, place: float = 0.0) -> None:
+    def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
         self.state = ThreadState(seed << 32 | next(numbers), explore, owner, place)
 
 
@@ -104,7 +104,7 @@ class AgentComponents:
     Attributes:
         config: The agent's configuration. In a forked child, without the parent's actor name, spool and policy cache.
         actor_id: The name by which the learner identifies the actor.
-        owner: An object that identifies the agent. The agent in a forked child has the same object as in the parent.
+        owner: The agent, as its actions and trajectories know it. The agent in a forked child has the same object.
         counters: The counters of the host threads.
         outbox: The queue of finished segments (runs of steps), from host threads to the I/O thread.
         io: The I/O thread, which owns the sockets, the spool (queue on disk) and the policy cache (the policy in a file).
@@ -132,7 +132,8 @@ class AgentComponents:
         """
         self.config = config
         self.actor_id = config.actor_id or uuid.uuid4().hex
-        self.owner: object = object() if parent is None else parent.owner
+        drops = config.on_bad_input == "drop"
+        self.owner: AgentIdentity = AgentIdentity(counters, drops_bad_input=drops) if parent is None else parent.owner
         self.counters = counters
         self.no_policy: PlaceholderPolicy | None = parent.no_policy if parent is not None else None
         self.closed = False

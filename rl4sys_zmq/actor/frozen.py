@@ -17,7 +17,7 @@ from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnActionSelector
-from rl4sys_zmq.actor.segments import PolicyStamp
+from rl4sys_zmq.actor.segments import AgentIdentity, PolicyStamp
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
 from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, check_runtime, read_policy
@@ -105,8 +105,9 @@ class FrozenAgent(Resource):
         self._counters = Counters()
         self._ids = random.Random()
         seed = seed if seed is not None else random.SystemRandom().getrandbits(128)
-        self._threads = CurrentThreadState(seed, itertools.count(), explore, self)
-        self._stamp = PolicyStamp(stored.snapshot.generation, stored.snapshot.version, self)
+        self._owner = AgentIdentity(self._counters, drops_bad_input=False)
+        self._threads = CurrentThreadState(seed, itertools.count(), explore, self._owner)
+        self._stamp = PolicyStamp(stored.snapshot.generation, stored.snapshot.version, self._owner)
         self._closed = False
 
     # ---- acting
@@ -163,6 +164,8 @@ class FrozenAgent(Resource):
         """
         self._check_open()
         given = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
+        if not given and not self._inputs.count(obs):
+            return [], []
         observations = self._inputs.observations(obs, len(given))
         allowed = self._inputs.mask(masks, len(given))
         running = [self._running(traj) for traj in given]
@@ -190,7 +193,7 @@ class FrozenAgent(Resource):
             ActionError: If the action or the trajectory belongs to another agent.
         """
         self._check_trajectory(traj)
-        if action.stamp.owner is not self:
+        if action.stamp.owner is not self._owner:
             raise ActionError("this action belongs to another agent")
         if not traj.completed:
             traj.steps += 1

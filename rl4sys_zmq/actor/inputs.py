@@ -47,8 +47,15 @@ class InputValidator:
         self._parts = not isinstance(action_space, DiscreteSpace)
 
     def count(self, given: object) -> int:
-        """Return the number of observations in a batch that the host passed in. The batch is not checked."""
-        return len(given)  # type: ignore[arg-type]
+        """Return the number of observations in a batch that the host passed in. The batch is not checked.
+
+        Raises:
+            ObservationError: If `given` has no length.
+        """
+        try:
+            return len(given)  # type: ignore[arg-type]
+        except Exception as exc:
+            raise ObservationError(f"expected a batch of observations [N, *obs], not {type(given).__name__}") from exc
 
     def rows(self, observations: Tree) -> Sequence[Any]:
         """Split a checked batch into its observations, and return them as a sequence."""
@@ -109,18 +116,12 @@ class InputValidator:
             return None
         if not self._actions:
             raise MaskError("the action space is continuous; a mask needs a discrete one")
-        given = _host(given)
-        if self._parts and not isinstance(given, np.ndarray):
-            given = self._joined(given, count)
-        array = np.asarray(given)
+        mask = self._read_mask(given, count)
         wanted = (self._actions,) if count is None else (count, self._actions)
-        if array.shape != wanted:
-            if count is not None or array.shape != (1, self._actions):
-                raise MaskError(f"the mask has shape {array.shape}; expected {wanted}")
-            array = array[0]
-        mask = array.astype(np.bool_)
-        if array.dtype != np.bool_ and not np.array_equal(mask, array):
-            raise MaskError(f"a mask must hold 0 and 1 (or booleans), not {array.tolist()!r:.80}")
+        if mask.shape != wanted:
+            if count is not None or mask.shape != (1, self._actions):
+                raise MaskError(f"the mask has shape {mask.shape}; expected {wanted}")
+            mask = mask[0]
         if self._parts:
             forbidden = self._layout.forbidden_choice(mask if count is not None else mask[None])
             if forbidden is not None:
@@ -128,6 +129,21 @@ class InputValidator:
                 raise MaskError(f"{which} forbids every value of {forbidden[1]}")
         elif not mask.any(axis=-1).all():
             raise MaskError(f"the mask forbids all {self._actions} actions")
+        return mask
+
+    def _read_mask(self, given: object, count: int | None) -> NDArray[np.bool_]:
+        """Return a copy of a mask, or of `count` masks, as an array of bools. Its shape is not checked."""
+        try:
+            given = _host(given)
+            array = self._joined(given, count) if self._parts and not isinstance(given, np.ndarray) else np.asarray(given)
+            mask = array.astype(np.bool_)
+            exact = array.dtype == np.bool_ or np.array_equal(mask, array)
+        except MaskError:
+            raise
+        except Exception as exc:  # also whatever a method of the host's object raises
+            raise MaskError(f"the mask can't be read as an array of {self._actions} bools: {exc}") from exc
+        if not exact:
+            raise MaskError(f"a mask must hold 0 and 1 (or booleans), not {array.tolist()!r:.80}")
         return mask
 
     def _joined(self, given: object, count: int | None) -> NDArray[np.bool_]:
@@ -141,17 +157,23 @@ class InputValidator:
         return np.stack([self._layout.join_mask(mask) for mask in given])
 
     def _array(self, given: object) -> NDArray[Any]:
-        given = _host(given)
-        if type(given) is np.ndarray and given.dtype == self._dtype:
-            return given.copy()
         try:
+            given = _host(given)
+            if type(given) is np.ndarray and given.dtype == self._dtype:
+                return given.copy()
             array = np.asarray(given)
             if array.dtype.kind not in "biuf":
                 raise TypeError(f"dtype {array.dtype}")
             if isinstance(given, np.ndarray | np.generic) and not np.can_cast(array.dtype, self._dtype, "same_kind"):
                 raise TypeError(f"dtype {array.dtype} does not fit {self._dtype}")
-            return np.array(array, dtype=self._dtype)
-        except (TypeError, ValueError, OverflowError) as exc:
+            if self._float or array.dtype == self._dtype:
+                return np.array(array, dtype=self._dtype)
+            with np.errstate(invalid="ignore"):  # NaN and infinity, which are found below
+                converted = array.astype(self._dtype)
+            if not np.array_equal(converted, array):
+                raise ValueError(f"the values {array.tolist()!s:.80} change in {self._dtype}")
+            return converted
+        except Exception as exc:  # also whatever a method of the host's object raises
             raise ObservationError(
                 f"expected an observation of dtype {self._dtype} and shape {self._shape}, not {type(given).__name__}: {exc}"
             ) from exc
@@ -181,8 +203,12 @@ class TreeInputValidator(InputValidator):
         self.plain_dtype = self.plain_shape = None
 
     def count(self, given: object) -> int:
-        """Return the number of observations in a batch: the length of the first array of the tree."""
-        return len(self._leaves.flatten(given)[0])
+        """Return the number of observations in a batch: the length of the first array of the tree.
+
+        Raises:
+            ObservationError: If the tree has another structure, or its first array no length.
+        """
+        return super().count(self._leaves.flatten(given)[0])
 
     def rows(self, observations: Tree) -> Sequence[Any]:
         """Split a checked batch into its observations, and return them as a sequence of trees."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction
-from rl4sys_zmq.actor.segments import EpisodeStep, SegmentWriter
+from rl4sys_zmq.actor.segments import AgentIdentity, EpisodeStep, SegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
 from rl4sys_zmq.values import ColumnSpec, ObservationSpace, PolicySpec, Segment, Space
@@ -205,7 +205,7 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         """
         return isinstance(step, ExtraColumnAction) and step.before is self.state
 
-    def read(self, row: int, step: EpisodeStep, owner: object) -> None:
+    def read(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
         """Fill `step`, a new `ExtraColumnAction`, with copies of a row. The policy's states become None: rows have none."""
         assert isinstance(step, ExtraColumnAction)
         super().read(row, step, owner)
@@ -222,19 +222,19 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         self._extras = {name: np.concatenate([column, np.empty_like(column)]) for name, column in self._extras.items()}
 
 
-def recorded_actions(writer: SegmentWriter, owner: object, known: Iterable[RL4SysAction | None]) -> list[RL4SysAction]:
+def recorded_actions(writer: SegmentWriter, owner: AgentIdentity, known: Iterable[RL4SysAction | None]) -> list[RL4SysAction]:
     """Return the recorded steps of a segment (run of steps) as action objects, oldest first.
 
     Args:
         writer: The segment.
-        owner: The object that identifies the agent, as in `PolicyStamp`.
+        owner: The agent, as in `PolicyStamp`.
         known: Actions that still exist as objects. The result has these objects for their steps, and copies for the others.
     """
     by_row = {action.row: action for action in known if action is not None and action.writer is writer}
     return [by_row.get(row) or _recorded_action(writer, row, owner) for row in range(writer.steps)]
 
 
-def _recorded_action(writer: SegmentWriter, row: int, owner: object) -> RL4SysAction:
+def _recorded_action(writer: SegmentWriter, row: int, owner: AgentIdentity) -> RL4SysAction:
     action = ExtraColumnAction() if isinstance(writer, ExtraColumnSegmentWriter) else RL4SysAction()
     writer.read(row, action, owner)
     action.act, action.done = action.raw, False

@@ -16,18 +16,45 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.observation_column import TreeColumn, new_action_column, new_column
 from rl4sys_zmq.actor.segment_queue import Outbox
-from rl4sys_zmq.errors import RewardError
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import BadInput, RewardError
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
+__all__ = ["AgentIdentity", "PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
 
 log = logging.getLogger(__name__)
 
 FIRST_ROWS = 128
 RECENT_EPISODES = 100
 NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
+
+
+class AgentIdentity:
+    """The agent to which actions and trajectories belong, as they know it. Each agent has one object; objects are not equal.
+
+    The agent in a forked child has the same object as in the parent.
+    """
+
+    def __init__(self, counters: Counters, *, drops_bad_input: bool) -> None:
+        """Create the identity of one agent.
+
+        Args:
+            counters: The counters of its host threads.
+            drops_bad_input: True with ``on_bad_input: drop``.
+        """
+        self._counters, self._drops_bad_input = counters, drops_bad_input
+
+    def refuse(self, error: BadInput) -> None:
+        """Refuse invalid input of the host: raise `error`, or with ``on_bad_input: drop`` count it as ``bad_input.ERROR``.
+
+        Raises:
+            BadInput: The given error, unless the agent drops invalid input.
+        """
+        if not self._drops_bad_input:
+            raise error
+        self._counters.add(f"bad_input.{type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,12 +66,12 @@ class PolicyStamp:
     Attributes:
         generation: The generation of the policy: the number of the learner thread that published it.
         version: The version of the policy: the number of its publication.
-        owner: An object that identifies the agent. The agent in a forked child has the same object as in the parent.
+        owner: The agent.
     """
 
     generation: int
     version: int
-    owner: object
+    owner: AgentIdentity
 
 
 class EpisodeStep:
@@ -237,7 +264,7 @@ class SegmentWriter:
             if mask is not None or self.masks is not None:
                 self._set_mask(self.steps, mask)
 
-    def read(self, row: int, step: EpisodeStep, owner: object) -> None:
+    def read(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
         """Fill a step object with copies of a row, so that the host can read a recorded step and set its reward.
 
         Set the attribute `pending` before. Rewards then go through that queue, and the row and its two step objects agree.
@@ -245,7 +272,7 @@ class SegmentWriter:
         Args:
             row: The index of the row.
             step: The new object to fill.
-            owner: The object that identifies the agent, as in `PolicyStamp`.
+            owner: The agent, as in `PolicyStamp`.
         """
         reward = self._reward_cells[row]
         step.obs, step.raw, step.log_prob = self._row(row), _copied_row(self.actions, row), self._log_prob_cells[row]
@@ -341,8 +368,8 @@ class PendingEpisodeSegments:
         episode_id: The random number of the episode.
         writers: The waiting segments, oldest first.
         reward_sum: The sum of the rewards in the segments that were already queued for sending.
-        lost: True if a segment of the episode was dropped, or its first steps were not stored. The sum of the episode's rewards
-            is then unknown.
+        lost: True if a segment of the episode was dropped, or a step was not stored. The sum of the episode's rewards is then
+            unknown.
     """
 
     __slots__ = ("episode_id", "lost", "reward_sum", "writers")
@@ -397,7 +424,7 @@ class LateRewardQueue:
             writer.pending = self
             closed.writers.append(writer)
             if writer.missing:
-                self.late.append((time.monotonic() + self._reward_timeout_s, closed, writer))
+                self._wait(closed, writer)
             self._release(closed)
 
     def set_reward(self, writer: SegmentWriter, row: int, reward: float) -> None:
@@ -413,10 +440,21 @@ class LateRewardQueue:
             for closed in complete.values():
                 self._release(closed)
 
-    def join(self, writer: SegmentWriter, step: EpisodeStep, last: EpisodeStep | None, episode_steps: int, limit: int) -> bool:
+    def join(
+        self,
+        closed: PendingEpisodeSegments,
+        writer: SegmentWriter,
+        step: EpisodeStep,
+        last: EpisodeStep | None,
+        episode_steps: int,
+        limit: int,
+    ) -> bool:
         """Write a late step into the last segment (run of steps) of an ended episode, if that still waits for rewards.
 
+        If the segment had all rewards and waits only for an earlier one, it now waits for the reward of the step too.
+
         Args:
+            closed: The waiting segments of the episode.
             writer: The segment.
             step: The step.
             last: The step with which the host ended the episode. If it is the segment's last row, `step` is inserted before it.
@@ -434,6 +472,8 @@ class LateRewardQueue:
             is_last = last is not None and last.writer is writer and last.row == writer.steps - 1
             writer.insert(step, last if is_last else None)
             writer.episode_length = episode_steps + 1
+            if writer.missing and all(waiting is not writer for _, _, waiting in self.late):
+                self._wait(closed, writer)
             return True
 
     def expire(self) -> None:
@@ -455,6 +495,10 @@ class LateRewardQueue:
                 self._outbox.put_items += 1
                 self._outbox.dropped.add("reward_timeout")
                 self._release(closed)
+
+    def _wait(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
+        """Let a segment (run of steps) with a missing reward wait for at most ``reward_timeout_s`` from now."""
+        self.late.append((time.monotonic() + self._reward_timeout_s, closed, writer))
 
     def _release(self, closed: PendingEpisodeSegments) -> None:
         """Queue the episode's closed segments (runs of steps) for sending, in order, up to the first with a missing reward."""

@@ -120,8 +120,9 @@ class RL4SysTrajectory:
         return not self.steps
 
     def is_valid(self) -> bool:
-        """Return False if a segment (run of steps) of this trajectory was dropped because its rewards did not come in time.
+        """Return False if steps of this trajectory are missing in the data for the learner.
 
+        Either their rewards did not come in time, or no policy chose their actions, or `clear` discarded them between others.
         Actions of different policy versions do not make a trajectory invalid. In RL4Sys, an earlier library with the same
         calls, they do.
         """
@@ -152,7 +153,7 @@ class TrajectoryManager:
     """The operations on the trajectories (episodes) of one agent: begin, add a step, cut into segments, end.
 
     Attributes:
-        owner: An object that identifies the agent, as in `PolicyStamp`.
+        owner: The agent, as in `PolicyStamp`.
         rollout: The number of steps of a full segment (a run of steps that is sent as a unit).
         inputs: The checker of observations.
     """
@@ -263,6 +264,8 @@ class TrajectoryManager:
         index = writer.segment_index
         traj.writer = self._new_writer(writer.limit, index + 1 if index else 0)  # a gap, unless the episode begins here
         traj.last = None
+        if index:
+            traj.closed.lost = True
 
     @property
     def policy_version(self) -> int:
@@ -282,7 +285,8 @@ class TrajectoryManager:
         (run of steps to send) in these cases:
 
         - Another learner thread (generation) published the policy.
-        - No policy chose the action (a fallback action). The action is not stored, and the next step starts the new segment.
+        - No policy chose the action (a fallback action). The action is not stored, and the next step starts the new segment,
+          with a gap in the indices. The return of the episode is then unknown.
         - A policy with a state chose the action from another state than the one after the last step.
 
         Raises:
@@ -300,7 +304,7 @@ class TrajectoryManager:
         if traj.completed:
             self._add_late(traj, action)
             return
-        traj.last = action
+        before, traj.last = traj.last, action
         if isinstance(action, ExtraColumnAction):
             traj.state = action.state
         if not self._stores:
@@ -308,8 +312,11 @@ class TrajectoryManager:
         writer = traj.writer
         if action.raw is None:  # no policy chose it: it is not stored, so the next step does not follow the last stored one
             self._counters.add("unrecorded_actions")
+            traj.closed.lost = True
             if writer.steps:
                 self.cut(traj, action.obs, action.mask, follows=False)
+            elif before is not None and before.raw is not None:  # the segment was cut between the two
+                writer.segment_index += 1
             return
         if not writer.steps:
             if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
@@ -333,25 +340,29 @@ class TrajectoryManager:
             raise ActionError("this trajectory has ended; request_for_action starts another")
         writer = traj.writer
         joins = self._stores and action.raw is not None and type(writer) is SegmentWriter
-        if joins and self._pending.join(writer, action, traj.marked, traj.steps, self._context.longest_segment):
+        if joins and self._pending.join(traj.closed, writer, action, traj.marked, traj.steps, self._context.longest_segment):
             return
         if not self._counters.get("late_actions_dropped"):
             log.warning("an action was added after the end of its trajectory and is dropped; the counter is late_actions_dropped")
         self._counters.add("late_actions_dropped")
 
-    def _final_observation(self, traj: RL4SysTrajectory, final_obs: object) -> Tree | None:
+    def _final_observation(self, final_obs: object) -> Tree | None:
         """Return the observation after the last step of an episode that was ended from outside.
 
-        An evaluation needs none: without `final_obs` it is the last observation, or None if no step is stored.
+        The result is None without `final_obs` in an evaluation, which needs none, and if invalid input is dropped.
 
         Raises:
-            ObservationError: If `final_obs` is missing and the episode is to be trained on, or if it is invalid.
+            ObservationError: If `final_obs` is missing and the episode is to be trained on, or if it is invalid. Not with
+                ``on_bad_input: drop``.
         """
-        if final_obs is not None:
-            return self.inputs.observation(final_obs)[0]
-        if self._explores:
-            raise ObservationError("truncated=True needs final_obs, the observation after the last action")
-        return traj.writer.last_observation if traj.writer.steps else None
+        try:
+            if final_obs is not None:
+                return self.inputs.observation(final_obs)[0]
+            if self._explores:
+                raise ObservationError("truncated=True needs final_obs, the observation after the last action")
+        except ObservationError as exc:
+            self.owner.refuse(exc)
+        return None
 
     def _check_rewards(self, writers: Sequence[SegmentWriter]) -> None:
         """Check that the segments of an episode that ends have all rewards. If late rewards are allowed, count the episode.
@@ -380,7 +391,7 @@ class TrajectoryManager:
             raise ActionError("this trajectory belongs to another agent")
         if traj.completed or traj.episodes is not self:
             return
-        final = self._final_observation(traj, final_obs) if truncated and self._stores else None
+        final = self._final_observation(final_obs) if truncated and self._stores else None
         if action is not None and action.writer is None and action is not traj.last:
             self.add(traj, action)
         writer = traj.writer
@@ -390,6 +401,8 @@ class TrajectoryManager:
                 if action is not None:
                     action.done = True
                 writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
+                if truncated and final is None:
+                    final = writer.last_observation  # the best estimate
                 writer.close(final, None)
         traj.completed = True
         traj.marked = action

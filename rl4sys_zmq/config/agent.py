@@ -133,8 +133,9 @@ class AgentConfig:
     """With ``explore: false``: send the return and the length of each finished episode to the learner, which counts them as
     evaluation. False: send nothing, so that the right to read the weights is enough. No effect with ``explore: true``."""
     on_bad_input: str = option(one_of("raise", "drop"), "raise")
-    """Behavior on invalid input from the host. ``raise``: raise an exception. ``drop``: count the input, and return the last
-    action, or an idle action (the first allowed one, or the middle of the range) if there is none."""
+    """Behavior on invalid input from the host. ``raise``: raise an exception. ``drop``: count the input. A request then returns
+    the last action, or an idle action (the first allowed one, or the middle of the range) if there is none. An invalid reward
+    is ignored."""
     reward_timeout_s: float = option(number(0), 60.0)
     """Longest time that a segment which ended without the host's request waits for rewards that are still missing, in seconds."""
     keys: Path | None = option(optional(path), None)

@@ -363,6 +363,34 @@ def test_a_segment_grows_beyond_its_limit_for_late_actions_but_not_beyond_the_le
     assert (segment.steps, segment.episode_length) == (8, 8)
 
 
+@pytest.mark.parametrize("comes", [True, False], ids=["its reward comes", "its reward never comes"])
+def test_a_late_action_without_a_reward_lets_a_complete_segment_wait(bench: Bench, comes: bool) -> None:
+    """The last segment is complete, but an earlier one is not. So a late action can still join it."""
+    agent = bench.agent()
+    traj: Any = None
+    actions = []
+    for step in range(10):
+        traj, action = agent.request_for_action(traj, obs(step))
+        actions.append(action)
+        if step != 8:
+            agent.add_to_trajectory(traj, action)
+            if step != 3:
+                action.update_reward(1)
+    agent.mark_end_of_trajectory(traj, actions[9])
+    agent.add_to_trajectory(traj, actions[8])
+    actions[3].update_reward(1)
+    assert (agent.stats()["submitted"], agent.stats()["waiting_for_rewards"]) == (1, 1)
+    if comes:
+        actions[8].update_reward(1)
+        last = bench.segments(agent, 2)[1]
+        assert (last.steps, last.episode_length, last.episode_return) == (2, 10, 10.0)
+    else:
+        pending = agent._context.pending
+        pending.late = [(0.0, *entry[1:]) for entry in pending.late]
+        agent.request_for_action(None, obs(0))
+        assert (agent.stats()["submitted"], agent.stats()["dropped"]) == (2, {"reward_timeout": 1})
+
+
 def test_a_simulator_that_adds_after_the_end_is_told(bench: Bench) -> None:
     agent = bench.agent(overflow="wait")
     traj, first = agent.request_for_action(None, obs(0))
@@ -531,10 +559,24 @@ def test_an_observation_that_loses_information_is_refused(bench: Bench) -> None:
     agent = bench.agent(observation_space=BoxSpace((4,), "|u1", 0, 255))
     with pytest.raises(ObservationError, match="float64"):
         agent.request_for_action(None, np.array([0.5, 1, 2, 3]))
+    for given in ([1.9, 0, 0, 0], [300, 0, 0, 0], [-1, 0, 0, 0], [float("nan"), 0, 0, 0], [float("inf"), 0, 0, 0]):
+        with pytest.raises(ObservationError, match="change in uint8"):
+            agent.request_for_action(None, given)
+    for exact in ([255, 0, True, 2.0], np.array([255, 0, 1, 2], np.uint8)):
+        np.testing.assert_array_equal(agent.request_for_action(None, exact)[1].obs, [255, 0, 1, 2])
 
 
 @pytest.mark.parametrize(
-    ("mask", "message"), [([0, 0, 0], "forbids all 3"), ([1, 1], "shape"), ([1, 2, 0], "0 and 1"), ([[1, 0, 0]] * 2, "shape")]
+    ("mask", "message"),
+    [
+        ([0, 0, 0], "forbids all 3"),
+        ([1, 1], "shape"),
+        ([1, 2, 0], "0 and 1"),
+        ([[1, 0, 0]] * 2, "shape"),
+        ([[1, 0], [1]], "can't be read"),
+        (["a", "b", "c"], "0 and 1|can't be read"),
+        ([None, 1, 1], "0 and 1"),
+    ],
 )
 def test_a_bad_mask_raises(bench: Bench, mask: object, message: str) -> None:
     with pytest.raises(MaskError, match=message):
@@ -555,6 +597,65 @@ def test_bad_input_can_be_answered_instead(bench: Bench) -> None:
     assert bench.segments(agent, 1)[0].steps == 1
     assert agent.stats()["counters"]["bad_input.ObservationError"] == 1
     assert agent.stats()["counters"]["bad_input.MaskError"] == 1
+
+
+class Unreadable:
+    """An array of a library that fails, or of a dtype that numpy does not have."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        raise self._error
+
+    def detach(self) -> Any:
+        raise self._error
+
+    def item(self) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [TypeError("Got unsupported ScalarType BFloat16"), OSError("the device is gone")])
+def test_arrays_that_cannot_be_read_are_bad_input(bench: Bench, error: Exception) -> None:
+    agent = bench.agent()
+    _, action = agent.request_for_action(None, obs(0))
+    with pytest.raises(ObservationError, match=str(error)):
+        agent.request_for_action(None, Unreadable(error))
+    with pytest.raises(MaskError, match=str(error)):
+        agent.request_for_action(None, obs(0), Unreadable(error))
+    with pytest.raises(RewardError):
+        action.update_reward(Unreadable(error))
+
+
+def test_dropping_bad_input_covers_final_observations_and_rewards(bench: Bench) -> None:
+    agent = bench.agent(on_bad_input="drop")
+    for final in (np.full(4, np.nan), None):
+        traj, first = agent.request_for_action(None, obs(1))
+        agent.add_to_trajectory(traj, first)
+        first.update_reward(1)
+        first.update_reward(float("nan"))
+        assert first.reward == 1.0
+        traj, last = agent.request_for_action(traj, obs(2))
+        last.update_reward("much")
+        last.update_reward(2)
+        agent.mark_end_of_trajectory(traj, last, truncated=True, final_obs=final)
+        first.update_reward(5)  # too late
+    for segment in bench.segments(agent, 2):
+        assert (segment.rewards.tolist(), segment.observations[:, 0].tolist()) == ([1, 2], [1, 2, 2])
+    counters = agent.stats()["counters"]
+    assert (counters["bad_input.ObservationError"], counters["bad_input.RewardError"]) == (2, 6)
+
+
+def test_dropping_a_bad_observation_keeps_the_end_of_the_episode_before_it(bench: Bench) -> None:
+    agent = bench.agent(on_bad_input="drop")
+    ended, action = agent.request_for_action(None, obs(0))
+    agent.add_to_trajectory(ended, action)
+    action.update_reward(1)
+    action.done = True
+    traj, _ = agent.request_for_action(ended, np.full(4, np.nan))
+    assert ended.completed and traj is not ended
+    (segment,) = bench.segments(agent, 1)
+    assert (segment.terminated, segment.episode_return) == (True, 1.0)
 
 
 # ---- misuse
@@ -659,6 +760,18 @@ def test_masks_and_shapes_of_a_batch_are_checked(bench: Bench) -> None:
         agent.request_for_actions(None, np.zeros((2, 4), dtype=np.float32), [[1, 1, 1], [0, 0, 0]])
     _, actions = agent.request_for_actions(None, np.zeros((2, 4), dtype=np.float32), [[0, 1, 0], [0, 0, 1]])
     assert [int(a.act) for a in actions] == [1, 2]
+    for scalar in (3.0, None, np.float32(1)):
+        with pytest.raises(ObservationError, match="batch of observations"):
+            agent.request_for_actions(None, scalar)
+
+
+def test_a_batch_of_no_environments_has_no_actions(bench: Bench) -> None:
+    agent = bench.agent()
+    assert agent.request_for_actions(None, np.zeros((0, 4), dtype=np.float32)) == ([], [])
+    assert agent.request_for_actions([], np.zeros((0, 4), dtype=np.float32)) == ([], [])
+    assert agent.request_for_actions([], []) == ([], [])
+    with pytest.raises(ObservationError, match="0 observations"):
+        agent.request_for_actions([], np.zeros((2, 4), dtype=np.float32))
 
 
 def test_an_evaluating_actor_reports_the_return_of_each_episode(bench: Bench) -> None:
@@ -680,6 +793,23 @@ def test_an_evaluating_actor_reports_the_return_of_each_episode(bench: Bench) ->
     assert client["evaluation"] == {"episodes": 3, "mean_return": 20.0, "mean_length": 20.0, "version": 0}
     assert client["verdicts"]["evaluated"] == client["accepted"] == 3 and not client["pending"]
     assert (client["episodes"], client["steps"], bench.kept) == (0, 0, [])
+
+
+@pytest.mark.parametrize("steps", [1, 8, 9])
+def test_an_evaluation_ends_by_a_time_limit_with_the_action_that_is_given(bench: Bench, steps: int) -> None:
+    """With 9 steps the given action is the only one of its segment, which then has no observation before it."""
+    agent = bench.agent(explore=False)
+    traj: Any = None
+    for step in range(steps):
+        traj, action = agent.request_for_action(traj, obs(step))
+        action.update_reward(1.0)
+        if step < steps - 1:
+            agent.add_to_trajectory(traj, action)
+    agent.mark_end_of_trajectory(traj, action, truncated=True)
+    agent.flush(10.0)
+    bench.learner.drain(timeout_s=10.0)
+    assert bench.learner.status()["clients"]["lab"]["evaluation"]["mean_return"] == steps
+    assert "io_restarts" not in agent.stats()["counters"]
 
 
 def test_an_evaluation_without_rewards_waits_for_them_and_a_cleared_one_is_not_reported(bench: Bench) -> None:

@@ -15,8 +15,9 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.acting import ActionSelector
 from rl4sys_zmq.actor.action import LARGEST, RL4SysAction, as_reward, new_action, new_actions
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.segments import EpisodeStep, PolicyStamp
+from rl4sys_zmq.actor.segments import AgentIdentity, EpisodeStep, PolicyStamp
 from rl4sys_zmq.actor.trajectory import TrajectoryManager
+from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import RandomSource, bind, build_policy
@@ -256,7 +257,7 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
 
 
 def test_a_batch_of_actions_is_as_many_single_ones() -> None:
-    stamp = PolicyStamp(1, 2, object())
+    stamp = PolicyStamp(1, 2, AgentIdentity(Counters(), drops_bad_input=False))
     observations, raws = np.zeros((3, WIDTH), np.float32), np.arange(3)
     log_probs, masks = np.array([-1.0, -2.0, -3.0], np.float32), [None, np.array([True]), None]
     batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)

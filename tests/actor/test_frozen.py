@@ -69,6 +69,7 @@ def test_a_loop_for_the_other_agent_runs_unmodified(tmp_path: Path, policy: Stor
 def test_a_batch_acts_as_each_one_alone(tmp_path: Path, policy: StoredPolicy) -> None:
     with FrozenAgent(tmp_path / "policy") as agent:
         given = observations(6)
+        assert agent.request_for_actions(None, observations(0)) == ([], [])
         trajs, actions = agent.request_for_actions(None, given)
         for observation, action in zip(given, actions, strict=True):
             np.testing.assert_allclose(action.act, agent.request_for_action(None, observation)[1].act, rtol=1e-5, atol=1e-6)

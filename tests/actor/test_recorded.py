@@ -10,6 +10,7 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter
+from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import ExtraColumnPolicy, register_policy
@@ -211,9 +212,9 @@ def test_other_columns_than_the_spec_has_are_an_error(
 @pytest.mark.parametrize("steps", [127, 128, 129, 300])
 def test_columns_grow_with_their_segment(steps: int) -> None:
     writer = ExtraColumnSegmentWriter(BoxSpace((2,)), DiscreteSpace(2), 1000, 0, COLUMNS)
-    from rl4sys_zmq.actor.segments import PolicyStamp
+    from rl4sys_zmq.actor.segments import AgentIdentity, PolicyStamp
 
-    stamp = PolicyStamp(1, 0, None)
+    stamp = PolicyStamp(1, 0, AgentIdentity(Counters(), drops_bad_input=False))
     for row in range(steps):
         action = ExtraColumnAction()
         action.obs, action.raw, action.log_prob, action.stamp, action.mask = OBSERVATION, 0, 0.0, stamp, None

@@ -189,6 +189,7 @@ def test_clear_discards_the_open_segment_and_counts_its_steps(bench: Bench) -> N
     first, second = bench.segments(agent, 2)
     assert (first.rewards.tolist(), second.rewards.tolist()) == ([*range(3, 11)], [14, 15])
     assert (first.segment_index, second.segment_index) == (0, 2), "the learner does not join them"
+    assert (second.episode_return, traj.is_valid()) == (None, False)
     assert agent.stats()["counters"]["cleared_steps"] == 6
 
 

@@ -168,6 +168,27 @@ def test_a_step_that_no_policy_chose_parts_the_segment(inproc_lab: Lab) -> None:
     assert factory.made[-1].steps == 4
 
 
+@pytest.mark.parametrize("unstored", [(16,), (16, 17), (32,)], ids=str)
+def test_a_step_that_no_policy_chose_leaves_a_gap_between_full_segments(inproc_lab: Lab, unstored: tuple[int, ...]) -> None:
+    factory = FakeAlgorithm.factory(steps_per_update=1, rollout_length=16)
+    register_algorithm("PARTED", factory)
+    learner = inproc_lab.learner()
+    agent = agent_of(inproc_lab, learner, algorithm_name="PARTED", on_stale="baseline", policy_max_age_s=3600.0)
+    fallback = agent._open._fallback  # type: ignore[union-attr]
+    traj = None
+    for step in range(40):
+        fallback.max_age_s = -1.0 if step in unstored else 3600.0
+        traj, action = agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+    assert traj is not None and not traj.is_valid()
+    agent.mark_end_of_trajectory(traj, action)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    assert [index for _, index in factory.made[-1].keys] == ([0, 2, 3] if 16 in unstored else [0, 1, 3])
+    assert (agent.stats()["episodes"], agent.stats()["mean_return"]) == (1, None), "the return lacks a reward"
+
+
 def test_going_back_a_version(inproc_lab: Lab) -> None:
     learner = inproc_lab.learner()
     agent = agent_of(inproc_lab, learner)

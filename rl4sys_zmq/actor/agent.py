@@ -347,14 +347,14 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
         dropped, spool = segment_queue.dropped, self._io.spool
         refused = session.verdicts["refused"]
-        gate_error = io.credit_gate.error
+        error = io.credit_gate.error or io.absence
         policy = io.policy
         returns = self._context.pending.returns.copy()  # other threads can end an episode at any time
         return {
             "client_id": self.config.client_id,
             "actor_id": self.actor_id,
             "state": session.state.value,
-            "error": str(gate_error) if gate_error is not None else "",
+            "error": str(error) if error is not None else "",
             "generation": policy.generation if policy is not None else 0,
             "version": policy.version if policy is not None else -1,
             "policy_age_s": round(self.policy_age_s, 3) if policy is not None else None,
@@ -461,6 +461,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 raise
             words = "%s: %s; until the first policy arrives, the actor acts by %s, and records no steps"
             log.warning(words, config.client_id, exc, source)
+            if isinstance(exc, LearnerUnavailable):
+                self._io.set_absence(exc)
             self._begin_without_policy()
         else:
             self._begin()

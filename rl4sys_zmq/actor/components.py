@@ -27,7 +27,6 @@ from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolE
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
 from rl4sys_zmq.policies import Act, ExtraColumnPolicy, Policy, RandomSource, bind
 from rl4sys_zmq.policies.column_policy import BoundStep
-from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
@@ -221,18 +220,10 @@ class AgentComponents:
             except LearnerUnavailable as exc:
                 later = min(self.io.starting_at + max(SILENCE_S, timeout_s), limit)
                 if later <= until:
-                    raise self._explained(exc, until - began) from None
+                    raise self.io.explain_absence(exc.stage, until - began) from None
                 if until == began + timeout_s:
                     log.info("%s: %s; waiting for at most %g s", self.config.client_id, exc.stage, CLIENT_START_S)
                 until = later
-
-    def _explained(self, error: LearnerUnavailable, timeout_s: float) -> LearnerUnavailable:
-        """Return `error` for a wait of `timeout_s` seconds. If the learner never answered, add a reason and a remedy."""
-        hint = ""
-        answered = self.io.session.state is SessionState.JOINED or self.io.starting_at > float("-inf")
-        if timeout_s and not answered and (reason := explain_silence(error.address, has_keys=self.config.keys is not None)):
-            hint = f"{reason}; `rl4sys-learner doctor {self.config.train_server_address}` tests each step"
-        return LearnerUnavailable(error.address, error.stage, round(timeout_s, 3), hint)
 
     def admit(self, steps: int) -> None:
         """Wait until a new segment (run of steps, sent as a unit) of `steps` steps can start. Only with ``overflow: wait``.

@@ -34,11 +34,12 @@ from rl4sys_zmq.delivery import (
     SessionTemporarilyRefused,
     StreamRestarted,
 )
-from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, RefusalReason, RL4SysError
-from rl4sys_zmq.liveness import IO_RESTART
+from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, LearnerUnavailable, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
+from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalSocketFactory, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
@@ -62,6 +63,8 @@ EVENTS_S = 1.0
 """The interval at which an actor with a session reads the connection events of its DEALER socket, in seconds."""
 MAX_WEIGHTS_READ_S = 0.05
 """The time after which a turn reads no further weights, in seconds, so that a flood of them delays nothing else."""
+PROBE_S = 0.2
+"""Longest time for one check of an address by this thread, in seconds. The thread does nothing else meanwhile."""
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
 """The high-water mark of the DEALER socket, in messages.
@@ -82,6 +85,8 @@ class ActorIOThread(Worker):
         current_at: The monotonic time of the learner's last message in a session, in seconds. Before the first message: the
             time at which the cached policy was saved.
         starting_at: The monotonic time at which the learner last answered that it starts the training, in seconds.
+        absence: The error that says why this start has no session, from `AgentConfig.connect_timeout_s` after the start on. None
+            before that, and from the first session on.
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
@@ -94,6 +99,7 @@ class ActorIOThread(Worker):
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None
         self.current_at = self.starting_at = float("-inf")
+        self.absence: LearnerUnavailable | None = None
         self.changed = threading.Condition()
         self.counters = Counters()
         self.credit_gate = SegmentStartConditions(0, 0, 0, None, "the learner to answer")
@@ -125,6 +131,7 @@ class ActorIOThread(Worker):
         self._version_errors = 0
         self._seen_items = 0
         self._events_at = 0.0
+        self._report_absence_at = float("inf")
         self._dealer: ConnectingSocket
         self._poller: SocketPoller
         self._stopping = threading.Event()
@@ -206,6 +213,27 @@ class ActorIOThread(Worker):
         """Go back to the policy version before `bad`, as `WeightSubscriber.roll_back` does. Any thread can call this method."""
         return self._weight_subscriber.roll_back(bad)
 
+    def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
+        """Return the error for a learner that is not available. If the learner never answered, add a reason and a remedy.
+
+        Args:
+            stage: What the actor was waiting for, as text.
+            timeout_s: The length of the wait, in seconds. 0 adds no reason.
+            probe_s: Longest time for one check of the address, in seconds. The call can take three times as long.
+        """
+        hint, config = "", self._config
+        answered = self._session.state is SessionState.JOINED or self.starting_at > float("-inf")
+        if timeout_s and not answered:
+            reason = explain_silence(config.address, has_keys=config.keys is not None, timeout_s=probe_s)
+            hint = f"{reason}; `rl4sys-learner doctor {config.train_server_address}` tests each step" if reason else ""
+        return LearnerUnavailable(config.address, stage, round(timeout_s, 3), hint)
+
+    def set_absence(self, error: LearnerUnavailable) -> None:
+        """Set `absence`, unless a session has begun meanwhile. Any thread can call this method."""
+        with self.changed:
+            if not self.counters.get("joined"):
+                self.absence = error
+
     # ---- the thread
 
     def run(self) -> None:
@@ -277,6 +305,7 @@ class ActorIOThread(Worker):
         if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
             self._batch_sender.session_parameters, age_s = taken
             self.current_at = time.monotonic() - age_s
+            self._report_absence_at = time.monotonic() + (config.connect_timeout_s or SILENCE_S)
 
     def _new_session(self) -> ActorSession:
         config = self._config
@@ -337,6 +366,24 @@ class ActorIOThread(Worker):
         self._weight_subscriber.tick(now)
         self._segment_queue.tick()
         self._update_credit_gate()
+        if now >= self._report_absence_at:
+            self._report_absence(now)
+
+    def _report_absence(self, now: float) -> None:
+        """Log once that the learner does not answer, for an actor that acts by its cached policy and so waits for nothing."""
+        timeout_s = self._config.connect_timeout_s or SILENCE_S
+        starting_until = self.starting_at + max(SILENCE_S, timeout_s)
+        if now < starting_until:  # the learner answers, but is not ready
+            self._report_absence_at = starting_until
+            return
+        self._report_absence_at = float("inf")
+        policy = self.policy
+        if self.counters.get("joined") or self._error is not None or policy is None:
+            return
+        error = self.explain_absence(self._stage, timeout_s, PROBE_S)
+        words = "%s: %s; the actor acts by its cached policy, version %d, and keeps asking"
+        log.warning(words, self._config.client_id, error, policy.version)
+        self.set_absence(error)
 
     @property
     def _urgent(self) -> bool:
@@ -504,7 +551,9 @@ class ActorIOThread(Worker):
             spool.set_journal(welcome.journal_id)
         self._error, self._joined = None, True
         self._update_credit_gate()  # before the first weights: a thread that waits for those must not see the old error
-        self.counters.add("joined")
+        with self.changed:
+            self.counters.add("joined")
+            self.absence = None
 
     def _on_new_policy(self) -> None:
         with self.changed:

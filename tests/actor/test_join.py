@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.actor import components
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery.session import SessionState
@@ -25,6 +24,7 @@ class Joining(AgentComponents):
         self.now, self._answers, self._policy_at = 0.0, answers, policy_at
         gate, session = SimpleNamespace(stage="the learner to start", error=None), SimpleNamespace(state=SessionState.JOINING)
         io: Any = SimpleNamespace(credit_gate=gate, session=session, open_error=None, starting_at=float("-inf"))
+        io.explain_absence = lambda stage, timeout_s: LearnerUnavailable("inproc://pole", stage, timeout_s)
         self.io = io
 
     @property
@@ -45,7 +45,6 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
     def join(answers: list[float], policy_at: float, *, patient: bool = True) -> float:
         agent = Joining(answers, policy_at)
         monkeypatch.setattr(time, "monotonic", lambda: agent.now)
-        monkeypatch.setattr(components, "explain_silence", lambda *args, **options: "")
         try:
             agent.join(10.0, patient=patient)
         except LearnerUnavailable:

@@ -126,6 +126,22 @@ def test_a_cache_of_somebody_else_is_not_used(inproc_lab: Lab, tmp_path: Path) -
     assert agent_of(inproc_lab, "inproc://nobody-there", policy_cache=cache, **NOBODY).version == 0
 
 
+def test_an_actor_with_a_cached_policy_says_that_no_learner_answers(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = lab.learner()
+    address, cache = learner.address, tmp_path / "policy"
+    agent_of(lab, address, policy_cache=cache).close()
+    learner.close()
+    agent = agent_of(lab, address, policy_cache=cache, **NOBODY)
+    until(lambda: agent.stats()["error"])
+    assert agent.stats()["error"].startswith(f"no learner at {address} within 0.3 s (waiting for ")
+    (line,) = [record.getMessage() for record in caplog.records if "acts by its cached policy" in record.getMessage()]
+    assert line == f"lab: {agent.stats()['error']}; the actor acts by its cached policy, version 0, and keeps asking"
+    lab.learner(address)
+    until(lambda: agent.stats()["state"] == "joined" and not agent.stats()["error"])
+
+
 def test_a_stale_policy_is_kept_replaced_or_raised(inproc_lab: Lab, tmp_path: Path) -> None:
     learner = inproc_lab.learner()
     cache = tmp_path / "policy"

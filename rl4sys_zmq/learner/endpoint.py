@@ -19,6 +19,7 @@ from rl4sys_zmq.learner.client import ClientState, LearnerThreadState, Relays
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.learner.refusal_log import RefusalLog
 from rl4sys_zmq.learner.relays import RelayDirectory
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import HEARTBEAT_S
@@ -125,6 +126,7 @@ class ActorSessionHandler:
         self.sessions: dict[bytes, tuple[ClientState, SegmentStream]] = {}
         self.pub_address = self.inference_address = ""
         self.relays = RelayDirectory(config.relays)
+        self._refusals = RefusalLog(sink)
         self._live_by_user: Counter[str] = Counter()
         self._status_frames_kept: list[Frame] = []
         self._status_until = 0.0
@@ -192,7 +194,11 @@ class ActorSessionHandler:
         """
         match message:
             case Hello():
-                self._on_hello(peer, sender, message, now)
+                try:
+                    self._on_hello(peer, sender, message, now)
+                except ProtocolError as exc:
+                    self._note_refusal(message, exc, now)
+                    raise
                 return None
             case StatusRequest():
                 self._authorizer.check_role(sender, "admin")
@@ -370,6 +376,7 @@ class ActorSessionHandler:
                 code = RefusalReason.MISMATCH
                 require_match(client.settings, hello)
         except ConfigError as exc:
+            self._refusals.note(hello, code, str(exc), exc.key, now)
             self.refuse(peer, code, str(exc), field=exc.key)
             return
         match client.state:
@@ -382,6 +389,11 @@ class ActorSessionHandler:
                 raise ProtocolError(RefusalReason.FAILED, client.error)
             case LearnerThreadState.RUNNING:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", relays, now)
+
+    def _note_refusal(self, hello: Hello, error: ProtocolError, now: float) -> None:
+        """Log the refusal of a HELLO, unless the refusal only tells the actor to continue with a higher incarnation."""
+        if not error.incarnation:
+            self._refusals.note(hello, error.code, error.detail, "", now)
 
     def _relays_for(self, hello: Hello) -> Relays:
         """Return the relays (processes that pass weights on) for the actor whose HELLO is being handled.
@@ -520,6 +532,7 @@ class ActorSessionHandler:
             try:
                 self._welcome(peer, client, hello, user, relays, now)
             except ProtocolError as exc:
+                self._note_refusal(hello, exc, now)
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def close_sessions(self) -> None:

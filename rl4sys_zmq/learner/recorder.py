@@ -191,7 +191,7 @@ FLUSH_S = 1.0
 
 LOGGED_BY_CALLER = frozenset(
     {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
-    | {"others_can_write"}
+    | {"hello_refused", "others_can_write"}
 )
 """The names of the events that the caller itself logs with `logging`, as a sentence. They are not logged a second time."""
 

@@ -270,6 +270,8 @@ def test_what_contradicts_the_client_is_refused_by_its_field() -> None:
     assert (refused.code, refused.field) == (RefusalReason.MISMATCH, "algorithm_name")
     nameless = only(rig.say(Hello("other", "a", 1, 0, 0, 0), b"r"), Refused)
     assert (nameless.code, nameless.field) == (RefusalReason.CONFIG, "algorithm_name")
+    rig.say(hello("b", algorithm_name="DQN"), b"q")
+    assert rig.sink.names.count("hello_refused") == 2, "each refusal once"
 
 
 def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session() -> None:

@@ -18,6 +18,7 @@ from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
 from rl4sys_zmq.learner.algorithms.network_kinds import NETWORKS, network_names
 from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.parameters import algorithm_parameters
+from rl4sys_zmq.learner.static_check import check_demonstrations, entry_parameters, under
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
 
@@ -107,12 +108,15 @@ def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
 
 
 def _client(client_id: str, name: str, entry: ClientConfig, config: LearnerConfig) -> Iterator[str]:
-    parameters = {**config.algorithms.get(name, {}), **entry.algorithm_parameters}
     try:
-        check_engine(ALGORITHMS.get(name), entry.engine or config.engine)
+        kind = ALGORITHMS.get(name)
+        check_engine(kind, entry.engine or config.engine)
+        check_demonstrations(kind, entry, config)
     except ConfigError as exc:
-        raise _under(f"clients.{client_id}", exc) from exc
-    yield from _algorithm(name, parameters, entry.observation_space, entry.action_space, f"clients.{client_id}")
+        raise under(f"clients.{client_id}", exc) from exc
+    yield from _algorithm(
+        name, entry_parameters(kind, entry, config), entry.observation_space, entry.action_space, f"clients.{client_id}"
+    )
 
 
 def _algorithm(
@@ -135,24 +139,13 @@ def _algorithm(
             except ConfigError:
                 raise refusal from None
     except ConfigError as exc:
-        raise _under(where, exc) from exc
+        raise under(where, exc) from exc
     said = f"{name} ({kind})" if kind else name
     note = "" if observations and actions else ", with example spaces because the file does not give both"
     yield f"  {where or 'algorithm'}: {said} can be built; its policy has {size:,} parameters{note}"
     yield from (f"    {line}" for line in readings(used))
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
-
-
-def _under(where: str, error: ConfigError) -> ConfigError:
-    """Return the error with the full path of its key in the file, such as ``clients.NAME.algorithm_parameters.KEY``."""
-    if not where:
-        return error
-    message, own = str(error), "algorithm_parameters."
-    if not error.key or not message.startswith(error.key):
-        return ConfigError(f"{where}: {message}", key=error.key)
-    inner = error.key.removeprefix(own) if where.startswith("algorithms.") else error.key
-    return ConfigError(f"{where}.{inner}{message.removeprefix(error.key)}", key=f"{where}.{inner}")
 
 
 def _planned(

@@ -19,7 +19,9 @@ from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
+from rl4sys_zmq.learner.static_check import check_buildable
 from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
+from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.initial_weights import check_weights_source
 from rl4sys_zmq.transports import raise_descriptor_limit
@@ -61,13 +63,16 @@ def serve(given: ServeOptions) -> None:
 
     Raises:
         MemoryExceeded: If the process is over its memory limit.
-        ConfigError, TransportError, RunDirectoryError, PolicyFolderError: If the learner cannot start with these options.
+        ConfigError: If an option is invalid, or a client in the configuration can never be built.
+        TransportError, RunDirectoryError, PolicyFolderError: If the learner cannot start with these options.
         WorkerDied: If a thread of the learner that serves all clients ended with an error.
     """
     require("learner", "torch", "tensorboard", "rich")
     path, options = given.config_path, given.options
     config = LearnerConfig.load(path, **options) if path is not None else LearnerConfig.from_mapping(options)
     config = _with_init(config, given.init, given.client)
+    import_plugins(config.plugins)
+    _check(config, path)
     max_memory_bytes = given.max_memory_bytes
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         config = replace(config, max_memory_bytes=memory_limit(max_memory_bytes))
@@ -99,6 +104,18 @@ def serve(given: ServeOptions) -> None:
                 report = await_status(learner)
                 if report is not None:
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
+
+
+def _check(config: LearnerConfig, path: Path | None) -> None:
+    """Check that the clients in the configuration can be built.
+
+    Raises:
+        ConfigError: If one cannot. The message names the file.
+    """
+    try:
+        check_buildable(config)
+    except ConfigError as exc:
+        raise ConfigError(str(exc), key=exc.key, source=str(path) if path is not None else "") from exc
 
 
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:

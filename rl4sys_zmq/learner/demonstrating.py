@@ -8,6 +8,7 @@ from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
 from rl4sys_zmq.learner.minari_episodes import read_minari
+from rl4sys_zmq.learner.static_check import require_rewards, require_use
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_error
 from rl4sys_zmq.replay.demonstrations import Demonstrations, demonstrations_of, read_demonstrations
 from rl4sys_zmq.wire import SegmentSchema
@@ -36,26 +37,13 @@ class TrainingDemonstrations:
         """
         self._client_id, self._algorithm = assign.client_id, algorithm
         self._options = options = DemonstrationsConfig.from_mapping(assign.demonstrations)
-        name = assign.algorithm_name
-        if options.fraction and not isinstance(algorithm, DemonstrationAlgorithm):
-            raise ConfigError(
-                f"demonstrations.fraction: {name} has no replay that takes demonstrations; set clone_steps instead",
-                key="demonstrations.fraction",
-            )
-        if options.clone_steps and not isinstance(algorithm, CloningAlgorithm):
-            raise ConfigError(
-                f"demonstrations.clone_steps: {name} cannot clone demonstrations; remove the option",
-                key="demonstrations.clone_steps",
-            )
+        takes, clones = isinstance(algorithm, DemonstrationAlgorithm), isinstance(algorithm, CloningAlgorithm)
+        require_use(assign.algorithm_name, options, takes=takes, clones=clones)
         self._found = found = _read(options)
         found.check_spaces(schema.observation_space, schema.action_space)
         _check_numbers(found, SegmentContentRules(schema, limits, 0, 0))
         if isinstance(algorithm, DemonstrationAlgorithm) and options.fraction:
-            if not found.rewarded:
-                raise ConfigError(
-                    f"demonstrations.fraction: {options.source} has no rewards, which a replay needs; set clone_steps instead",
-                    key="demonstrations.fraction",
-                )
+            require_rewards(options, rewarded=found.rewarded)
             algorithm.use_demonstrations(found.segments, options.fraction, found.digest)
         words = "client %s has %d demonstrations of %d steps"
         log.info(words, assign.client_id, len(found.segments), found.steps)

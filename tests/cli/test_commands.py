@@ -290,6 +290,37 @@ def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, conten
 
 
 @pytest.mark.usefixtures("learners_extra")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"clients": {"c": {"algorithm_name": "PPQ"}}}, "clients.c: unknown algorithm 'PPQ'"),
+        ({"clients": {"c": {"algorithm_name": "PPO", "algorithm_parameters": {"gama": 1.0}}}}, "c.algorithm_parameters.gama"),
+        ({"algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO.gamma: expected a number"),
+        (
+            {"clients": {"c": {"algorithm_name": "DQN", "input_size": 3, "act_dim": 2, "continuous": True, "act_limit": 1}}},
+            "c: DQN",
+        ),
+        (
+            {"clients": {"c": {"algorithm_name": "PPO", "demonstrations": {"path": "no.npz", "clone_steps": 1}}}},
+            "clients.c.demonstrations: no.npz cannot be read",
+        ),
+        (
+            {"clients": {"c": {"algorithm_name": "PPO", "demonstrations": {"path": "no.npz", "fraction": 0.5}}}},
+            "clients.c.demonstrations.fraction: PPO has no replay",
+        ),
+    ],
+)
+def test_a_learner_does_not_start_with_a_client_that_can_never_be_built(
+    tmp_path: Path, taken_port: int, content: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "file.json").write_text(json.dumps(content))
+    serve = invoke(learner, "serve", "--config", "file.json", "--bind", f"tcp://127.0.0.1:{taken_port}")
+    for result in (serve, invoke(learner, "config", "check", "file.json")):
+        line = refused(result)
+        assert said in line and "file.json" in line
+
+
+@pytest.mark.usefixtures("learners_extra")
 def test_ignored_keys_are_printed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file.json").write_text(json.dumps({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
     result = invoke(learner, "config", "check", "file.json")

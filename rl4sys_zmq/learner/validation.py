@@ -56,14 +56,24 @@ class ColumnValueLimits:
         vacuous: True if no value of the column's dtype is outside the range, so that no check is needed.
     """
 
-    def __init__(self, low: NDArray[np.float64], high: NDArray[np.float64], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        low: NDArray[np.float64],
+        high: NDArray[np.float64],
+        dtype: np.dtype[Any],
+        slack: NDArray[np.float64] | float = 0.0,
+    ) -> None:
         """Create the range.
 
         Args:
             low: Lowest allowed value of each element of a row, float64 with the shape of a row.
             high: Highest allowed value of each element, float64 with the same shape.
             dtype: Dtype of the column.
+            slack: How far values may be outside, because of rounding errors, as one number or with the shape of a row. Messages
+                name `low` and `high`.
         """
+        self._shown = low.reshape(-1), high.reshape(-1)
+        low, high = low - slack, high + slack
         info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
         self.vacuous = info is None or bool((low <= float(info.min)).all() and (high >= float(info.max)).all())
         self._low, self._high = low.reshape(-1), high.reshape(-1)
@@ -96,7 +106,7 @@ class ColumnValueLimits:
         if not outside.any():
             return ""
         row, place = np.unravel_index(int(outside.argmax()), outside.shape)
-        low, high = self._low[place], self._high[place]
+        low, high = (bound[place] for bound in self._shown)
         where = f" (element {place})" if len(self._low) > 1 else ""
         return f"{name} contain {float(table[row, place]):g}{where}; expected {low:g} to {high:g}"
 
@@ -162,9 +172,8 @@ def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnValueLimits:
     low, high = space.low_array(), space.high_array()
     said = np.maximum(*(np.where(np.abs(bound) <= max_magnitude, np.abs(bound), 0.0) for bound in (low, high)))
     slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
-    low = np.where(low >= -max_magnitude, low - slack, -max_magnitude)
-    high = np.where(high <= max_magnitude, high + slack, max_magnitude)
-    return ColumnValueLimits(low, high, dtype)
+    low, high = np.maximum(low, -max_magnitude), np.minimum(high, max_magnitude)
+    return ColumnValueLimits(low, high, dtype, slack)
 
 
 _NUMBERS = ("rewards", "log_probs")

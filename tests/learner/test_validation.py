@@ -152,6 +152,12 @@ def test_finite_numbers_may_add_up_to_more_than_their_type_holds(dtype: Any) -> 
         assert not is_finite(column)
 
 
+def test_the_message_names_the_bounds_of_the_space_without_the_tolerance() -> None:
+    rules = standard(SegmentSchema(BoxSpace((2,), low=0.0, high=1.0), DiscreteSpace(3, 1), 9))
+    wrong = replaces(1.5, 0, 1, of=np.zeros((3, 2), np.float32))
+    assert content_error(segment(observations=wrong), rules) == "observations contain 1.5 (element 1); expected 0 to 1"
+
+
 CART = BoxSpace((4,), low=(-4.8, -FLT_MAX, -0.418, -INF), high=(4.8, FLT_MAX, 0.418, INF))
 
 

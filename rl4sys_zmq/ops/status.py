@@ -121,7 +121,7 @@ class ClientStatusRow:
         policy_lag: The mean number of policy versions by which the data of the last training was older than the policy.
         actors: The number of actors that are connected now.
         pending: The number of segments (pieces of trajectories) that are accepted but not used so far.
-        refused: The number of segments that were refused, or accepted and then found unfit for training.
+        unfit: The number of segments that were refused, or accepted and then quarantined.
         stale: The number of segments that were dropped because they were too old.
     """
 
@@ -137,7 +137,7 @@ class ClientStatusRow:
     policy_lag: float
     pending: int
     actors: int
-    refused: int
+    unfit: int
     stale: int
     error: str
 
@@ -156,7 +156,7 @@ class ClientStatusRow:
             f"{self.policy_lag:.2f}",
             f"{self.pending:,}",
             f"{self.actors:,}",
-            f"{self.refused:,}/{self.stale:,}",
+            f"{self.unfit:,}/{self.stale:,}",
         )
 
     def lines(self) -> list[str]:
@@ -172,7 +172,7 @@ class ClientStatusRow:
         """Return the most important figures, a state other than ``running``, and the error of the client as one line."""
         cells = dict(zip(HEADINGS, self.cells(), strict=True))
         state = f"state {self.state}, " if self.state != "running" else ""
-        unused = f", refused/stale {cells['refused/stale']}" if self.refused or self.stale else ""
+        unused = f", unfit/stale {cells['unfit/stale']}" if self.unfit or self.stale else ""
         pace = f"{cells['steps']} steps, {cells['steps/s']}/s, version {cells['version']}"
         return f"{self.client_id}: {state}return {cells['return']}, {pace}{unused}{self._error}"
 
@@ -193,7 +193,7 @@ HEADINGS = (
     "lag",
     "queue",
     "actors",
-    "refused/stale",
+    "unfit/stale",
 )
 """The headings of the table of clients, in the order of `ClientStatusRow.cells`."""
 
@@ -232,7 +232,7 @@ def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:
         policy_lag=client["policy_lag"],
         pending=client["pending"],
         actors=client["actors_live"],
-        refused=verdicts["refused"] + verdicts["quarantined"],
+        unfit=verdicts["refused"] + verdicts["quarantined"],
         stale=verdicts["stale"],
         error=client["error"],
     )

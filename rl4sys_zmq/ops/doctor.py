@@ -263,7 +263,8 @@ class _Diagnosis:
     def weights(self) -> str:
         told = self._welcome.pub if self._welcome is not None else self._report_pub
         if not told:
-            raise _StageSkipped("the address is unknown; give --config, or keys with the role admin")
+            problem = "the port of the weights was not tested: its address is unknown"
+            raise _StageSkipped(f"{problem}; give --config, or keys with the role admin")
         pub = _pub_address(told, self._address)
         try:
             if pub.scheme != "inproc":

@@ -21,9 +21,19 @@ from job_scheduling.lublin import generate
 from job_scheduling.trace import Jobs
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 
-__all__ = ["Client", "play"]
+__all__ = ["Client", "DaemonUnavailable", "play"]
 
 RETRY_S = 0.05
+
+
+class DaemonUnavailable(RL4SysError):
+    """No daemon answers in a folder."""
+
+    def __init__(self, path: Path, patience_s: float, cause: OSError) -> None:
+        super().__init__(
+            f"no daemon answered at {path} for {patience_s:g} s ({cause.strerror or cause}); correct the folder, or start the "
+            f"daemon in the folder examples: python -m live_scheduler.daemon {path.parent}"
+        )
 
 
 class Client:
@@ -60,7 +70,7 @@ class Client:
 
         Raises:
             ConfigError: If the daemon refuses the request.
-            OSError: If no daemon answers for `patience_s`.
+            DaemonUnavailable: If no daemon answers for `patience_s`.
         """
         line = json.dumps({"op": op, **arguments}).encode() + b"\n"
         give_up_at = time.monotonic() + self._patience_s
@@ -68,10 +78,10 @@ class Client:
             try:
                 reply = self._exchange(line)
                 break
-            except OSError:
+            except OSError as exc:
                 self.close()
                 if time.monotonic() > give_up_at:
-                    raise
+                    raise DaemonUnavailable(self._path, self._patience_s, exc) from exc
                 time.sleep(RETRY_S)
         if not reply["ok"]:
             raise ConfigError(reply["error"])

@@ -400,7 +400,8 @@ def test_the_load_generator_is_a_command(
 
 
 def test_a_client_without_a_daemon_gives_up(tmp_path: Path) -> None:
-    with Client(tmp_path, patience_s=0.0) as client, pytest.raises(FileNotFoundError):
+    said = f"at {tmp_path}/socket for 0 s .No such file or directory.; .* python -m live_scheduler.daemon {tmp_path}"
+    with Client(tmp_path, patience_s=0.0) as client, pytest.raises(client_module.DaemonUnavailable, match=said):
         client.ask("status")
 
 

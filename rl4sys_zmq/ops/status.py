@@ -142,18 +142,24 @@ class ClientStatusRow:
     error: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return the figures as texts, one for each column in `HEADINGS`."""
+        """Return the figures as texts, one for each column in `HEADINGS`.
+
+        While the client is starting, its checkpoint has not been loaded, so that most figures are unknown.
+        """
         mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
-        return (
-            self.client_id,
-            self.state,
-            self.algorithm,
+        trained = (
             f"{self.episodes:,}",
             mean,
             f"{self.steps:,}",
             f"{self.steps_per_s:,.0f}",
-            f"{self.version:,}",
+            f"{self.version:,}" if self.version >= 0 else "-",
             f"{self.policy_lag:.2f}",
+        )
+        return (
+            self.client_id,
+            self.state,
+            self.algorithm,
+            *(("-",) * len(trained) if self.state == "starting" else trained),
             f"{self.pending:,}",
             f"{self.actors:,}",
             f"{self.unfit:,}/{self.stale:,}",

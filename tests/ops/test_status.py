@@ -46,6 +46,13 @@ def test_rows_are_in_order_and_count_live_actors_and_refusals() -> None:
     )  # fmt: skip
 
 
+def test_the_figures_of_a_client_that_starts_are_unknown() -> None:
+    (row,) = client_rows({"clients": {"luna": client(state="starting", version=-1, episodes=0, steps=0, mean_return=None)}})
+    assert row.cells() == ("luna", "starting", "PPO", *["-"] * 6, "7", "1", "5/1")
+    (row,) = client_rows({"clients": {"luna": client(version=-1)}})
+    assert row.cells()[HEADINGS.index("version")] == "-"
+
+
 def test_a_table_is_aligned_and_shows_errors_below() -> None:
     failed = client(state="failed", error="ValueError: no")
     lines = text_table(client_rows({"clients": {"luna": client(), "other": failed}}))

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from abc import abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from time import strftime
@@ -23,6 +23,11 @@ __all__ = ["StatusDisplay", "make_progress"]
 RATE_WINDOW_S = 3.0
 REFRESH_S = 0.25
 LINES_S = 3.0
+FREQUENT_LINES, LATER_LINES_S = 20, 60.0
+"""The number of lines about a client at the usual interval, and the interval after them, in seconds, unless stdout is a terminal.
+
+A file would otherwise get thousands of lines a day.
+"""
 LINE_COLUMNS = 100
 """The width at which lines for pipes and files are broken, in characters."""
 
@@ -51,13 +56,14 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
 
     Args:
         debug: True to log everything.
-        every_s: Shortest time between two lines about the same policy (client), in seconds.
+        every_s: Shortest time between two lines about the same policy (client), in seconds. If stdout is no terminal, it is
+            `LATER_LINES_S` after the first `FREQUENT_LINES` lines.
     """
     if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
             return _TableDisplay(debug)
     configure_logging(debug)
-    return _LineDisplay(every_s)
+    return _LineDisplay(every_s, every_s if sys.stdout.isatty() else max(every_s, LATER_LINES_S))
 
 
 class _StepRates:
@@ -88,10 +94,12 @@ class _LineDisplay(StatusDisplay):
     have changed. A line begins with the local time.
     """
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, later_s: float) -> None:
+        """Create the display. `every_s` is the interval of the first lines about a client, and `later_s` that of the others."""
         super().__init__()
-        self._every_s = every_s
+        self._every_s, self._later_s = every_s, later_s
         self._said: dict[str, tuple[float, ClientStatusRow]] = {}
+        self._lines: Counter[str] = Counter()
 
     def _show(self, rows: list[ClientStatusRow], note: str) -> None:
         now = time.monotonic()
@@ -100,8 +108,10 @@ class _LineDisplay(StatusDisplay):
             if last is None and row.state == "starting":
                 continue
             urgent = last is None or last.state != row.state
-            if urgent or (now - at >= self._every_s and _news(row) != _news(last)):
+            interval_s = self._every_s if self._lines[row.client_id] < FREQUENT_LINES else self._later_s
+            if urgent or (now - at >= interval_s and _news(row) != _news(last)):
                 self._said[row.client_id] = now, row
+                self._lines[row.client_id] += 1
                 stamp = strftime("%Y-%m-%d %H:%M:%S")
                 text = f"{stamp} {row.line()}" + (f"; {note}" if note else "")
                 print_line(textwrap.fill(text, LINE_COLUMNS, subsequent_indent=" " * 4, break_on_hyphens=False))

@@ -48,6 +48,16 @@ def test_lines_come_every_few_seconds_and_only_with_news(clock: Clock, capsys: p
     assert counts == [1, 0, 0, 1, 0, 0, 1]
 
 
+def test_a_file_gets_a_line_a_minute_after_the_first_ones(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with make_progress(every_s=3.0) as shown:
+        for second in range(3 * progress.FREQUENT_LINES + 300):
+            clock.now = 1000.0 + second
+            shown.show(report(second))
+        assert len(capsys.readouterr().out.splitlines()) == progress.FREQUENT_LINES + 5
+        shown.show(report(10_000, "failed"))
+        assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def test_a_line_begins_with_the_time_and_is_at_most_100_columns_wide(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with make_progress() as shown:
         shown.show(report(123_456_789))

@@ -89,10 +89,11 @@ class AccessListWatcher(Worker):
                 self.problem = str(exc)
                 log.error("the new list of users is invalid, and the old one stays in force: %s", exc)
                 continue
+            names = set(self.access.by_name)
             self.access, self.problem = access, ""
             self.changed(access)
             self.loads += 1
-            log.warning("the list of users has changed: %s", ", ".join(sorted(access.by_name)) or "no users")
+            log.warning("the list of users has changed: %s", _describe_change(names, set(access.by_name)))
 
     def stop(self) -> None:
         """Ask the thread to end. It ends within about 0.1 s."""
@@ -105,6 +106,13 @@ class AccessListWatcher(Worker):
             if warning not in self.warnings:
                 log.warning("%s", warning)
         self.warnings = found
+
+
+def _describe_change(before: set[str], now: set[str]) -> str:
+    """Return the names of the users that were added and removed, and of all that are listed now, as text."""
+    changes = {"added": now - before, "removed": before - now, "listed now": now}
+    named = [f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names]
+    return "; ".join(named if now else [*named, "listed now: no users"])
 
 
 class Authenticator(Resource):

@@ -1,0 +1,43 @@
+"""The access list of a running learner: what its log says when the file changes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rl4sys_zmq.security import new_key_pair
+from rl4sys_zmq.security.authenticator import AccessListWatcher
+
+
+def write(path: Path, *names: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text("".join(f'[{name}]\nkey = "{new_key_pair().public}"\nclient_ids = []\nroles = ["admin"]\n' for name in names))
+    new.chmod(0o600)
+    new.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (("edge-7", "ops"), ("ops",), "removed: edge-7; listed now: ops"),
+        (("ops",), ("edge-7", "ops"), "added: edge-7; listed now: edge-7, ops"),
+        (("ops",), ("edge-7",), "added: edge-7; removed: ops; listed now: edge-7"),
+        (("ops",), (), "removed: ops; listed now: no users"),
+    ],
+)
+def test_a_changed_list_is_logged_with_what_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: tuple[str, ...], after: tuple[str, ...], said: str
+) -> None:
+    write(tmp_path / "users.toml", *before)
+    watcher, changed = AccessListWatcher(tmp_path / "users.toml"), threading.Event()
+    watcher.changed = lambda access: changed.set()
+    watcher.start()
+    try:
+        write(tmp_path / "users.toml", *after)
+        assert changed.wait(20.0)
+    finally:
+        watcher.stop()
+        watcher.join(20.0)
+    assert f"the list of users has changed: {said}" in caplog.messages

@@ -38,7 +38,7 @@ from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
-from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, TooManyFrames, read_subscription
+from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, subscribed_topics
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import AssignClient, Frame, OperatorCommand, OperatorCommandDone
@@ -334,18 +334,7 @@ class Gateway(Worker):
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions to weights and beacons, if the subscriber has the right to read the weights."""
-        while True:
-            try:
-                frames = self._xpub.recv()
-            except TooManyFrames as exc:
-                self._core.counters.add(f"refused.{exc.code.value}")
-                continue
-            if frames is None:
-                return
-            subscription = read_subscription(frames)
-            if subscription is None or not subscription[0]:
-                continue
-            topic = subscription[1]
+        for topic in subscribed_topics(self._xpub, self._core.counters):
             client = self._core.client_of_topic(topic)
             if client is None or (self._xpub.authenticated and not self._authorizer.may_read(self._xpub.user, client.client_id)):
                 self._core.counters.add("subscriptions_refused")

@@ -19,7 +19,7 @@ from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client
-from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, TooManyFrames, explain, read_subscription
+from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, TooManyFrames, explain, subscribed_topics
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame
 
@@ -204,18 +204,7 @@ class RelayThread(Worker):
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions of children that may read the weights."""
-        for _ in range(BURST):
-            try:
-                frames = self._xpub.recv()
-            except TooManyFrames as exc:
-                self._core.counters.add(f"refused.{exc.code.value}")
-                continue
-            if frames is None:
-                return
-            subscription = read_subscription(frames)
-            if subscription is None or not subscription[0]:
-                continue
-            topic = subscription[1]
+        for topic in subscribed_topics(self._xpub, self._core.counters, BURST):
             client = self._core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
             if client is not None:
                 self._xpub.grant(topic)

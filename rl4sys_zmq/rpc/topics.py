@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError
 from rl4sys_zmq.security import Authorizer
-from rl4sys_zmq.transports import Socket, read_subscription
+from rl4sys_zmq.transports import Socket, subscribed_topics
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Publication, check_size, check_topic, decode_call, encode_publication, is_name
 from rl4sys_zmq.wire.trees import Tree
@@ -133,11 +133,8 @@ class TopicPublisher:
 
         If the user may subscribe, grant the subscription, and send the number of the topic's newest publication.
         """
-        while (frames := xpub.recv()) is not None:
-            subscription = read_subscription(frames)
-            if subscription is None or not subscription[0]:
-                continue
-            name, _, channel = subscription[1].partition(b"\0")
+        for wanted in subscribed_topics(xpub, self._counters):
+            name, _, channel = wanted.partition(b"\0")
             topic = name.decode("utf-8", "replace")
             if channel != self.channel or (xpub.authenticated and not authorizer.may_read(xpub.user)):
                 self._counters.add(f"refused.{CallRefusalReason.FORBIDDEN}")
@@ -145,7 +142,7 @@ class TopicPublisher:
             if not is_name(topic):
                 self._counters.add(f"refused.{CallRefusalReason.INVALID}")
                 continue
-            xpub.grant(subscription[1])
+            xpub.grant(wanted)
             if len(self._asked) < MAX_TOPICS:
                 self._asked.add(topic)
             held = self._newest.get(topic)

@@ -25,13 +25,13 @@ from rl4sys_zmq.transports.frames import (
     Frames,
     SendResult,
     TooManyFrames,
-    read_subscription,
 )
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, MonitorEvent, explain
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.peers import MAX_UNGRANTED
 from rl4sys_zmq.transports.poller import HasFileno, Poller, Source
 from rl4sys_zmq.transports.sockets import Socket
+from rl4sys_zmq.transports.subscriptions import read_subscription, subscribed_topics
 from rl4sys_zmq.transports.wakeup import Wakeup
 
 __all__ = [
@@ -59,4 +59,5 @@ __all__ = [
     "open_sockets",
     "raise_descriptor_limit",
     "read_subscription",
+    "subscribed_topics",
 ]

@@ -1,4 +1,4 @@
-"""The types of frames and messages, the results of sending, and a function that reads subscription messages."""
+"""The types of frames and messages, and the results of sending."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
-__all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "SendResult", "TooManyFrames", "read_subscription"]
+__all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "SendResult", "TooManyFrames"]
 
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
@@ -42,16 +42,3 @@ class TooManyFrames(ProtocolError):
     def __init__(self, count: int, limit: int, first: bytes) -> None:
         self.count, self.first = count, first
         super().__init__(RefusalReason.FRAMES, f"a message of {count} frames; the limit is {limit}")
-
-
-def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
-    """Decode a subscription message, which an XPUB socket receives from a subscriber.
-
-    Returns:
-        None if the message is not a subscription or unsubscription. Otherwise a pair: True for a subscription or False for an
-        unsubscription, and the topic prefix.
-    """
-    if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
-        return None
-    notice = bytes(frames[0])
-    return notice[0] == 1, notice[1:]

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from rl4sys_zmq.errors import CallTimeout
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.transports import MAX_FRAMES
 
 WAIT_S = 15.0
 
@@ -50,6 +52,19 @@ def test_a_server_is_busy_while_beacons_are_due(tmp_path: Path) -> None:
             deadline = time.monotonic() + 0.5  # several beacons
             while time.monotonic() < deadline:
                 assert client.call("echo", 1) == 1
+        server.raise_if_dead()
+
+
+def test_a_message_with_too_many_frames_at_the_publisher_is_counted(tmp_path: Path) -> None:
+    with Server(f"ipc://{tmp_path}/server", name="calm", pub=f"ipc://{tmp_path}/pub") as server:
+        server.start()
+        with zmq.Context() as foreign, foreign.socket(zmq.XSUB) as peer:
+            peer.connect(server.pub_address)
+            peer.send_multipart([b"x"] * (MAX_FRAMES + 1))
+            deadline = time.monotonic() + WAIT_S
+            while not server.counters.get("refused.frames"):
+                server.raise_if_dead()
+                assert time.monotonic() < deadline
         server.raise_if_dead()
 
 

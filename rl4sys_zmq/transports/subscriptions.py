@@ -1,0 +1,49 @@
+"""The subscription messages that an XPUB socket receives from its subscribers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.transports.frames import Frames, TooManyFrames
+from rl4sys_zmq.transports.sockets import Socket
+
+__all__ = ["read_subscription", "subscribed_topics"]
+
+
+def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
+    """Decode a subscription message, which an XPUB socket receives from a subscriber.
+
+    Returns:
+        None if the message is not a subscription or unsubscription. Otherwise a pair: True for a subscription or False for an
+        unsubscription, and the topic prefix.
+    """
+    if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
+        return None
+    notice = bytes(frames[0])
+    return notice[0] == 1, notice[1:]
+
+
+def subscribed_topics(xpub: Socket, counters: Counters, most: int | None = None) -> Iterator[bytes]:
+    """Receive the messages that wait in an XPUB socket, and yield the topic prefix of each new subscription.
+
+    All other messages are discarded. A subscriber can send anything, so a message with too many frames is only counted
+    (``refused.frames``). With ``grants=True``, call `Socket.grant` before the next topic is taken.
+
+    Args:
+        xpub: The socket.
+        counters: Counts the refused messages.
+        most: Largest number of messages to receive. None: no limit.
+    """
+    for _ in itertools.count() if most is None else range(most):
+        try:
+            frames = xpub.recv()
+        except TooManyFrames as exc:
+            counters.add(f"refused.{exc.code.value}")
+            continue
+        if frames is None:
+            return
+        subscription = read_subscription(frames)
+        if subscription is not None and subscription[0]:
+            yield subscription[1]

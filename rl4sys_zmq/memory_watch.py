@@ -167,6 +167,17 @@ class MemoryLimitThread(Worker):
         """Ask the thread to end, without waiting for its end."""
         self._stopping.set()
 
+    def raise_if_dead(self) -> None:
+        """Raise the exception that ended the thread. Do nothing if it runs, or has ended without one.
+
+        Raises:
+            MemoryExceeded: If the memory was over the limit for `END_S` seconds.
+            WorkerDied: If the thread ended with another exception.
+        """
+        if isinstance(self.error, MemoryExceeded):
+            raise self.error
+        super().raise_if_dead()
+
     def on_death(self, error: BaseException) -> None:
         """Stop the learner or relay, because this thread ended with an exception."""
         self._on_end()

@@ -15,7 +15,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
@@ -387,8 +387,6 @@ class Learner(Resource):
         """
         self._running.raise_if_dead()
         if self._memory is not None:
-            if isinstance(self._memory.error, MemoryExceeded):
-                raise self._memory.error
             self._memory.raise_if_dead()
         if self._authenticator is not None:
             self._authenticator.raise_if_dead()

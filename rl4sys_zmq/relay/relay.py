@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from rl4sys_zmq.config import RelayConfig
-from rl4sys_zmq.errors import Closed, LearnerUnavailable, MemoryExceeded
+from rl4sys_zmq.errors import Closed, LearnerUnavailable
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.relay.thread import RelayThread
 from rl4sys_zmq.resource import Resource
@@ -104,8 +104,6 @@ class Relay(Resource):
         """
         self._running.raise_if_dead()
         if self._memory is not None:
-            if isinstance(self._memory.error, MemoryExceeded):
-                raise self._memory.error
             self._memory.raise_if_dead()
         if self._authenticator is not None:
             self._authenticator.raise_if_dead()

@@ -11,7 +11,7 @@ import click
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # numpy reads this at its import; small products are slower with two threads
 
-from rl4sys_zmq.cli.app import CommandGroup, option, plugin_option, settings, version_option  # noqa: E402 - this imports numpy
+from rl4sys_zmq.cli.app import FILE, CommandGroup, option, plugin_option, settings, version_option  # noqa: E402 - this imports numpy
 
 __all__ = ["main"]
 
@@ -36,18 +36,18 @@ def main() -> None:
 @option("--env", required=True, metavar="ID", help="A Gymnasium environment.")
 @option("--learner", metavar="ADDRESS", help="host:port or a URI.  [default: from the file, else localhost:50051]")
 @option("--client-id", metavar="NAME", help="The client: the policy to act with and to train. Required unless in the file.")
-@option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The configuration file of an actor.")
+@option("--config", type=FILE, metavar="FILE", help="The configuration file of an actor.")
 @option("--num-envs", type=click.IntRange(1, 4096), default=4, help="Number of environments in this process, in one batch.")
 @option(
     "--episodes", type=click.IntRange(1), help="Stop after this number of episodes; in a fleet, of each actor.  [default: never]"
 )
 @option("--seed", type=click.IntRange(0), help="Seed of the environments and the actor.  [default: from the OS]")
 @option("--algorithm", metavar="NAME", help="The algorithm, if neither the file nor the learner names one.")
-@option("--keys", type=click.Path(path_type=Path), metavar="FILE", help="NAME.keys, for a learner with keys.")
+@option("--keys", type=FILE, metavar="FILE", help="NAME.keys, for a learner with keys.")
 @plugin_option()
 @option(
     "--spool",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="DIR",
     help="Store finished segments here until the learner has them; in a fleet, in a folder for each actor.",
 )
@@ -113,8 +113,8 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
 
 
 @main.command()
-@option("--policy", type=click.Path(path_type=Path), metavar="DIR", help="The folder of a policy, from rl4sys-learner export.")
-@option("--run", type=click.Path(path_type=Path), metavar="RUN", help="A run directory: evaluate its newest checkpoint.")
+@option("--policy", type=FILE, metavar="DIR", help="The folder of a policy, from rl4sys-learner export.")
+@option("--run", type=FILE, metavar="RUN", help="A run directory: evaluate its newest checkpoint.")
 @option("--client", metavar="ID", help="With --run: the client whose policy is evaluated.  [default: the only one]")
 @option("--env", required=True, metavar="ID", help="A Gymnasium environment.")
 @option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
@@ -123,7 +123,7 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
 @_run_with
 @option("--json", is_flag=True, help="Print the figures as JSON, with the return of each episode.")
 @option("--render", is_flag=True, help="Show the environment in a window.")
-@option("--video", type=click.Path(path_type=Path), metavar="DIR", help="Record each episode as a video in this folder.")
+@option("--video", type=FILE, metavar="DIR", help="Record each episode as a video in this folder.")
 @plugin_option(expose_value=False)
 def evaluate(**options: Any) -> None:
     """Run episodes with a policy that does not learn, without a learner, and print the return with its 95 % interval.
@@ -143,12 +143,12 @@ def evaluate(**options: Any) -> None:
 
 
 @main.command()
-@option("--policy", type=click.Path(path_type=Path), metavar="DIR", help="The folder of a policy, from rl4sys-learner export.")
-@option("--run", type=click.Path(path_type=Path), metavar="RUN", help="A run directory: record its newest checkpoint.")
+@option("--policy", type=FILE, metavar="DIR", help="The folder of a policy, from rl4sys-learner export.")
+@option("--run", type=FILE, metavar="RUN", help="A run directory: record its newest checkpoint.")
 @option("--client", metavar="ID", help="With --run: the client whose policy acts.  [default: the only one]")
 @option("--env", metavar="ID", help="With a policy: the Gymnasium environment.")
 @option("--minari", metavar="ID", help="A Minari dataset on this machine, instead of a policy and an environment.")
-@option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The new file, such as pole.npz.")
+@option("--out", required=True, type=FILE, metavar="FILE", help="The new file, such as pole.npz.")
 @option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
 @option("--seed", type=click.IntRange(0), default=0, help="Seed of the episodes.")
 @option("--explore", is_flag=True, help="Sample actions as in training.  [default: the most probable action]")
@@ -178,7 +178,7 @@ def record(**options: Any) -> None:
     "--lease", type=click.FloatRange(0, 86_400, min_open=True), default=60.0, help="Seconds of silence that free an environment."
 )
 @option("--no-check", is_flag=True, help="Do not check that observations are in their space.")
-@option("--keys", type=click.Path(path_type=Path), metavar="DIR", help="The folder of keys from `rl4sys-learner keys DIR`.")
+@option("--keys", type=FILE, metavar="DIR", help="The folder of keys from `rl4sys-learner keys DIR`.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
 @option("--exit-with-stdin", is_flag=True, help="Exit when stdin is closed, so that a child process ends with its parent.")
 @option("-v", "--verbose", is_flag=True, help="Print a line every few seconds.")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +32,7 @@ from rl4sys_zmq.version import package_version
 
 __all__ = [
     "FAILED",
+    "FILE",
     "USAGE",
     "CommandGroup",
     "amount",
@@ -44,6 +46,9 @@ __all__ = [
 ]
 
 FAILED, USAGE = 1, 2
+
+FILE = click.Path(path_type=Path)
+"""The type of an option or an argument that is the path of a file or a folder. The path need not exist."""
 
 option = functools.partial(click.option, show_envvar=True)
 """`click.option` that shows the environment variable of the option in ``--help``."""

@@ -302,7 +302,7 @@ class OperatorCommand(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class FollowWeights(ToLearner):
-    """A request of a relay to a learner, or of an actor or a relay to a relay: where are a client's weights published?
+    """A request for the addresses of a client's weights, from a relay to a learner, or from an actor or a relay to a relay.
 
     A relay is a process that passes weights on. The sender needs no session. It repeats the request once a second, so that both
     sides notice the end of the other. The answer is `WeightsSource`, or `Refused` with the client's name in the field ``field``.

@@ -135,7 +135,10 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         """
         features, actions = cloned_columns(segments, self._observation_space, self._spec.action_space)
         columns = features, self._scale(actions)
-        loss = lambda inputs, wanted: functional.mse_loss(self._policy(inputs)[0].tanh(), wanted)  # noqa: E731
+
+        def loss(inputs: Tensor, wanted: Tensor) -> Tensor:
+            return functional.mse_loss(self._policy(inputs)[0].tanh(), wanted)
+
         found = self._clone("policy", columns, loss, options)
         self._target_policy.flat.copy_(self._policy.flat)
         return found

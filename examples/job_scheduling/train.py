@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import sys
 import time
@@ -56,7 +57,7 @@ class Settings:
         train_windows: The number of windows of `rules.length` jobs at the beginning of the trace to train on.
         machine: The number of processors for generated workloads.
         actors: The number of actor processes.
-        max_seconds: The longest time to train.
+        max_seconds: The longest time to train, from the first update of the policy.
         every_versions: The number of versions from one evaluation to the next.
         episodes: The number of episodes of an evaluation.
         parameters: Changes of the parameters of PPO.
@@ -71,7 +72,7 @@ class Settings:
     actors: int = 2
     max_seconds: float = 3600.0
     every_versions: int = 4
-    episodes: int = 20
+    episodes: int = 100
     parameters: tuple[tuple[str, Any], ...] = ()
 
     def algorithm_parameters(self) -> dict[str, Any]:
@@ -213,7 +214,8 @@ def _watch(learner: Learner, settings: Settings, actors: Sequence[Any]) -> int:
     """Print a line every few seconds, until the training is over. Return the number of steps."""
     started = time.monotonic()
     report_at = steps = 0.0
-    while steps < settings.steps and time.monotonic() - started < settings.max_seconds:
+    end = math.inf
+    while steps < settings.steps and time.monotonic() < end:
         time.sleep(0.2)
         learner.raise_if_dead()
         if any(actor.exitcode for actor in actors):
@@ -222,6 +224,8 @@ def _watch(learner: Learner, settings: Settings, actors: Sequence[Any]) -> int:
         if client is None:
             continue
         steps = client["steps"]
+        if client["updates"] and end == math.inf:
+            end = time.monotonic() + settings.max_seconds
         if time.monotonic() - started >= report_at:
             report_at = time.monotonic() - started + REPORT_S
             print(report_line(time.monotonic() - started, client), flush=True)
@@ -243,9 +247,11 @@ def report_line(seconds: float, client: Mapping[str, Any]) -> str:
 
 def parse_arguments() -> tuple[Settings, Path]:
     parser = argparse.ArgumentParser(description="Train a scheduler.")
-    parser.add_argument("run_dir", type=Path, help="the run directory, which must not exist")
+    parser.add_argument("run_dir", type=Path, help="the run directory; an earlier run in it is put aside")
     parser.add_argument("--steps", type=int, default=400_000, help="number of decisions (default: 400000)")
-    parser.add_argument("--max-seconds", type=float, default=3600.0, help="longest time to train (default: 3600)")
+    parser.add_argument(
+        "--max-seconds", type=float, default=3600.0, help="longest time to train, from the first update (default: 3600)"
+    )
     parser.add_argument("--length", type=int, default=1024, help="number of jobs of an episode (default: 1024)")
     parser.add_argument("--machine", type=int, default=MACHINE, help=f"processors for generated workloads (default: {MACHINE})")
     parser.add_argument("--actors", type=int, default=2, help="number of actor processes (default: 2)")

@@ -90,10 +90,7 @@ class Daemon:
         self._socket.unlink(missing_ok=True)  # of a daemon that was killed: the journal's lock shows that none is there
         server = await asyncio.start_unix_server(self._converse, self._socket, limit=MAX_LINE_BYTES)
         try:
-            for job in self._journal.jobs.values():
-                if job.end_s is None:
-                    self._take_over(job)
-            self._schedule()
+            self._take_over()
             print(f"ready: {self._socket}, {len(self._waiting)} jobs wait, {len(self._running)} run", flush=True)
             await stop.wait()
         finally:
@@ -223,13 +220,17 @@ class Daemon:
         process.wait()
         self._settle(job)
 
-    def _take_over(self, job: Job) -> None:
-        """Find out what became of a job while no daemon ran."""
-        if self._processes.status(job).state is State.NEW:
-            self._waiting.append(job)
-        else:
-            self._running[job.id] = job
+    def _take_over(self) -> None:
+        """Find out what became of the jobs while no daemon ran, and go on."""
+        left = [job for job in self._journal.jobs.values() if job.end_s is None]
+        for job in left:  # all of them first: what runs has its slots before another job starts
+            if self._processes.status(job).state is State.NEW:
+                self._waiting.append(job)
+            else:
+                self._running[job.id] = job
+        for job in [job for job in left if job.id in self._running]:
             self._settle(job)
+        self._schedule()
 
     def _settle(self, job: Job) -> None:
         """Note the end of a job, or look again later."""

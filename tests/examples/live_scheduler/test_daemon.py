@@ -325,6 +325,22 @@ def test_a_job_whose_start_was_noted_but_never_happened_is_started(tmp_path: Pat
         assert served(tmp_path, journal, wait_for_all)["a"]["exit_code"] == 0
 
 
+def test_a_daemon_waits_also_for_jobs_that_it_starts_after_those_of_an_earlier_one(tmp_path: Path, gate: Gate) -> None:
+    with Journal(tmp_path / "journal") as journal:
+        for each in (job("ended", "true"), job("first", "sh", "-c", gate.wait), job("second", "sh", "-c", gate.wait)):
+            journal.submitted(each)
+        journal.started(journal.jobs["ended"])
+        Processes(tmp_path / "jobs").start(journal.jobs["ended"]).wait()
+
+        def talk(client: Client) -> dict[str, Any]:
+            assert client.ask("status")["ended"] == 1
+            gate.release(2)
+            return wait_for_all(client)
+
+        ended = served(tmp_path, journal, talk, slots=1)
+    assert {name: each["exit_code"] for name, each in ended.items()} == dict.fromkeys(ended, 0)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """A function that starts a daemon in a process, and waits until it is ready."""

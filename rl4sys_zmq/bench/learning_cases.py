@@ -105,7 +105,8 @@ def _dqn(env: str, steps: int, values: Mapping[str, Any], *, quantiles: int | No
     """
     ours: dict[str, Any] = {ours: values[theirs] for theirs, ours in _DQN_NAMES.items()}
     ours |= {"total_steps": steps, "hidden_sizes": [256, 256], "n_step": 1, "double_q": False, "huber_delta": 1.0}
-    ours |= {"adam_epsilon": 1e-8, "rollout_length": min(values["train_freq"], 32)}
+    # As in Stable-Baselines3, the actor has the weights of the last unit of training.
+    ours |= {"adam_epsilon": 1e-8, "rollout_length": min(values["train_freq"], 32), "publish_every_updates": 1}
     network: dict[str, Any] = {"net_arch": [256, 256]}
     if quantiles is not None:
         network["n_quantiles"] = quantiles

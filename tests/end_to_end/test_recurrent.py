@@ -29,6 +29,7 @@ REPLAY: dict[str, Any] = {
     "algorithm_parameters": {
         "network": {"kind": "gru", "units": 8, "hidden_sizes": [6]}, "rollout_length": 4, "sequence_length": 2, "burn_in": 2,
         "learning_starts": 4, "train_frequency": 4, "batch_size": 4, "prioritised": True,
+        "publish_every_updates": 1,
     },
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""The gates of docs/explanation/guarantees.md that need no journal on disk: one body for each, at two sizes.
+"""The gates of docs/explanation/guarantees.md that need no journal on disk: one test body for each gate, at two sizes.
 
-The quick tier runs with the whole suite and asserts outcomes only. The long one runs when RL4SYS_SOAK is set (`make soak`)
-and asserts times as well. RL4SYS_SOAK_REPORT names a file that gets each gate's figures as a line of JSON; RL4SYS_SOAK_SCALE
-(1) makes the long sizes smaller.
+The quick tier runs with the whole suite and asserts outcomes only. The long tier runs when RL4SYS_SOAK is set (`make soak`)
+and asserts times as well. RL4SYS_SOAK_REPORT names a file to which each gate appends its figures as a line of JSON.
+RL4SYS_SOAK_SCALE (default: 1) reduces the long sizes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROCESSES = Path(__file__).parent / "processes"
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
 SCALE = float(os.environ.get("RL4SYS_SOAK_SCALE", "1"))
 PATIENCE_S = 60.0
-"""The watchdog on everything that must come, whatever the machine is busy with."""
+"""The time limit of every wait, for a machine under any load."""
 
 T = TypeVar("T")
 
@@ -47,11 +47,11 @@ class Tier:
 
     @property
     def long(self) -> bool:
-        """Whether times are asserted too."""
+        """True if this tier asserts times too."""
         return self.name == "long"
 
     def size(self, quick: int, long: int, least: int = 1) -> int:
-        """The one that belongs to this tier; a long one follows RL4SYS_SOAK_SCALE down to `least`."""
+        """Return the size of this tier. RL4SYS_SOAK_SCALE scales the long size, down to `least`."""
         return max(least, round(long * SCALE)) if self.long else quick
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
-    """Says a gate's figures: one line on stdout, and one of JSON where RL4SYS_SOAK_REPORT says."""
+    """Report the figures of a gate: a line on stdout, and a line of JSON in the file that RL4SYS_SOAK_REPORT names."""
 
     def say(**figures: Any) -> None:
         line = {"gate": request.node.name, "seed": seed, **figures}
@@ -81,7 +81,7 @@ def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
 
 
 def until(ready: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
-    """Waits for a condition that nobody announces; returns what it returned at last."""
+    """Poll until a condition is true, and return its value."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not (found := ready()):
@@ -91,17 +91,17 @@ def until(ready: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, ever
 
 
 def descriptors(pid: int) -> int:
-    """How many descriptors a process has open."""
+    """Return the number of open descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def resident_kib(pid: int) -> int:
-    """The memory of a process that is in RAM."""
+    """Return the resident memory of a process in KiB."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
 class Child:
-    """A script of `processes/` that runs, and a conversation with it: JSON lines in, JSON lines out."""
+    """A running script of `processes/` and its connection to the test: JSON lines in both directions."""
 
     def __init__(self, script: str, options: Any, folder: Path) -> None:
         self.name = script
@@ -120,22 +120,22 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id."""
         return self.process.pid
 
     @property
     def errors(self) -> str:
-        """What it wrote to stderr so far."""
+        """The text that the process has written to stderr so far."""
         return self._stderr_path.read_text()
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Sends a command."""
+        """Send a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
         self.process.stdin.flush()
 
     def line_within(self, timeout_s: float) -> str | None:
-        """The next line it writes, or None when that takes longer."""
+        """Return the next line that the process writes, or None after the timeout."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_s
         descriptor = self.process.stdout.fileno()
@@ -150,40 +150,40 @@ class Child:
         return line.decode()
 
     def hear_within(self, timeout_s: float) -> list[Any]:
-        """The next thing it says, in a list; an empty one when that takes longer."""
+        """Return a list with the next value that the process sends, or an empty list after the timeout."""
         line = self.line_within(timeout_s)
         said: list[Any] = [] if line is None else json.loads(line)
         return said
 
     def find(self, pattern: str, timeout_s: float = PATIENCE_S) -> str:
-        """What the group of a pattern matches, in the first line of a command's output in which it does."""
+        """Return the match of a pattern's first group in the first output line that contains the pattern."""
         while (line := self.line_within(timeout_s)) is not None:
             if found := re.search(pattern, line):
                 return found.group(1)
         pytest.fail(f"{self.name} did not write {pattern!r} within {timeout_s:g} s: {self.errors}", pytrace=False)
 
     def hear(self, timeout_s: float = PATIENCE_S) -> Any:
-        """The next thing it says."""
+        """Return the next value that the process sends."""
         said = self.hear_within(timeout_s)
         assert said, f"{self.name} said nothing for {timeout_s:g} s: {self.errors}"
         return said[0]
 
     def ask(self, name: str, *arguments: Any, timeout_s: float = PATIENCE_S) -> Any:
-        """Sends a command and waits for the answer."""
+        """Send a command and return the reply."""
         self.tell(name, *arguments)
         return self.hear(timeout_s)
 
     def signal(self, signum: signal.Signals) -> None:
-        """Sends a signal. SIGSTOP has taken effect when this returns."""
+        """Send a signal. SIGSTOP has taken effect when this method returns."""
         if signum == signal.SIGSTOP:
             stop_process(self.process.pid)
         else:
             self.process.send_signal(signum)
 
     def end(self, code: int = 0, timeout_s: float = PATIENCE_S, *, expect: str = "") -> float:
-        """Closes its stdin and waits for its end with this exit code; returns how many seconds that took.
+        """Close the process's stdin, wait until it exits with this code, and return the seconds that this takes.
 
-        There must be no trace on its stderr, unless that says what is expected.
+        Its stderr must contain `expect`. Without `expect`, it must contain no traceback.
         """
         began = time.monotonic()
         assert self.process.stdin is not None
@@ -199,18 +199,18 @@ class Child:
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """kill -9, and it is gone."""
+        """Kill the process with SIGKILL and wait for its end."""
         assert self.process.poll() is None, f"{self.name} had ended already: {self.errors}"
         self.process.kill()
         self.end(-signal.SIGKILL)
 
     def close(self) -> None:
-        """Frees what it holds; fails if it is there and nobody looked at how it ended."""
+        """Release all resources. If the end of the process was not checked so far, end the process and check its exit."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
         try:
             if not self._checked:
-                if self.name == "command":  # which ends at a signal, not with its stdin
+                if self.name == "command":  # the command ends at a signal, not at the end of its stdin
                     self.process.send_signal(signal.SIGTERM)
                 self.end()
         finally:
@@ -228,7 +228,10 @@ Spawn = Callable[..., Child]
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
-    """Starts processes: ``spawn("learner", {...})``; whatever runs at the end is told to end, and must end well."""
+    """Start processes: ``spawn("learner", {...})``.
+
+    At the end of the test, each running process is ended, and must end well.
+    """
     children: list[Child] = []
 
     def start(script: str, options: Any = None) -> Child:
@@ -247,7 +250,10 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 @pytest.fixture
 def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
-    """Starts learner processes: a child and the address of its ROUTER; `bind` repeats one, `torch` says that it needs torch."""
+    """Start learner processes.
+
+    Return the child and its ROUTER address. `bind` sets an address; `torch` means that it needs torch.
+    """
 
     def start(
         bind: str = "tcp://127.0.0.1:0",
@@ -266,7 +272,7 @@ def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
 
 
 def agent_options(address: str, **options: Any) -> dict[str, Any]:
-    """The configuration of an agent of the fake algorithm, in JSON values."""
+    """Return the configuration of an agent with the fake algorithm, in JSON values."""
     return {
         "client_id": "lab",
         "algorithm_name": "FAKE",
@@ -281,14 +287,14 @@ def agent_options(address: str, **options: Any) -> dict[str, Any]:
 
 
 def join(address: str, **options: Any) -> RL4SysAgent:
-    """An agent in this process."""
+    """Return a new agent in this process."""
     given = agent_options(address, **options)
     del given["input_size"], given["act_dim"]
     return RL4SysAgent(config=AgentConfig(observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2), **given))
 
 
 def play(agent: RL4SysAgent, steps: int) -> None:
-    """One episode."""
+    """Play one episode."""
     traj = action = None
     for _ in range(steps):
         traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
@@ -299,5 +305,5 @@ def play(agent: RL4SysAgent, steps: int) -> None:
 
 
 def check_law(stats: dict[str, Any]) -> None:
-    """The actor's conservation law, where nothing is on its way."""
+    """Check the actor's conservation law. No segment may be on its way."""
     assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"], stats

@@ -1,4 +1,4 @@
-"""A learner that has turned evil: it says whatever it is told to, to one actor."""
+"""A malicious learner for one actor. It sends the messages that the test chooses."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rl4sys_zmq.wire.messages import Ack, FetchWeights, Heartbeat, Hello, Messag
 POLICY, TOPIC, GENERATION = b"\x01" + bytes(7), b"secret!!", 1_000
 SPEC = fake_spec((1024,))
 ALL_BLOCKS = b"\0"
-"""How a diff begins whose planes are of all elements."""
+"""The first byte of a diff whose planes contain all elements."""
 
 
 def state(version: int) -> PolicySnapshot:
-    """A sound state of the policy."""
+    """Return a valid state of the policy."""
     flat = fake_weights(SPEC, version)
     return PolicySnapshot(GENERATION, version, digest(flat), flat)
 
 
 def sound(version: int) -> tuple[bytes, bytes | memoryview]:
-    """The update that a good learner sends: a whole snapshot."""
+    """Return the update that a correct learner sends: a whole snapshot."""
     return encode_update(POLICY, None, state(version))
 
 
 def update(
     version: int, payload: bytes, *, codec: PayloadEncoding = PayloadEncoding.SNAPSHOT, elements: int = SPEC.size, **fields: Any
 ) -> Any:
-    """A well-formed header for whatever payload."""
+    """Return a well-formed header and the payload. The payload may be malformed."""
     given: dict[str, Any] = {
         "policy_id": POLICY,
         "generation": GENERATION,
@@ -56,12 +56,12 @@ def update(
 
 
 def planes(*frames: bytes) -> bytes:
-    """The payload of a compressed state of four planes."""
+    """Return the payload of a compressed state of four planes."""
     return b"".join(varint(len(frame)) + frame for frame in frames)
 
 
 def expands(nbytes: int, *, declared: int | None, window_log: int = 10) -> bytes:
-    """A zstd frame of zeros that says another size, or another window, than it needs: run-length blocks; no magic number."""
+    """Return a zstd frame of zeros whose declared size or window may be wrong. It has run-length blocks and no magic number."""
     blocks = [min(1 << 17, nbytes - start) for start in range(0, nbytes, 1 << 17)]
     head = bytes([0x00 if declared is None else 0x80, (window_log - 10) << 3])
     head += b"" if declared is None else struct.pack("<I", declared)
@@ -70,7 +70,10 @@ def expands(nbytes: int, *, declared: int | None, window_log: int = 10) -> bytes
 
 
 class Evil(Worker):
-    """Answers HELLO with `welcome`, FETCH with `weights`, a heartbeat with `marks`; sends what `say` and `publish` are given."""
+    """A learner that answers HELLO with `welcome`, FETCH with `weights` and a heartbeat with `marks`.
+
+    `say` and `publish` send further messages.
+    """
 
     def __init__(self) -> None:
         super().__init__("rl4sys-evil")
@@ -87,23 +90,23 @@ class Evil(Worker):
         assert self._open.wait(10.0)
 
     def say(self, *messages: Message | list[Any]) -> None:
-        """Sends messages, or frames, to the actor."""
+        """Send messages, or frames, to the actor."""
         for message in messages:
             self._orders.put(("router", message if isinstance(message, list) else encode(message)))
         self._wakeup.set()
 
     def publish(self, *messages: list[Any]) -> None:
-        """Publishes messages; their first frame is the topic."""
+        """Publish messages. Their first frame is the topic."""
         for message in messages:
             self._orders.put(("pub", message))
         self._wakeup.set()
 
     def ack(self, **fields: Any) -> Ack:
-        """An ack of what `marks` says, or other things."""
+        """Return an ack with the values of `marks`. `fields` override them."""
         return Ack(**{**dict.fromkeys(Ack.__slots__, 0), "generation": GENERATION, "verdicts": {}, **self.marks, **fields})
 
     def welcoming(self, **fields: Any) -> Welcome:
-        """A welcome that an actor can use, or one with other things in it."""
+        """Return a WELCOME that an actor can use. `fields` override its values."""
         given: dict[str, Any] = {
             "policy_id": POLICY,
             "topic": TOPIC,
@@ -129,7 +132,7 @@ class Evil(Worker):
         return Welcome(**{**given, **fields})
 
     def run(self) -> None:
-        """Until it is closed."""
+        """Serve the actor until `stop`."""
         with Socket.router("tcp://127.0.0.1:0") as router, Socket.xpub("tcp://127.0.0.1:0", hwm=1000) as pub, Poller() as poller:
             self.address, self._pub = router.bound.uri, pub.bound.uri
             for source in (router, pub, self._wakeup):
@@ -168,22 +171,22 @@ class Evil(Worker):
 
     @property
     def submitted(self) -> int:
-        """How many segments the actor has sent, repetitions included."""
+        """The number of segments that the actor has sent, repetitions included."""
         return sum(message.count for message in self.heard if isinstance(message, Submit))
 
     def accept(self, received: int) -> None:
-        """Acknowledges so many segments."""
+        """Acknowledge this many segments."""
         self.marks = {"received": received, "durable": received, "trained": received, "credit_steps": 1 << 20}
         self.marks.update(credit_items=1 << 20, credit_bytes=1 << 20, verdicts={Verdict.TRAINED: received})
         self.say(self.ack())
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stop the thread."""
         self._over.set()
         self._wakeup.set()
 
     def close(self) -> None:
-        """Ends it and waits."""
+        """Stop the thread and wait for its end."""
         self.stop()
         assert self.join(10.0)
         self._wakeup.close()

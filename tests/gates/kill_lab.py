@@ -26,10 +26,10 @@ FIRST_PORT, LAST_PORT = 12_000, 32_000
 
 
 def free_port(rng: random.Random) -> int:
-    """A port below those that the system gives to dialling sockets.
+    """Return a free port below the ports that the system gives to connecting sockets.
 
-    A learner that is killed must find its port free again. One of the others could be taken meanwhile by any connection, even
-    by an actor's own attempts to dial it: TCP lets a socket connect to itself.
+    A learner that is killed must find its port free again. A port of the system's range could be taken meanwhile by any
+    connection, even by an actor's own attempts to connect to it: TCP lets a socket connect to itself.
     """
     while True:
         port = rng.randint(FIRST_PORT, LAST_PORT)
@@ -47,7 +47,7 @@ class Lab(Resource):
     Attributes:
         loop: owns the processes.
         learner: the learner's process.
-        run_dir: its run directory.
+        run_dir: the learner's run directory.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Lab(Resource):
         return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_learner.py"), json.dumps(options)], env=ENV)
 
     def reconfigure(self, **config: Any) -> None:
-        """Gives the next life of the learner another configuration; it does not run now."""
+        """Give the next start of the learner another configuration. The learner must not run."""
         self.config = {**self.config, **config}
         options = json.loads(self.learner.command[-1])
         self.learner.command[-1] = json.dumps({**options, "config": self.config})
@@ -101,17 +101,17 @@ class Lab(Resource):
         env: str | None = None,
         **config: Any,
     ) -> Child:
-        """An actor process, which is not started yet: `rate` episodes a second, of so many steps.
+        """Return an actor process that is not started yet.
 
         Args:
             name: of the process.
-            client: whose actor it is.
-            rate: episodes a second.
-            address: of the learner; its own unless given.
-            steps: of an episode, at least and at most.
-            algorithm: ``algorithm`` and ``parameters`` of the client; else it is one of those that record.
-            max_queued: it plays no episode while it holds so many segments.
-            env: the Gymnasium environment that it plays; its own short episodes unless given.
+            client: the client of the actor.
+            rate: episodes per second.
+            address: of the learner. Without it, the address of this lab's learner.
+            steps: the least and the greatest number of steps of an episode.
+            algorithm: ``algorithm`` and ``parameters`` of the client. Without it, a recording algorithm.
+            max_queued: the actor starts no episode while it holds this many segments.
+            env: the Gymnasium environment of the actor. Without it, short synthetic episodes.
             **config: more of the actor's configuration.
         """
         options = {
@@ -135,15 +135,15 @@ class Lab(Resource):
         return str(path)
 
     def acked(self) -> int:
-        """How many segments all actors have seen acknowledged."""
+        """Return the number of segments that all actors have seen acknowledged."""
         return sum(tail.ids("acked") for tail in self.traces.values())
 
     def submitted(self) -> int:
-        """How many segments all actors have handed over."""
+        """Return the number of segments that all actors have submitted."""
         return sum(tail.ids("submitted") for tail in self.traces.values())
 
     def serving(self, timeout_s: float = 20.0) -> None:
-        """Starts the learner if need be, and waits until its present life serves."""
+        """Start the learner if it does not run, and wait until it serves."""
         tail = self.traces["learner"]
         if not self.learner.running:
             self.learner.start()
@@ -154,7 +154,7 @@ class Lab(Resource):
         )
 
     def ask(self, command: str, timeout_s: float = 40.0) -> dict[str, Any]:
-        """Has the learner do a command; returns its status then."""
+        """Send a command to the learner. Return its status after the command."""
         tail = self.traces["learner"]
         count = tail.count("answer")
         self.learner.tell(command)
@@ -164,11 +164,11 @@ class Lab(Resource):
         return dict(answer["status"])
 
     def status(self, client: str) -> dict[str, Any]:
-        """The learner's status of one client."""
+        """Return the learner's status of one client."""
         return dict(request_status(self.address, 10.0)["clients"].get(client, {}))
 
     def stop(self, *actors: Child, timeout_s: float = 60.0) -> None:
-        """Has the actors deliver what they have, and end."""
+        """Let the actors deliver their segments and end."""
         for actor in actors:
             actor.expect(0)
             actor.tell("stop")
@@ -177,7 +177,7 @@ class Lab(Resource):
             actor.wait(1.0)
 
     def finish(self, *actors: Child, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Lets the actors deliver all they have, has the learner learn from all of it, and ends everything; last status."""
+        """Let the actors deliver all segments, let the learner train on them, end all processes, and return the last status."""
         self.stop(*actors, timeout_s=timeout_s)
         status = self.ask("drain")
         self.learner.tell("end")
@@ -186,11 +186,11 @@ class Lab(Resource):
         return status
 
     def outcome(self, *, one_lineage: bool = True, unrecorded: Collection[str] = ()) -> TraceOutcome:
-        """What the traces say. The state on the disk must be the one that the learner spoke of.
+        """Return the outcome of the traces. The newest checkpoint on disk must be the state that the learner reported.
 
         Args:
             one_lineage: as in `check_trace`.
-            unrecorded: clients whose algorithm does not say which segments it has learned from: their laws are checked alone.
+            unrecorded: clients whose algorithm does not report the segments that it has trained on. Only their laws are checked.
         """
         events = read_trace(*(self.folder / f"{name}.jsonl" for name in self.traces))
         faults = [event for event in events if event.kind == "fault"]
@@ -210,7 +210,7 @@ class Lab(Resource):
         return check_trace(events, one_lineage=one_lineage)
 
     def stored(self, client: str) -> list[str]:
-        """The segments in a client's newest checkpoint."""
+        """Return the segments in a client's newest checkpoint."""
         found = CheckpointStore(self.run_dir / "checkpoints" / client).load()
         assert found is not None
         return [f"{int(episode):x}.{int(index)}" for episode, index in found[1]["keys"]]

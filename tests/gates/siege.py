@@ -1,4 +1,4 @@
-"""A learner under attack: its keys, a good client that trains beside it, attackers that may say anything, and all counts."""
+"""A learner under attack: its keys, a good client that trains beside it, attackers that can send anything, and all counters."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ BUSINESS = (
     "replies_dropped.gone",
     "security.accepted",
 )
-"""Counters that good clients move too."""
+"""Counters that good clients change too."""
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """A count that depends on how often libzmq redials, or on how far a flood comes before it is stopped."""
+    """A lower limit of a count.
+
+    Such a count depends on how often libzmq reconnects, or on how far a flood gets before it is stopped.
+    """
 
     count: int = 1
 
@@ -59,7 +62,7 @@ class AtLeast:
 
 
 class KeyRing:
-    """A folder of keys as ``rl4sys-learner keys`` makes it, and the list of who may do what."""
+    """A folder of keys like one of ``rl4sys-learner keys``, with its access list."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,44 +73,44 @@ class KeyRing:
 
     @property
     def list_file(self) -> Path:
-        """``users.toml``."""
+        """The path of ``users.toml``."""
         return self.folder / "users.toml"
 
     def pair(self, name: str) -> KeyPair:
-        """The keys of a name, listed or not."""
+        """Return the keys of a name, listed or not."""
         if name not in self._pairs:
             self._pairs[name] = new_key_pair()
         return self._pairs[name]
 
     def client(self, name: str) -> UserKeys:
-        """What a client of that name has."""
+        """Return the keys that a client of that name has."""
         return UserKeys(self.pair(name), self.server.learner.public)
 
     def file(self, name: str) -> Path:
-        """The key file of a name."""
+        """Return the key file of a name."""
         path = self.folder / f"{name}.keys"
         if not path.exists():
             write_user_keys(path, name, self.client(name))
         return path
 
     def new_pair(self, name: str) -> None:
-        """Gives a name other keys."""
+        """Give a name other keys."""
         self._pairs[name] = new_key_pair()
         (self.folder / f"{name}.keys").unlink(missing_ok=True)
 
     def allow(
         self, name: str, roles: Sequence[str] = ("submit", "read_weights"), ids: Sequence[str] = ("lab",), **more: Any
     ) -> None:
-        """Lists a name; `more` are ``expires`` and ``quota``."""
+        """Add a name to the list. `more` can be ``expires`` and ``quota``."""
         self.peers[name] = {"key": self.pair(name).public, "client_ids": list(ids), "roles": list(roles), **more}
 
     def write(self) -> None:
-        """Puts the list into its place by one rename."""
+        """Replace the list file by one rename."""
         text = "".join(_table(name, {**peer, "key": self.pair(name).public}) for name, peer in self.peers.items())
         self.replace(text)
 
     def replace(self, text: str) -> None:
-        """Puts other words into the list's place."""
+        """Replace the list file by another text."""
         fresh = self.list_file.with_suffix(".new")
         fresh.write_text(text)
         fresh.rename(self.list_file)
@@ -122,17 +125,17 @@ def _table(name: str, peer: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- words
+# ---- messages
 
 
 def hello(actor_id: str = "mallory", incarnation: int = 5, **fields: Any) -> Hello:
-    """A HELLO."""
+    """Return a HELLO."""
     given = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": 0}
     return Hello(**{**given, "held_generation": 0, "held_version": 0, **fields})
 
 
 def segment(steps: int = 3, **changes: Any) -> Segment:
-    """A whole episode of the laboratory's client."""
+    """Return a segment with a whole episode of the client ``lab``."""
     fields: dict[str, Any] = {
         "observations": np.zeros((steps, 4), np.float32),
         "actions": np.zeros(steps, np.int64),
@@ -152,19 +155,19 @@ def segment(steps: int = 3, **changes: Any) -> Segment:
 
 
 def submit(first_seq: int, *segments: Segment) -> list[Any]:
-    """The frames of a SUBMIT."""
+    """Return the frames of a SUBMIT."""
     return encode(join_submit(first_seq, 0, [pack_segment(s) for s in segments or (segment(),)]))
 
 
 def craft(kind: int, header: Any = b"\x80", body: Sequence[bytes] = (), **prefix: int) -> list[bytes]:
-    """A message with a right checksum and whatever header, as bytes or as a value."""
+    """Return a message with a correct checksum and any header, as bytes or as a value."""
     raw = header if isinstance(header, bytes) else pack_header(header)
     made = Prefix(kind, len(body), len(raw), sum(map(len, body)), **prefix)
     return [made.join(raw, body), *body]
 
 
 def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> list[Any]:
-    """The frames of a SUBMIT of one segment whose layout or head says something else."""
+    """Return the frames of a SUBMIT of one segment with another layout or another head."""
     message = join_submit(first_seq, 0, [pack_segment(segment())])
     heads = np.frombuffer(message.heads, HEAD).copy()
     for name, value in numbers.items():
@@ -173,11 +176,11 @@ def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> li
     return encode(replace(message, layouts=layouts, heads=AnyBytes(heads.tobytes())))
 
 
-# ---- who attacks
+# ---- attackers
 
 
 class Attacker:
-    """A DEALER with or without keys that may send anything."""
+    """A DEALER with or without keys that can send anything."""
 
     def __init__(self, address: str, keys: UserKeys | None, *, identity: bytes = b"") -> None:
         def secure(raw: zmq.Socket[bytes]) -> None:
@@ -191,19 +194,19 @@ class Attacker:
         self._poller.register(self.socket)
 
     def send(self, frames: Sequence[Any]) -> None:
-        """Sends a message."""
+        """Send a message."""
         assert self.socket.send(frames)
 
     def say(self, message: Message) -> None:
-        """Sends a well-formed message."""
+        """Send a well-formed message."""
         self.send(encode(message))
 
     def try_to_say(self, message: Message) -> None:
-        """Sends a well-formed message, unless the learner has refused the connection by now."""
+        """Send a well-formed message. It may fail, because the learner may have refused the connection by now."""
         self.socket.send(encode(message))
 
     def listen(self, timeout_s: float) -> Message | None:
-        """The next message, or None when none comes."""
+        """Return the next message, or None after the timeout."""
         deadline = time.monotonic() + timeout_s
         while (frames := self.socket.recv(256)) is None:
             if time.monotonic() >= deadline:
@@ -212,7 +215,7 @@ class Attacker:
         return decode(frames)
 
     def hear(self, kind: type[Any], enough: Callable[[Any], bool] = lambda message: True) -> Any:
-        """The next message of a kind that is enough."""
+        """Return the next message of a kind that satisfies a condition."""
         while True:
             message = self.listen(PATIENCE_S)
             assert message is not None, f"no {kind.__name__}"
@@ -220,33 +223,33 @@ class Attacker:
                 return message
 
     def refused(self, frames: Sequence[Any] | Message) -> str:
-        """The code of the refusal that a message earns."""
+        """Send a message and return the code of its refusal."""
         self.send(frames if isinstance(frames, Sequence) else encode(frames))
         return str(self.hear(Refused).code)
 
     def join(self, **fields: Any) -> Welcome:
-        """Says HELLO, and is welcome."""
+        """Send a HELLO and return the WELCOME."""
         self.say(hello(**fields))
         welcome: Welcome = self.hear(Welcome)
         return welcome
 
     def acked(self, enough: Callable[[Ack], bool]) -> Ack:
-        """The first ack that is enough."""
+        """Return the first ack that satisfies a condition."""
         ack: Ack = self.hear(Ack, enough)
         return ack
 
     def failure(self) -> MonitorEvent:
-        """Why it does not get in."""
+        """Return the monitor event of the failed handshake."""
         return until(lambda: [e for e in self.socket.events() if e.is_failure], "a failed handshake")[0]
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the socket."""
         self._poller.close()
         self.socket.close()
 
 
 class GoodClient(threading.Thread):
-    """Trains without end, as fast as it gets new versions, and keeps the first error."""
+    """A thread that trains without end, as fast as it receives new versions. It keeps the first error."""
 
     def __init__(self, agent: RL4SysAgent) -> None:
         super().__init__(name="good-client")
@@ -256,7 +259,7 @@ class GoodClient(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Episodes, each of which makes a version."""
+        """Play episodes. Each makes one version."""
         try:
             while not self._over.wait(0.005):
                 version = self.agent.version
@@ -267,13 +270,13 @@ class GoodClient(threading.Thread):
             self.error = exc
 
     def served(self, rounds: int = 2) -> None:
-        """Waits until it has got so many versions from now on."""
+        """Wait until the client has received this many further versions."""
         target = self.rounds + rounds
         until(lambda: self.rounds >= target or self.error, f"{rounds} versions for the good client")
         assert self.error is None, repr(self.error)
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stop the thread and wait for its end."""
         self._over.set()
         if self.ident is not None:
             self.join(PATIENCE_S)
@@ -297,13 +300,13 @@ class Siege:
         self._before = self.counts()
 
     def agent(self, name: str = "good", **options: Any) -> RL4SysAgent:
-        """An actor with the keys of a name, if this learner has any."""
+        """Return an actor with the keys of a name, if this learner has keys."""
         if self.ring is not None and "keys" not in options:
             options["keys"] = self.ring.file(name)
         return self.stack.enter_context(join(self.learner.address, algorithm_name=ALGORITHM, **options))
 
     def attacker(self, name: str = "mallory", *, keys: UserKeys | None = None, identity: bytes = b"") -> Attacker:
-        """Somebody with the keys of a name, listed or not; an empty name has none."""
+        """Return an attacker with the keys of a name, listed or not. With an empty name it has no keys."""
         if keys is None and self.ring is not None and name:
             keys = self.ring.client(name)
         attacker = Attacker(self.learner.address, keys, identity=identity)
@@ -311,12 +314,12 @@ class Siege:
         return attacker
 
     def subscriber(self, name: str = "mallory") -> Socket:
-        """A SUB on the publisher."""
+        """Return a SUB that is connected to the publisher."""
         secure = curve_client(self.ring.client(name)) if self.ring is not None else None
         return self.stack.enter_context(Socket.sub(self.learner.pub_address, secure=secure, watch=True))
 
     def raw(self, kind: int, name: str = "mallory") -> zmq.Socket[bytes]:
-        """A socket of a kind that nobody should use there, connected to the publisher."""
+        """Return a socket of a kind that should not be used there, connected to the publisher."""
         raw = self.stack.enter_context(context().socket(kind))
         raw.linger = 0
         if self.ring is not None:
@@ -325,11 +328,11 @@ class Siege:
         return raw
 
     def status(self) -> dict[str, Any]:
-        """The learner's."""
+        """Return the learner's status."""
         return self.learner.status()
 
     def counts(self) -> dict[str, int]:
-        """Everything that is counted, but for what is trained."""
+        """Return all counters except those of training."""
         status = self.status()
         found = {name: int(value) for name, value in status["counters"].items()}
         security = status["security"] or {}
@@ -341,17 +344,20 @@ class Siege:
             for key, value in {**client["counters"], **verdicts, **more}.items():
                 found[f"{client_id}.{key}"] = int(value)
         good = status["clients"].get("lab", {"actors": {}})["actors"].get("good")
-        if good is not None:  # on a busy machine it sends again what is about to be acknowledged
+        if good is not None:  # on a busy machine the good client may resend segments just before they are acknowledged
             found["lab.duplicate"] -= good["verdicts"]["duplicate"]
         return found
 
     def moved(self) -> dict[str, int]:
-        """What has been counted since the attack began."""
+        """Return the counters that have changed since the attack began."""
         after = self.counts()
         return {key: after[key] - self._before.get(key, 0) for key in after if after[key] != self._before.get(key, 0)}
 
     def check(self, expected: Mapping[str, int | AtLeast], *, besides: Sequence[str] = ()) -> None:
-        """The good client was not disturbed, and nothing was counted but what is expected, and perhaps what is `besides`."""
+        """Check that the good client was not disturbed, and that only the expected counters changed.
+
+        Those of `besides` may change too.
+        """
 
         def counted() -> dict[str, int]:
             return {key: value for key, value in self.moved().items() if key in expected or key not in (*BUSINESS, *besides)}

@@ -1,6 +1,6 @@
 """Eight clients learn CartPole in processes or on Ray nodes, while workers or a node, and then their learner, are lost.
 
-Nothing that was acknowledged is lost, and nothing is learned from twice: `RECORD_PPO` says in its state what it has learned from.
+No acknowledged segment is lost, and none is trained on twice: `RECORD_PPO` keeps in its state the segments that it trained on.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Run:
     """A learner with eight clients.
 
     Attributes:
-        reached: the best mean return of each.
-        recovery_s: for each loss, when it was noticed and when all the struck clients had trained again.
+        reached: the best mean return of each client.
+        recovery_s: for each loss, the time until it was noticed and the time until all affected clients had trained again.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -72,19 +72,19 @@ class Run:
             actor.start()
 
     def status(self) -> dict[str, Any]:
-        """The clients' status, by name; empty while the learner does not answer."""
+        """Return the status of the clients by name. It is empty while the learner does not answer."""
         try:
             return dict(request_status(self.lab.address, 10.0)["clients"])
         except RL4SysError:
             return {}
 
     def trains(self) -> bool:
-        """Whether all clients run."""
+        """Return True if all clients run."""
         now = self.status()
         return len(now) == CLIENTS and all(client["state"] == "running" for client in now.values())
 
     def until_reached(self, goal: float, deadline: float, of: Callable[[Iterable[float]], float] = statistics.mean) -> None:
-        """Waits until the mean (or `of`) of the clients' best mean returns is as high, at most until the deadline."""
+        """Wait until the mean (or `of`) of the clients' best mean returns reaches the goal, at most until the deadline."""
 
         def done() -> bool:
             self.lab.loop.wait(0.5)
@@ -96,7 +96,7 @@ class Run:
         self.lab.loop.until(done, LONGEST_S + 60.0, f"a mean return of {goal:g}")
 
     def lose(self, what: str, loss: Callable[[dict[str, Any]], list[str]]) -> None:
-        """Has something lost; waits until the clients that it struck train again."""
+        """Cause a loss, and wait until the affected clients train again."""
         before = self.status()
         began = time.monotonic()
         struck = loss(before)

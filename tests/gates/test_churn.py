@@ -1,4 +1,4 @@
-"""Actors that come, say one thing and go, ten thousand times."""
+"""Actors that connect, send one segment and disconnect, ten thousand times."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ SIZES = {"plain": (300, 10_000), "curve": (100, 2_000)}
 
 
 class Churner:
-    """Actors by name, each of which lives for one segment at a time."""
+    """Actors by name. Each submits one segment per connection."""
 
     def __init__(self, address: str, rng: random.Random, keys: UserKeys | None, *, fresh: bool) -> None:
         """Args:
         address: of the learner.
-        rng: the dice.
-        keys: of all of them, for CURVE by libzmq; without, ZMTP is spoken by hand.
-        fresh: every actor has a name that was never there; otherwise a few names come again and again.
+        rng: the random number generator.
+        keys: of all actors, for CURVE by libzmq. Without keys, the hand-written ZMTP is used.
+        fresh: each actor has a new name. Otherwise a few names are used again and again.
         """
         self._address, self._rng, self._keys, self._fresh = address, rng, keys, fresh
         self._known: dict[str, tuple[int, int]] = {}  # the incarnation and the next sequence number of each name
         self._count = 0
 
     def once(self) -> None:
-        """Connects, joins, submits one segment, hears that it was taken, and goes: with BYE, without, or with a reset."""
+        """Connect, join, submit one segment, wait for its ack, and disconnect: with BYE, without it, or with a reset."""
         self._count += 1
         name = f"churn-{self._count if self._fresh else self._rng.randrange(NAMES)}"
         incarnation, seq = self._known.get(name, (1, 0))
@@ -64,7 +64,7 @@ class Churner:
             else:
                 peer.close()
         if not self._fresh:
-            # After a BYE the actor may have been started anew; after silence it is the same one that dials again.
+            # The name keeps its incarnation, with or without a BYE: its next connection is a reconnection of the same actor.
             self._known[name] = (incarnation, seq + 1)
 
     @staticmethod
@@ -83,7 +83,7 @@ def _heard(peer: Peer | Attacker) -> Message:
 
 
 def segment(generation: int) -> Segment:
-    """One step, which ends its episode."""
+    """Return a segment with one step, which ends its episode."""
     return Segment(
         observations=np.zeros((1, 4), dtype=np.float32),
         actions=np.zeros(1, dtype=np.int64),
@@ -109,7 +109,7 @@ def test_actors_that_come_and_go(
     fresh = names == "new names"
     cycles = tier.size(*SIZES[security], least=1000)
     warm_up = cycles // 2 if tier.long else 150  # tables and free lists reach their size
-    # Batches so large that no segment is trained: versions, which are kept, would grow with the churn.
+    # The batches are so large that no segment is trained: versions, which are kept, would grow with the number of connections.
     config: dict[str, Any] = {"max_actors": 100_000, "lease_s": 0.5}
     keys, options = None, {}
     if security == "curve":
@@ -135,7 +135,7 @@ def test_actors_that_come_and_go(
         took = time.monotonic() - began
         until(lambda: descriptors(process.pid) <= quiet, "the learner's descriptors")
         version = process.ask("status")["clients"]["lab"]["version"]
-        for _ in range(64):  # what is pending keeps an actor's place
+        for _ in range(64):  # pending segments keep the entry of their actor
             play(agent, 1)
         agent.wait_version(version + 1, PATIENCE_S)
         actors = until(lambda: _only(process, agent.actor_id), "the table of actors")
@@ -160,6 +160,6 @@ def test_actors_that_come_and_go(
 
 
 def _only(process: Child, actor_id: str) -> int:
-    """How many actors the learner knows, once it knows but this one."""
+    """Return 1 if the learner knows this actor only, else 0."""
     actors = process.ask("status")["clients"]["lab"]["actors"]
     return len(actors) if list(actors) == [actor_id] else 0

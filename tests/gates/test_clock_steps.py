@@ -1,6 +1,6 @@
-"""Wrong clocks: an actor gets in under its old name, whatever time it and its learner read, and no other takes its place.
+"""Wrong clocks: an actor joins under its old name, whatever time it and its learner read, and no other actor takes its place.
 
-The quick tier is the whole gate; its waits are those of the protocol (3 s of silence, the lease), not of the machine.
+The quick tier is the whole gate. Its waits are those of the protocol (3 s of silence, the lease), not of the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Report = Callable[..., None]
 
 DAY_S = 86_400.0
 EPOCH_S = -1.79e9
-"""The year 1970, as a machine without a battery reads it."""
+"""The offset to the year 1970, which a machine without a clock battery reads."""
 
 JOIN_S = 10.0
 LEASE_S = 4.0
@@ -46,7 +46,7 @@ class Clocks:
     """One learner with a run directory, and processes that act under few names, one after another or two at a time.
 
     Attributes:
-        joined_s: how long each start took until its learner had welcomed it.
+        joined_s: the seconds from each start until the learner had welcomed the actor.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -55,7 +55,7 @@ class Clocks:
         self._number = itertools.count()
 
     def serve(self, clock_s: float) -> None:
-        """Kills the learner if it runs, and starts it with another clock."""
+        """Kill the learner if it runs, and start it with another clock."""
         learner = self.lab.learner
         if learner.running:
             learner.kill()
@@ -63,7 +63,7 @@ class Clocks:
         self.lab.serving()
 
     def start(self, clock_s: float, *robots: tuple[str, Path | None]) -> list[Child]:
-        """Starts an actor under each of these names, with these spools; they get in soon, and are heard."""
+        """Start an actor for each name and spool. Wait until they have joined and sent segments."""
         actors = []
         for name, spool in robots:
             config: dict[str, Any] = {"spool": str(spool)} if spool is not None else {}
@@ -80,53 +80,55 @@ class Clocks:
         return actors
 
     def heard(self, *actors: Child) -> None:
-        """Waits until more segments of each are in the journal, or in its spool."""
+        """Wait until more segments of each actor are in the journal, or in its spool."""
         for actor in actors:
             least = self.kept(actor) + ACKS
             self.lab.loop.until(lambda a=actor, n=least: self.kept(a) >= n, 20.0, f"{ACKS} segments of {actor.name}")  # type: ignore[misc]
 
     def kept(self, actor: Child) -> int:
-        """How many of its segments are durable, as it knows, or in its spool."""
+        """Return the number of the actor's segments that it knows to be durable, or that are in its spool."""
         tail = self.lab.traces[actor.name]
         return tail.ids("acked") + tail.ids("kept")
 
     def robots(self) -> dict[str, Any]:
-        """What the learner says of them."""
+        """Return the learner's status of the actors."""
         return dict(self.lab.status("on")["actors"])
 
     def fenced(self) -> int:
-        """How often this life of the learner has fenced somebody off."""
+        """Return the number of times that this start of the learner has refused an actor as fenced."""
         return int(request_status(self.lab.address, 10.0)["counters"].get("refused.fenced", 0))
 
     def check(self, report: Report, **figures: Any) -> None:
-        """Nothing that was acknowledged is lost, nothing is in the state twice, and every law held."""
+        """Check that no acknowledged segment is lost, none is in the state twice, and every law held."""
         lab = self.lab
         lab.ask("drain")
         lab.learner.tell("end")
         lab.learner.wait(15.0)
         outcome = lab.outcome()
         report(joined_s=self.joined_s, outcome=str(outcome), **figures)
-        outcome.check(delivered=False)  # what was in flight without a spool died with its process
+        outcome.check(delivered=False)  # segments in flight without a spool were lost with their process
         assert outcome.lost == outcome.duplicate == ()
         assert not any(outcome.counted.values())
         assert max(self.joined_s) < JOIN_S
 
 
 def test_a_clock_that_jumps_locks_no_name(folder: Path, seed: int, report: Report) -> None:
-    """A day ahead, then today, then a day back, then 1970; the actor is killed or ends, the learner is killed in between.
+    """The clocks are a day ahead, right, a day back, and in 1970.
 
-    One name has no spool, one the same spool at each start, and one has lost its spool each time.
+    The actor is killed or ends; the learner is killed in between.
+
+    One name has no spool, one has the same spool at each start, and one has lost its spool each time.
     """
     with Lab(folder / "lab", seed, parameters={"steps_per_update": 24}, lease_s=LEASE_S) as lab:
         clocks = Clocks(lab)
         for number, (actor_clock_s, learner_clock_s) in enumerate(
             [(DAY_S, 0.0), (0.0, DAY_S), (-DAY_S, 0.0), (EPOCH_S, -DAY_S), (EPOCH_S, 0.0)]
         ):
-            if number != 1:  # once the learner lives on, and knows names that have been silent for less than 3 s
+            if number != 1:  # once, the learner continues, and knows names that have been silent for less than 3 s
                 clocks.serve(learner_clock_s)
             robots = ("none", None), ("same", folder / "spool"), ("lost", folder / f"spool{number}")
             none, same, lost = clocks.start(actor_clock_s, *robots)
-            lab.stop(lost)  # what a killed one had would never come
+            lab.stop(lost)  # the segments of a killed one would never arrive
             if number in (1, 4):
                 lab.stop(none, same)
             else:
@@ -136,7 +138,7 @@ def test_a_clock_that_jumps_locks_no_name(folder: Path, seed: int, report: Repor
 
 
 def test_an_older_process_that_wakes_stays_fenced_while_the_newer_lives(folder: Path, seed: int, report: Report) -> None:
-    """The newer one has the lower clock. When it has ended and a lease is over, the older one goes on where it was."""
+    """The newer process has the lower clock. After its end and one lease, the older process continues where it was."""
     with Lab(folder / "lab", seed, parameters={"steps_per_update": 24}, lease_s=LEASE_S) as lab:
         clocks = Clocks(lab)
         clocks.serve(0.0)
@@ -151,7 +153,7 @@ def test_an_older_process_that_wakes_stays_fenced_while_the_newer_lives(folder: 
         lab.loop.until(lambda: clocks.fenced() >= fenced + 4, 20.0, "the relics to be fenced twice")
         clocks.heard(*newer)
         assert {name: robot["incarnation"] for name, robot in clocks.robots().items()} == own
-        clocks.serve(DAY_S)  # a learner that was killed knows which of them is the newer
+        clocks.serve(DAY_S)  # a learner that was killed knows which of them is newer
         lab.loop.until(lambda: clocks.fenced() >= 2, 20.0, "the relics to be fenced by the next life")
         lab.loop.until(lambda: all(r["live"] for r in clocks.robots().values()), 20.0, "the newer ones to join again")
         clocks.heard(*newer)

@@ -1,4 +1,4 @@
-"""A control loop of 1 kHz that has an actor in it must not notice what becomes of the learner."""
+"""A control loop of 1 kHz with an actor in it is not affected by any fault of the learner."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ QUEUE_ITEMS = 256
 GROWTH_KIB = 16 * 1024
 P999_MS = 1.0
 MISSED_SHARE = 0.005
-"""The most further steps that may be missed, as a share of all. On two cores, a learner that starts takes the I/O thread off its
-core while it holds the interpreter: 4 to 19 of 8,000 steps then begin 1 to 5 ms late; without an agent, 0 to 13 do."""
+"""The most additional steps that may be missed, as a share of all.
+
+On two cores, a learner that starts takes the I/O thread off its core while that thread holds the interpreter's lock: 4 to 19 of
+8,000 steps then begin 1 to 5 ms late; without an agent, 0 to 13 do.
+"""
 DISK_BYTES = 32 * 1024
-"""The largest file that a host with a full disk can write: its spool gets there soon."""
+"""The largest file that a host with a full disk can write. Its spool soon reaches that size."""
 FAKE = {"steps_per_update": 64, "rollout_length": 16}
 
 Start = Callable[..., tuple[Child, str]]
 
 
 class Neighbour:
-    """The learner, and what is done to it while the loop runs."""
+    """The learner, and the faults that are injected while the loop runs."""
 
     def __init__(self, case: str, start: Start) -> None:
         self._case, self._start = case, start
@@ -35,14 +38,14 @@ class Neighbour:
         self.restarts = 0
 
     def spoil(self) -> None:
-        """Takes it away."""
+        """Stop or kill the learner."""
         if self._case == "stopped":
             self._process.signal(signal.SIGSTOP)
         else:
             self._process.kill()
 
     def watch(self, host: Child) -> dict[str, Any]:
-        """Until the host's loop has ended; a flapping learner comes and goes meanwhile."""
+        """Wait until the host's loop has ended. A flapping learner starts and dies meanwhile."""
         if self._case != "flapping":
             said: dict[str, Any] = host.hear(5 * PATIENCE_S)
             return said
@@ -54,7 +57,7 @@ class Neighbour:
             self.spoil()
 
     def remedy(self) -> None:
-        """Brings it back."""
+        """Continue the learner, or start it again."""
         if self._case == "stopped":
             self._process.signal(signal.SIGCONT)
         else:
@@ -62,17 +65,17 @@ class Neighbour:
             self._process, _ = self._start(self.address, **FAKE)
 
     def digest(self, version: int) -> int:
-        """Of a version of its policy."""
+        """Return the digest of a version of the policy."""
         found: int = self._process.ask("digest", version)
         return found
 
     def end(self) -> None:
-        """It ends well."""
+        """End the learner, and check that it ends well."""
         self._process.end()
 
 
 def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) -> dict[str, Any]:
-    """One run of the control loop beside a learner that is spoiled; with an agent, until data flows again."""
+    """Run the control loop once beside a learner with faults. With an agent, wait until segments are accepted again."""
     neighbour = Neighbour(case, learner)
     options = agent_options(neighbour.address, queue_items=QUEUE_ITEMS, **({"spool": "spool"} if case == "disk full" else {}))
     host = spawn("host", {"agent": options if with_agent else None})
@@ -104,7 +107,7 @@ def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) 
 
 
 def test_the_io_thread_sleeps_while_nothing_can_be_sent(spawn: Spawn, learner: Start) -> None:
-    """It would otherwise take a core, and the interpreter's lock from the control loop."""
+    """A busy I/O thread would take a core, and the interpreter's lock from the control loop."""
     process, address = learner(**FAKE)
     host = spawn("host", {"agent": agent_options(address, queue_items=QUEUE_ITEMS)})
     host.hear()

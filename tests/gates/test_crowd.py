@@ -1,4 +1,4 @@
-"""Two hundred actors that act for five minutes on one learner: nothing is lost, nothing grows, and acks come soon."""
+"""Two hundred actors that act for five minutes on one learner: no segment is lost, no memory grows, and acks arrive soon."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_crowd_of_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
     pause, sizes_kib = threading.Event(), []
     rounds = 60 * minutes if tier.long else 2
     for _ in range(rounds):
-        pause.wait(1.0)  # the length of the run is what is wanted here
+        pause.wait(1.0)  # this pause sets the length of the run
         sizes_kib.append([resident_kib(c.pid) for c in (process, *crowds)])
     for crowd in crowds:
         crowd.tell("end")

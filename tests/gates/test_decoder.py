@@ -1,4 +1,4 @@
-"""A million messages, changed a little, through the decoder: nothing but our own error, every code of it, no growth."""
+"""A million slightly changed messages in the decoder: it raises only its own error, with every code, and does not grow."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ GROWTH_KIB = 50 * 1024
 
 
 def raisable() -> set[str]:
-    """Every code that the sources of the decoder name."""
+    """Return every code that the sources of the decoder name."""
     sources = Path(rl4sys_zmq.wire.__file__).parent.glob("*.py")
     names = {name for source in sources for name in re.findall(r"\bRefusalReason\.([A-Z_]+)", source.read_text())}
     return {RefusalReason[name].value for name in names}
 
 
 def passes_the_header(frames: list[bytes]) -> bool:
-    """Whether the prefix verifies and the header is a value of ours; what is wrong with it comes after."""
+    """Return True if the prefix is valid and the header can be read. An error, if any, is then in a later part."""
     try:
         Prefix.unpack(frames)
         unpack_header(memoryview(frames[0])[PREFIX_BYTES:])

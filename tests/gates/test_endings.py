@@ -1,4 +1,4 @@
-"""Signals under load, ends without a close, forks and threads: no hang, no abort, and the exit code that was meant."""
+"""Signals under load, ends without a close, forks and threads: no hang, no abort, and the intended exit code."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rl4sys_zmq.ops.status import request_status
 from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, check_law, join, play, until
 
 LEARNER_S = 1.5
-"""LearnerConfig's shutdown_timeout_s."""
+"""The default of `LearnerConfig.shutdown_timeout_s`."""
 
 ACTOR_S = 1.85
-"""What `rl4sys-actor` allows itself after a signal."""
+"""The time limit of `rl4sys-actor` after a signal."""
 
 GRACE_S = 0.5
 EXIT_S = 2.5
-"""An agent's close, and the interpreter."""
+"""The time limit for an agent's close and the interpreter's exit."""
 
 Start = Callable[..., tuple[Child, str]]
 
 
 @contextmanager
 def load(address: str, actors: int = 2) -> Iterator[None]:
-    """Agents in this process that submit as fast as they can."""
+    """Run agents in this process that submit as fast as they can."""
     agents = [join(address, queue_items=64) for _ in range(actors)]
     failed: list[BaseException] = []
 
@@ -59,16 +59,16 @@ def load(address: str, actors: int = 2) -> Iterator[None]:
 
 
 def serve(spawn: Spawn, **fake: Any) -> tuple[Child, str]:
-    """`rl4sys-learner serve`."""
+    """Start `rl4sys-learner serve`. Return the process and its address."""
     given = {"fake": {"steps_per_update": 16, "rollout_length": 16, **fake}, "command": "learner"}
     child = spawn("command", {**given, "arguments": ["serve", "--port", "0"]})
     return child, child.find(r"learner at (\S+) ")
 
 
 def terminate(child: Child, signals: int) -> float:
-    """Sends SIGTERM, once or until it ends; returns how many seconds that takes.
+    """Send SIGTERM, once or until the process ends, and return the seconds that this takes.
 
-    Two that come close together are one to the process, so further ones follow.
+    The process receives two signals that come close together as one, so further ones follow.
     """
     began = time.monotonic()
     child.signal(signal.SIGTERM)
@@ -81,13 +81,13 @@ def terminate(child: Child, signals: int) -> float:
 
 
 def lab(address: str) -> dict[str, Any]:
-    """What the learner says of the client, or of one that is not there yet."""
+    """Return the learner's status of the client, or a default if the client does not exist."""
     client: dict[str, Any] = request_status(address, PATIENCE_S)["clients"].get("lab", {"version": -1, "pending": 0})
     return client
 
 
 def observed(process: Child, segments: int) -> dict[str, int]:
-    """What the algorithm has seen, once that is so many segments."""
+    """Wait until the algorithm has observed this many segments. Return the counts."""
     until(lambda: process.ask("keys")["observed"] >= segments, "the last segment")
     found: dict[str, int] = process.ask("keys")
     return found
@@ -140,7 +140,7 @@ def test_a_second_sigterm_while_a_command_leaves(spawn: Spawn, learner: Start) -
 
 
 def handles_sigterm(child: Child) -> bool:
-    """Whether a process runs and has a handler for SIGTERM."""
+    """Return True if the process runs and has a handler for SIGTERM."""
     if child.process.poll() is not None:
         return False
     caught = Path(f"/proc/{child.pid}/status").read_text().partition("SigCgt:")[2].split()
@@ -206,14 +206,17 @@ def test_threads_submit_each_segment_once(tier: Tier, report: Any, spawn: Spawn,
 
 
 def test_a_fork_while_an_agent_runs(tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
-    """A child makes an agent of its own, or goes on with its parent's, which is another actor there; neither harms the parent."""
+    """A child creates its own agent, or continues with its parent's, which becomes another actor there.
+
+    Neither affects the parent.
+    """
     forks = tier.size(1, 50)
     process, address = learner(steps_per_update=4, rollout_length=1)
     guest = spawn("guest", {"agent": agent_options(address), "ending": "close"})
     parent = guest.hear()["actor_id"]
     slowest = 0.0
     for number in range(1, forks + 1):
-        guest.ask("play", 10)  # what is on its way at the fork is the parent's
+        guest.ask("play", 10)  # segments in flight at the fork belong to the parent
         own = guest.ask("fork_with_its_own", 5)
         assert own["code"] == 0, guest.errors
         assert own["said"]["actor_id"] not in (parent, "")

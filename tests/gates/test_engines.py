@@ -1,6 +1,6 @@
-"""The kill gate over workers in processes, here and on "another machine": they and their learner are killed, stopped and woken.
+"""The kill gate for workers in processes, here and on "another machine": they and their learner are killed or stopped.
 
-Nothing that was acknowledged is lost, and nothing is learned from twice.
+No acknowledged segment is lost, and none is trained on twice.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ CONFIG: dict[str, Any] = {"plugins": PLUGINS, "algorithms": ALGORITHMS}
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short path, for ipc."""
+    """A folder with a short path, for ipc."""
     with tempfile.TemporaryDirectory(prefix="rl4e-") as path:
         yield Path(path)
 
 
 class Workers:
-    """The worker process of one client, which is found by the learner's status."""
+    """The worker process of one client, found through the learner's status."""
 
     def __init__(self, lab: Lab, client: str) -> None:
         self._lab, self._client, self._pause = lab, client, threading.Event()
 
     def running(self, other_than: int = 0) -> int:
-        """The process that trains now, once that is another one."""
+        """Wait until a process other than `other_than` trains, and return its id."""
         found: dict[str, Any] = {}
 
         def ready() -> bool:
@@ -56,11 +56,11 @@ class Workers:
         return int(found["worker"]["pid"])
 
     def gone(self, pid: int) -> None:
-        """Waits for the end of a process."""
+        """Wait for the end of a process."""
         self._lab.loop.until(lambda: not is_there(pid), 30.0, f"the end of worker {pid}")
 
     def acks(self, least: int = LEAST) -> None:
-        """Waits for more acks."""
+        """Wait for more acks."""
         before = self._lab.acked()
         self._lab.loop.until(lambda: self._lab.acked() >= before + least, 60.0, "acks")
 
@@ -89,7 +89,7 @@ def test_workers_and_their_learner_are_killed(
             workers.acks(round(lab.loop.uniform(1, LEAST)))
             os.kill(pid, signal.SIGKILL)
             pid = workers.running(other_than=pid)
-            if number % 20 == 0:  # a grey failure: it wakes in the company of its successor, if it is not killed before
+            if number % 20 == 0:  # a grey failure: the old worker resumes beside its successor, unless it was killed before
                 workers.acks()
                 os.kill(pid, signal.SIGSTOP)
                 request_command(lab.address, OperatorCommand(RESTART, client), 60.0)

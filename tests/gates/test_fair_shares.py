@@ -1,4 +1,4 @@
-"""Who floods a learner without keys gets no more than a share of it: of its time, of its memory, and of what it can train on."""
+"""A peer that floods a learner without keys gets no more than a share of its time, its memory and its training data."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from .zmtp import dial, frame, greeting, hear_ready, ready
 pytestmark = pytest.mark.timeout(600)
 
 FLOODS = ("garbage", "heartbeat", "status", "fetch", "wants", "submit", "hello")
-"""What `processes/flood.py` can say; ``hello`` is last, since the actors that it makes up stay for a while."""
+"""The floods of `processes/flood.py`. ``hello`` is last, because the actors that it invents remain for a while."""
 
 SHARE_QUICK, SHARE_LONG = 0.25, 0.6
-"""What is left to the good client, of what it has beside a process that is as busy and says nothing. Before there were shares it
-was 0.02 to 0.23, and 0 with ``wants``."""
+"""The least rate of the good client, as a share of its rate beside a process that is as busy and sends nothing.
+
+Before there were shares it was 0.02 to 0.23, and 0 with ``wants``.
+"""
 
 SOCKETS = 20
 GROWTH_KIB = 64 * 1024
@@ -41,7 +43,7 @@ GROWTH_KIB = 64 * 1024
 
 
 def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learner: Any) -> None:
-    """A good client beside a process of 20 sockets that says nothing, then beside the same one when it floods."""
+    """A good client runs beside a process with 20 sockets that sends nothing, then beside the same process when it floods."""
     fake = {"steps_per_update": 2000, "rollout_length": 50}
     process, address = learner(forgetful=True, config={"pacing_lag": 8}, **fake)
     good = spawn("diligent", {"agent": agent_options(address, overflow="wait")})
@@ -81,10 +83,10 @@ def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learn
 
 
 def rate(flood: Child, good: Child, kind: str, window_s: float) -> float:
-    """The steps per second of the good client while the other process does something."""
+    """Return the steps per second of the good client while the other process floods in this way."""
     flood.ask("change", kind)
     pause = threading.Event()
-    pause.wait(0.5 if kind == "busy" else 1.0)  # what is left of the flood before is read then, and what this one had saved up
+    pause.wait(0.5 if kind == "busy" else 1.0)  # until the rest of the last flood is read, and the burst of this one is over
     steps, began = good.ask("steps"), time.monotonic()
     pause.wait(window_s)
     return float((good.ask("steps") - steps) / (time.monotonic() - began))
@@ -102,11 +104,11 @@ def test_a_thousand_records_slow_nothing(report: Any) -> None:
         good.join("good")
         few_s = good.time_submits()
         with contextlib.ExitStack() as stack:
-            for number in range(RECORDS):  # each of them live, but one connection speaks for one actor
+            for number in range(RECORDS):  # each of them is live, but one connection carries the messages of one actor
                 if number % 10 == 0:
                     crowd = stack.enter_context(Caller("inproc://fair"))
                 crowd.join(f"crowd-{number}")
-            good.join("good", previously_welcomed=True)  # it may have been silent for too long
+            good.join("good", previously_welcomed=True)  # the session may have expired in the silence
             many_s = good.time_submits()
             status = good.ask_status()
             began = time.monotonic()
@@ -122,7 +124,7 @@ def test_a_thousand_records_slow_nothing(report: Any) -> None:
 
 
 class Caller:
-    """A DEALER that waits for answers."""
+    """A DEALER that waits for replies."""
 
     def __init__(self, address: str) -> None:
         self._socket = Socket.dealer(address, send_hwm=10_000, recv_hwm=10_000)
@@ -138,7 +140,7 @@ class Caller:
         self._socket.close()
 
     def hear(self, *kinds: type[Message]) -> Any:
-        """The next message of these kinds."""
+        """Return the next message of these kinds."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             frames = self._socket.recv(256)
@@ -149,7 +151,7 @@ class Caller:
         raise AssertionError(f"no {kinds}")
 
     def join(self, actor_id: str, *, previously_welcomed: bool = False) -> None:
-        """HELLO and WELCOME."""
+        """Send a HELLO, and check that a WELCOME is the reply."""
         spaces: dict[str, Any] = {
             "observation_space": space_to_json(BoxSpace((4,))),
             "action_space": space_to_json(DiscreteSpace(2)),
@@ -163,7 +165,7 @@ class Caller:
         assert isinstance(answer, Welcome), answer
 
     def time_submits(self) -> float:
-        """The time until a segment is acknowledged, as it is when nobody else needs the processor, in seconds."""
+        """Return the seconds until a segment is acknowledged: the 10th percentile, which other load hardly affects."""
         took = []
         for _ in range(100):
             began = time.monotonic()
@@ -175,7 +177,7 @@ class Caller:
         return sorted(took)[len(took) // 10]
 
     def ask_status(self) -> dict[str, Any]:
-        """The learner's document."""
+        """Return the learner's status report."""
         self._socket.send(encode(StatusRequest()))
         document: dict[str, Any] = self.hear(StatusReply).report
         return document
@@ -189,7 +191,7 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
     pytest.importorskip("torch")
     process, address = learner(torch=True)
     with contextlib.closing(join(address, client_id="small", algorithm_name=name, algorithm_parameters={"hidden_sizes": [8]})):
-        pass  # torch is imported now, and counts no more
+        pass  # torch is imported now, and its memory is no longer counted
     before_kib, peak_kib = resident_kib(process.pid), [0]
     began = time.monotonic()
     with Caller(address) as caller, sampled(process, peak_kib):
@@ -210,7 +212,7 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
 
 @contextlib.contextmanager
 def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
-    """Notes the greatest memory of a process."""
+    """Record the peak memory of a process."""
     exceeds = threading.Event()
 
     def look() -> None:
@@ -234,7 +236,7 @@ SPARE = 96 << 20
 
 @pytest.mark.parametrize("attack", ["half-sent frames", "a message without end", "empty frames without end"])
 def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: Path, report: Any, spawn: Spawn) -> None:
-    """They go when memory runs out, and nobody else does."""
+    """When memory runs out, the learner closes the connections with unfinished messages, and no other connection."""
     learner = spawn("besieged", {"run_dir": str(tmp_path / "run"), "bind": "tcp://127.0.0.1:0", "spare_bytes": SPARE})
     said = learner.hear()
     peak_kib, before_kib = [0], resident_kib(learner.pid)
@@ -261,7 +263,7 @@ def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: P
 
 
 def half_sent(address: str) -> int:
-    """150 frames of 8 MiB, each of which lacks its end."""
+    """Send 150 frames of 8 MiB whose ends are missing."""
     sent = 0
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         connections = [stack.enter_context(dial(address)) for _ in range(150)]
@@ -272,7 +274,7 @@ def half_sent(address: str) -> int:
             connection.settimeout(PATIENCE_S)
             connection.sendall(frame(bytes(8 << 20), declared=(8 << 20) + 100))
             sent += 8 << 20
-        while True:  # until the learner hangs up
+        while True:  # until the learner closes a connection
             for connection in connections:
                 if not connection.recv(1 << 16):
                     return sent
@@ -280,12 +282,12 @@ def half_sent(address: str) -> int:
 
 
 def empty_frames(address: str) -> int:
-    """10 million frames of nothing in one message."""
+    """Send 10 million empty frames in one message."""
     sent, chunk = 0, frame(b"", 1) * 100_000
     with dial(address) as connection, contextlib.suppress(OSError):
         connection.sendall(greeting() + ready())
         assert hear_ready(connection)
-        connection.settimeout(5.0)  # a learner that has stopped reading may let a flood wait
+        connection.settimeout(5.0)  # a learner that has stopped reading may block a flood
         for _ in range(100):
             connection.sendall(chunk)
             sent += len(chunk)
@@ -318,7 +320,7 @@ def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_learner_that_cannot_shed_memory_ends_and_says_why(tmp_path: Path, report: Any, spawn: Spawn) -> None:
-    """Its supervisor starts it again; nothing that was acknowledged is lost."""
+    """Its supervisor starts it again. No acknowledged segment is lost."""
     options = {"run_dir": str(tmp_path / "run"), "spare_bytes": SPARE}
     learner = spawn("besieged", {**options, "bind": "tcp://127.0.0.1:0"})
     address = learner.hear()["address"]

@@ -1,4 +1,7 @@
-"""Everything at once: keys, a bad network, a learner that is killed every ten seconds, and CartPole is learned all the same."""
+"""All faults together: keys, a bad network, and a learner that is killed every ten seconds.
+
+CartPole is learned nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ pytest.importorskip("gymnasium")
 
 ACTORS = 2
 RATE = 1500.0
-"""Steps per second and actor: fast enough to learn in a minute, slow enough to be killed several times meanwhile."""
+"""Steps per second and actor: enough to learn in a minute, and slow enough for several kills meanwhile."""
 
 KILL_EVERY_S = 10.0
 BAD_NETWORK = NetworkFaults(latency_s=0.002, cut_probability=0.0005, reset=True, corrupt_probability=0.0005)
 
 
 def make_keys(folder: Path) -> Path:
-    """Keys for a learner and its actors."""
+    """Create keys for a learner and its actors."""
     keys = folder / "keys"
     learner = new_key_pair()
     write_server_keys(keys / "learner.secret", ServerKeys(learner))
@@ -46,7 +49,7 @@ def make_keys(folder: Path) -> Path:
 
 
 def free_ports(rng: random.Random) -> tuple[int, int]:
-    """Two ports that are free on both loopback addresses, and that no dialling socket is given meanwhile."""
+    """Return two ports that are free on both loopback addresses. Connecting sockets do not get ports of this range."""
     found: list[int] = []
     while len(found) < 2:
         port = rng.randint(12_000, 32_000)
@@ -62,7 +65,7 @@ def free_ports(rng: random.Random) -> tuple[int, int]:
 
 
 class Stack:
-    """A learner process, its actors, and perhaps a bad network between them."""
+    """A learner process, its actors, and optionally a bad network between them."""
 
     def __init__(self, spawn: Spawn, folder: Path, rng: random.Random, steps: int, *, bad: bool, stack: ExitStack) -> None:
         folder.mkdir()
@@ -116,17 +119,17 @@ class Stack:
             actor.hear()
 
     def start_learner(self) -> Child:
-        """Starts it, and waits until it serves."""
+        """Start the learner, and wait until it serves."""
         learner: Child = self.spawn("durable_learner", self.options)
         learner.hear()
         return learner
 
     def client(self) -> dict[str, Any]:
-        """The learner's status of the client."""
+        """Return the learner's status of the client."""
         return dict(self.learner.ask("status")["clients"]["cart"])
 
     def settled(self) -> dict[str, Any]:
-        """The same, once it is not going back any more."""
+        """Wait until the client has resumed, and return its status."""
 
         def look() -> dict[str, Any]:
             client = self.client()
@@ -135,14 +138,14 @@ class Stack:
         return until(look, "a learner that has caught up")
 
     def restart_learner(self) -> dict[str, Any]:
-        """kill -9, and up again; the client's status when it has caught up."""
+        """Kill the learner and start it again. Return the client's status after it has resumed."""
         self.learner.kill()
         self.learner = self.start_learner()
         return self.settled()
 
 
 def check_learner_law(client: dict[str, Any]) -> None:
-    """The learner's conservation law, with nothing lost."""
+    """Check the learner's conservation law, with nothing lost."""
     v = client["verdicts"]
     judged = v["trained"] + v["stale"] + v["quarantined"]
     assert client["accepted"] == judged + client["pending"] + client["rolled_back"], client
@@ -150,7 +153,10 @@ def check_learner_law(client: dict[str, Any]) -> None:
 
 
 def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> dict[str, Any]:
-    """Plays all steps; kills the learner now and then; the figures at the end, with everything delivered and trained on."""
+    """Play all steps while the learner is killed from time to time.
+
+    Return the figures after everything is delivered and trained on.
+    """
     kills, restart_s, next_kill = 0, [], time.monotonic() + (kill_every_s or 0.0)
     pending_at_restart: list[int] = []
 

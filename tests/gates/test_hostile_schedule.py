@@ -1,7 +1,7 @@
-"""Kills among attacks drawn at random: hostile names, poison, damaged files, deleted files and clocks that are set.
+"""Kills between random attacks: hostile names, poison, damaged files, deleted files and changed clocks.
 
-After each kill the learner starts again on what is left. The law of conservation holds at each sample; nothing that was
-acknowledged is gone without being counted and said; nothing is learned from twice.
+After each kill the learner starts again on the remaining files. The conservation law holds at each sample. No acknowledged
+segment is lost without being counted and reported, and none is trained on twice.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def folder() -> Iterator[Path]:
 
 
 class Siege:
-    """A learner with honest actors, and what is done to it.
+    """A learner with honest actors, and the attacks on it.
 
     Attributes:
         actors: all processes that were started, the honest ones first.
-        poisons: how many poisoned segments were acknowledged.
-        named: how many segments each client with a hostile name has had acknowledged.
-        done: how often each attack was made.
+        poisons: the number of poisoned segments that were acknowledged.
+        named: the number of acknowledged segments of each client with a hostile name.
+        done: the number of attacks of each kind.
     """
 
     def __init__(self, lab: Lab, seed: int) -> None:
@@ -71,7 +71,7 @@ class Siege:
             actor.start()
 
     def attack(self, kind: str) -> None:
-        """Makes an attack on the running learner."""
+        """Attack the running learner."""
         self.done[kind] += 1
         match kind:
             case "name":
@@ -89,7 +89,7 @@ class Siege:
                 self.lab.loop.until(ready, 20.0, "a journal made anew")
 
     def kill(self, kind: str) -> None:
-        """Kills the learner, harms its files if that is the attack, and starts it again."""
+        """Kill the learner, damage its files if that is the attack, and start it again."""
         self.lab.learner.kill()
         if kind == "damage":
             AT_REST[self._rng.choice(DAMAGED)](self.lab.run_dir, self._rng)
@@ -98,7 +98,7 @@ class Siege:
         self.lab.reconfigure(resume="auto")
 
     def _play(self, client_id: str, actor_id: str, column: str, value: float) -> None:
-        """An actor of this process sends one segment."""
+        """Send one segment from an actor of this process."""
         config = AgentConfig(
             client_id=client_id,
             actor_id=actor_id,
@@ -118,7 +118,7 @@ class Siege:
             agent.flush(JOIN_S)
 
     def _set_a_clock(self) -> None:
-        """The named actor ends, and another process of that name begins on a clock that was set."""
+        """End the named actor, and start another process of that name with a changed clock."""
         if self._clocky is not None:
             self.lab.stop(self._clocky)
         actor = self._clocky = self.lab.actor(f"clock{len(self.actors)}", "on", rate=50.0)
@@ -132,7 +132,7 @@ class Siege:
         )
 
     def finish(self) -> dict[str, Any]:
-        """Delivers and trains everything; the learner's last status."""
+        """Let the learner receive and train on everything. Return its last status."""
         return self.lab.finish(*(actor for actor in self.actors if actor.running), timeout_s=120.0)
 
 

@@ -1,7 +1,9 @@
-"""The journal's files are damaged, taken away or replaced, at rest or under a running learner: said, counted, or made good.
+"""The journal's files are damaged, deleted or replaced, at rest or under a running learner.
 
-Nothing that was acknowledged may vanish without a word: it is in the lineage that survives, or it is counted as rolled back
-after an operator has accepted that.
+The loss is reported, counted or repaired.
+
+No acknowledged segment may be lost without a report: it is in the lineage that survives, or it is counted as rolled back after
+an operator has accepted the loss.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ def folder() -> Iterator[Path]:
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    """The journal's files."""
+    """Return the contents of the journal's files."""
     return {path.name: path.read_bytes() for path in run_dir.glob("journal.*") if path.name != "journal.db.lock"}
 
 
 def refusal(run_dir: Path) -> str:
-    """What a learner's start is refused with; the files stay as they are, and a second start is refused as well."""
+    """Return the message of the refused start. The files stay unchanged, and a second start is refused as well."""
     before = contents(run_dir)
     for _ in range(2):
         with pytest.raises(JournalError, match="resume accept-loss") as caught:
@@ -72,7 +74,10 @@ def flip_the_log_s_header(run_dir: Path, rng: random.Random) -> None:
 
 
 def log_matters(run_dir: Path) -> bool:
-    """Whether something is in the write-ahead log alone. Now and then a kill comes just after it was folded into the file."""
+    """Return True if the write-ahead log holds rows that the file lacks.
+
+    Sometimes a kill comes just after these rows were moved into the file.
+    """
     totals = []
     with tempfile.TemporaryDirectory() as place:
         for names in (FILES[:1], FILES[:2]):
@@ -86,7 +91,7 @@ def log_matters(run_dir: Path) -> bool:
 
 
 def zero(run_dir: Path, rng: random.Random) -> None:
-    """Both files: the write-ahead log alone would bring back what is in it."""
+    """Overwrite both files with zeros: the write-ahead log alone would restore its contents."""
     for name in FILES[:2]:
         path = run_dir / name
         path.write_bytes(bytes(path.stat().st_size))
@@ -133,7 +138,7 @@ def test_a_journal_that_is_lost_is_refused_and_then_counted(
         more(lab, 50)
         status = lab.finish(*actors)
         lost = assert_exact(lab, status, actors, gap=False)
-        assert lost >= 300 or saved or harm == "header"  # most of that was in the file itself
+        assert lost >= 300 or saved or harm == "header"  # most of the segments were in the file itself
         assert status["journal"]["lost"] >= lost
         assert '"loss_accepted"' in (lab.run_dir / "log.jsonl").read_text()
         report(
@@ -146,9 +151,9 @@ def test_a_journal_that_is_lost_is_refused_and_then_counted(
 
 
 def test_checkpoints_without_journal_and_marks(folder: Path, seed: int, report: Report) -> None:
-    """How much is gone nobody can tell then; what the actors were told shows when they come back."""
+    """The learner cannot know the size of the loss then. The actors' acks show it when they return."""
     with Lab(folder, seed) as lab:
-        lab.reconfigure(seed=1)  # the client is made anew, and a fake algorithm's weights are made from its seed
+        lab.reconfigure(seed=1)  # the client is created again, and the seed determines the weights of a fake algorithm
         lab.serving()
         actors = two_actors(lab)
         more(lab, 200)
@@ -163,7 +168,7 @@ def test_checkpoints_without_journal_and_marks(folder: Path, seed: int, report: 
         more(lab, 50)
         lab.learner.kill()
         lab.reconfigure(resume="auto")
-        lab.serving()  # what was accepted once is not asked for again
+        lab.serving()  # segments that were accepted once are not requested again
         numbers = lab.finish(*actors)["clients"]["on"]
         assert numbers["accepted"] == numbers["verdicts"]["trained"] + numbers["rolled_back"]
         assert numbers["rolled_back"] == numbers["gap"] >= 200
@@ -171,7 +176,7 @@ def test_checkpoints_without_journal_and_marks(folder: Path, seed: int, report: 
 
 
 def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int, report: Report) -> None:
-    """With the file of marks of now it is behind that; with its own, behind the checkpoints."""
+    """An older journal with the newer marks file is behind the marks. With its own marks file, it is behind the checkpoints."""
     lost = {}
     for with_marks in (False, True):
         with Lab(folder / str(with_marks), seed) as lab:
@@ -223,7 +228,7 @@ def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None
 
 
 class HelloResult:
-    """A journal that was opened on a run directory, and all that it gives back."""
+    """The contents of a journal that is opened on a run directory."""
 
     def __init__(self, run_dir: Path, resume: str = "auto") -> None:
         news = threading.Event()
@@ -261,9 +266,9 @@ class HelloResult:
 
 
 def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Report) -> None:
-    """A start is refused in plain words, or knows every client and mark as before: then what is missing is counted.
+    """A start is refused with a clear message, or it restores every client and mark. Then the missing entries are counted.
 
-    For the law of conservation needs no more than the totals and the marks; and no entry may differ from what was written.
+    The conservation law needs only the totals and the marks. No entry may differ from the one that was written.
     """
     rng = random.Random(seed)
     with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
@@ -276,7 +281,7 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
     copy = folder / "copy"
     shutil.copytree(killed, copy)
     whole = HelloResult(copy)
-    folded = copy.rename(folder / "folded")  # opened and closed: all is in the file
+    folded = copy.rename(folder / "folded")  # the journal was opened and closed, so that everything is in the file
     outcomes: dict[str, int] = {}
     for number in range(tier.size(60, 2_000)):
         source = killed if number % 2 else folded
@@ -291,7 +296,7 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
 
 
 def after_a_flip(run_dir: Path, whole: HelloResult) -> str:
-    """What became of a damaged run directory, in a word or two."""
+    """Return a short description of the start on a damaged run directory."""
     resumed = "auto"
     try:
         found = HelloResult(run_dir)
@@ -317,7 +322,7 @@ def remove_the_file(lab: Lab) -> None:
 
 
 def remove_both_files(lab: Lab) -> None:
-    lab.learner.pause()  # or it would make the journal anew between the two, and lose the log of that one too
+    lab.learner.pause()  # else it would create the journal again between the two, and lose the log of that one too
     for name in FILES[:2]:
         (lab.run_dir / name).unlink()
     lab.learner.resume()
@@ -328,7 +333,7 @@ def remove_the_log(lab: Lab) -> None:
 
 
 def remove_the_directory(lab: Lab) -> None:
-    lab.run_dir.rename(lab.folder / "doomed")  # at once, or the learner would make it anew between two files
+    lab.run_dir.rename(lab.folder / "doomed")  # a single step, else the learner would create it again between two files
     shutil.rmtree(lab.folder / "doomed")
 
 
@@ -357,7 +362,10 @@ QUICK_UNDER_IT = {"both files", "directory", "replaced"}
 
 @pytest.mark.parametrize("harm", UNDER_IT)
 def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tier: Tier, report: Report, harm: str) -> None:
-    """It is noticed before anything more is acknowledged, and comes back whole: a kill afterwards loses nothing uncounted."""
+    """The learner notices the loss before it acknowledges anything more, and restores the journal.
+
+    A later kill loses nothing uncounted.
+    """
     if not tier.long and harm not in QUICK_UNDER_IT:
         pytest.skip("the long tier alone: RL4SYS_SOAK=1")
     with Lab(folder, seed) as lab:

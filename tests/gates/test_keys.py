@@ -1,4 +1,4 @@
-"""Keys, rights and quotas: who gets in, who is told what, what changes without a restart, and that nobody loses by it."""
+"""Keys, rights and quotas: access, the reasons of refusals, and changes without a restart. No user loses data."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.timeout(600 if SOAK else 120)
 
 REVOKED_S = 1.0
 HUNG_UP = ("connections.handshake_failed.no_detail",)
-"""An actor that is refused closes its sockets, in the middle of its next handshake if need be."""
+"""The counter for an actor that is refused. It closes its sockets, perhaps in the middle of its next handshake."""
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a clock that is not tested; the long tier has them as they are."""
+    """Shorten the timers that are not tested. The long tier keeps their values."""
     if not SOAK:
         monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)
         monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
@@ -58,14 +58,14 @@ def ring(siege: Siege) -> KeyRing:
 
 
 def reload(siege: Siege) -> None:
-    """Puts the list into force, and waits for it."""
+    """Write the list, and wait until the learner uses it."""
     loads = siege.status()["security"]["loads"]
     ring(siege).write()
     until(lambda: siege.status()["security"]["loads"] > loads, "the new list")
 
 
 def settled(agent: RL4SysAgent, refused: int = 0) -> dict[str, Any]:
-    """Everything that an actor has finished is on the learner, and its law holds."""
+    """Wait until the learner has all finished segments of the actor, and check its law. Return its statistics."""
     until(lambda: not agent.stats()["error"], "the end of a refusal")
     agent.flush(PATIENCE_S)
     stats = agent.stats()
@@ -74,7 +74,7 @@ def settled(agent: RL4SysAgent, refused: int = 0) -> dict[str, Any]:
     return stats
 
 
-# ---- who does not get in
+# ---- refused peers
 
 
 def refuses(code: str, match: str, siege: Siege, name: str, **options: Any) -> None:
@@ -100,7 +100,7 @@ def test_a_wrong_learner_key_is_named(siege: Siege) -> None:
     path = ring(siege).folder / "astray.keys"
     write_user_keys(path, "astray", UserKeys(ring(siege).pair("mallory"), new_key_pair().public))
     said = ""
-    for timeout_s in (0.3, 1.0, 10.0):  # it goes on trying to the end, and says then what it saw
+    for timeout_s in (0.3, 1.0, 10.0):  # the actor tries until the time is over, and then reports what it saw
         if "copy learner.public again" not in said:
             with pytest.raises(LearnerUnavailable) as caught:
                 siege.agent(keys=path, connect_timeout_s=timeout_s)
@@ -140,7 +140,7 @@ def test_status_is_for_admins(siege: Siege) -> None:
 
 
 def test_a_session_is_its_keys_alone(siege: Siege) -> None:
-    """Whoever takes over a routing id takes over no session: see case 8 for that; here, an actor that is not live."""
+    """A session is bound to its key. Case 8 of test_malicious.py tests a stolen routing id. Here the actor is not live."""
     first = siege.attacker("victim")
     first.join(actor_id="theirs")
     first.say(Bye())
@@ -170,7 +170,7 @@ def test_a_restarted_learner_knows_whose_an_actor_is(tmp_path: Path, stack: Exit
 
 
 def streams(siege: Siege, name: str, episodes: int, steps: int = 3, **options: Any) -> RL4SysAgent:
-    """An actor that says more at once than it may."""
+    """Return an actor that submits many segments at once."""
     agent = siege.agent(name, **options)
     for _ in range(episodes):
         play(agent, steps)
@@ -197,11 +197,14 @@ def test_actors_of_a_key_are_counted(siege: Siege) -> None:
     second = siege.agent("crowded", connect_timeout_s=PATIENCE_S)
     play(second, 3)
     settled(second)
-    siege.check({"refused.quota": AtLeast(1)}, besides=["refused.no_session"])  # actors that end may have words on their way
+    siege.check({"refused.quota": AtLeast(1)}, besides=["refused.no_session"])  # actors that end may have messages on their way
 
 
 def test_a_segment_that_is_too_long_for_a_key(siege: Siege) -> None:
-    """It is refused for as long as the quota stands; with a higher one it is taken, and nothing is lost."""
+    """The learner refuses the segment while the quota is in force.
+
+    With a higher quota it accepts the segment. Nothing is lost.
+    """
     agent = streams(siege, "lengthy", 1, steps=12)
     until(lambda: agent.stats()["counters"].get("refused_by_learner.quota"), "a refusal")
     assert agent.stats()["accepted"] == 0
@@ -212,7 +215,7 @@ def test_a_segment_that_is_too_long_for_a_key(siege: Siege) -> None:
 
 
 def test_fetches_are_counted(siege: Siege) -> None:
-    """Whoever asks again and again is refused, and an actor of the same key that needs one gets it a little later."""
+    """A peer that fetches again and again is refused. An actor of the same key that needs weights gets them a little later."""
     ring(siege).allow("fetcher", quota={"fetches_per_min": 60})
     reload(siege)
     agent = siege.agent("fetcher")
@@ -244,7 +247,7 @@ def test_a_key_is_added(siege: Siege) -> None:
 
 
 def test_a_key_is_added_for_an_actor_that_waits(siege: Siege, tmp_path: Path) -> None:
-    """One that starts from its cache, and is let in as soon as it is listed."""
+    """The actor starts from its cache. It is admitted as soon as its key is listed."""
     ring(siege).allow("patient")
     reload(siege)
     options = {"policy_cache": tmp_path / "policy"}
@@ -291,7 +294,7 @@ def test_a_key_is_revoked_while_its_actor_streams(siege: Siege) -> None:
     last = siege.status()["clients"]["lab"]["version"]
     play(leaver, 3)
     siege.good.served(3)
-    while (diff := subscriber.recv()) is not None:  # what was published before may still be on its way
+    while (diff := subscriber.recv()) is not None:  # diffs that were published before may still be on their way
         assert WeightsHeader.unpack(diff[1]).new_version <= last, "it still hears the diffs"
     assert siege.status()["clients"]["lab"]["actors"]["leaver"]["received"] == accepted
     ring(siege).allow("leaver")
@@ -301,7 +304,7 @@ def test_a_key_is_revoked_while_its_actor_streams(siege: Siege) -> None:
 
 
 def good_goes_on(siege: Siege) -> None:
-    """The good client had to say HELLO again, and has lost nothing by it."""
+    """Check that the good client, which had to send HELLO again, has lost nothing."""
     siege.good.served(2)
     siege.good.stop()
     stats = settled(siege.good.agent)
@@ -309,7 +312,7 @@ def good_goes_on(siege: Siege) -> None:
 
 
 def test_a_key_is_replaced_under_its_name(siege: Siege) -> None:
-    """The old one is out, though it is connected and the name is still listed."""
+    """The old key is refused, although it is connected and the name is still listed."""
     old = siege.attacker("victim")
     old.join(actor_id="theirs")
     ring(siege).new_pair("victim")
@@ -320,7 +323,7 @@ def test_a_key_is_replaced_under_its_name(siege: Siege) -> None:
 
 
 def test_a_role_is_taken_away(siege: Siege) -> None:
-    """``read_weights``: a new topic, and no weights; ``submit``: refused, kept by the actor, sent when it is given back."""
+    """Without ``submit``, the actor is refused and keeps its segments. It sends them when the role is given back."""
     ring(siege).allow("worker")
     reload(siege)
     agent = siege.agent("worker", actor_id="worker")
@@ -374,7 +377,7 @@ def test_a_mistake_in_the_list_changes_nothing(siege: Siege) -> None:
 
 
 def test_a_list_that_is_being_written_is_not_in_force(siege: Siege) -> None:
-    """An editor truncates the file first: nothing at all is a list too, and would send everybody away."""
+    """An editor truncates the file first. An empty list is valid, and would remove all users."""
     text = ring(siege).list_file.read_text() + "\n# changed\n"
     pause = threading.Event()
     with ring(siege).list_file.open("w") as file:
@@ -387,7 +390,7 @@ def test_a_list_that_is_being_written_is_not_in_force(siege: Siege) -> None:
 
 
 def expired(siege: Siege) -> Socket:
-    """The subscriber of a key that has expired while it was connected."""
+    """Return the subscriber of a key that has expired while it was connected."""
     ring(siege).allow("brief", expires="2999-01-01")
     reload(siege)
     attacker = siege.attacker("brief")
@@ -411,7 +414,7 @@ def test_a_key_expires_while_its_actor_streams(siege: Siege) -> None:
 
 
 def test_an_expired_key_hears_no_more_diffs(siege: Siege) -> None:
-    """The gateway looks at the clock each second."""
+    """The gateway checks the time every second."""
     subscriber = expired(siege)
 
     def deaf() -> bool:
@@ -424,7 +427,7 @@ def test_an_expired_key_hears_no_more_diffs(siege: Siege) -> None:
 
 
 def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who is in notices, and nobody who is not gets in."""
+    """Connected peers are not affected, and no new peer gets in."""
     asked, answer = threading.Event(), threading.Event()
     check = AccessListWatcher.check
 
@@ -433,7 +436,7 @@ def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pyt
         answer.wait(PATIENCE_S)
         return check(self, credentials)
 
-    # The domain has the bound method: it is the list that is slow.
+    # The domain has the bound method, so the check of the list is made slow.
     authenticator = siege.learner._authenticator
     assert authenticator is not None
     monkeypatch.setattr(authenticator._domain, "check", slow.__get__(authenticator.watcher))
@@ -450,7 +453,7 @@ def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pyt
 
 
 def test_a_dead_handler_lets_nobody_in(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is told; who is in stays in. It fails closed."""
+    """The failure is reported, and connected peers stay connected. Authentication fails closed."""
     with monkeypatch.context() as patch:
         patch.setattr(zap._ZapThread, "_serve", lambda self, router: 1 / 0)
         late = siege.attacker("mallory")
@@ -527,7 +530,10 @@ MISTAKES = {
 
 @pytest.mark.parametrize("how", MISTAKES)
 def test_a_key_file_that_is_wrong(tmp_path: Path, how: str) -> None:
-    """At the start of a learner and of an actor: one line with the file and the remedy, and nothing left running."""
+    """The start of a learner and of an actor fails with one line that names the file and the remedy.
+
+    Nothing is left running.
+    """
     keys = KeyRing(tmp_path / "keys")
     keys.allow("good")
     keys.write()
@@ -581,11 +587,11 @@ def test_ipc(tmp_path: Path, stack: ExitStack) -> None:
     ids=["cut", "left"],
 )
 def test_corrupted_bytes_are_rejected(tmp_path: Path, seed: int, spawn: Spawn, cut: bool) -> None:
-    """By CURVE, before anything of ours sees them; the connection is made anew, and nothing is lost.
+    """CURVE rejects them before the library receives them. The connection is made again, and nothing is lost.
 
-    In processes of their own: libzmq 4.3.5 aborted one (``!_io_error``) at its next heartbeat, if the connection was reset after
-    a message that could not be decrypted, on a socket that is watched. Its event takes EPROTO's place in errno, and the engine
-    is stopped rather than ended.
+    The test uses separate processes: libzmq 4.3.5 aborted one (``!_io_error``) at its next heartbeat, if the connection was
+    reset after a message that could not be decrypted, on a monitored socket. The monitor event replaces EPROTO in errno, and
+    the engine is stopped instead of ended.
     """
     keys = KeyRing(tmp_path / "keys")
     keys.allow("good")
@@ -602,7 +608,7 @@ def test_corrupted_bytes_are_rejected(tmp_path: Path, seed: int, spawn: Spawn, c
         proxy.faults = NetworkFaults()
         if cut:
             proxy.cut()
-            threading.Event().wait(2.5 if SOAK else 0.0)  # libzmq's heartbeats came each 2 s
+            threading.Event().wait(2.5 if SOAK else 0.0)  # libzmq's heartbeats came every 2 s
             for child in (learner, actor):
                 if child.process.poll() is not None:
                     child.end(-6, expect="")
@@ -627,7 +633,7 @@ def test_a_sidecar_has_the_keys(siege: Siege) -> None:
 
 
 def test_a_sidecar_without_the_right_keys_gets_nowhere(siege: Siege) -> None:
-    """Why is not known there, but at the learner."""
+    """The reason is known at the learner only."""
     for timeout_s in (0.5, 2.0, 20.0):
         if "denied.unlisted" not in siege.status()["security"]:
             with pytest.raises((HandshakeRefused, LearnerUnavailable)):

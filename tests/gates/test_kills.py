@@ -1,6 +1,6 @@
-"""The kill gates: whatever is killed, and whenever, nothing that was acknowledged is lost and nothing is learned from twice.
+"""The kill gates: no kill at any time loses an acknowledged segment, or causes one to be trained on twice.
 
-The quick tier asserts the outcome with a few kills; the long one has the numbers of the gate.
+The quick tier asserts the outcome with a few kills. The long tier has the numbers of the gate.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ pytestmark = pytest.mark.timeout(1_800)
 Report = Callable[..., None]
 
 LEAST = 200
-"""Acks between two kills."""
+"""The number of acks between two kills."""
 
 BATCH = {"steps_per_update": 96}
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short path, for ipc."""
+    """A folder with a short path, for ipc."""
     path = Path(tempfile.mkdtemp(prefix="rl4k-"))
     yield path
     shutil.rmtree(path)
 
 
 def three_actors(lab: Lab, client: str, address: str | None = None, rate: float = 120.0) -> list[Child]:
-    """Two that never wait for anything, and one that waits for credit."""
+    """Start two actors that never wait for credit, and one that does."""
     policies = ("drop_oldest", "drop_oldest", "wait")
     actors = [lab.actor(f"a{i}", client, rate=rate, address=address, overflow=o) for i, o in enumerate(policies)]
     for actor in actors:
@@ -49,7 +49,7 @@ def three_actors(lab: Lab, client: str, address: str | None = None, rate: float 
 
 
 def assert_gate(lab: Lab, client: str, status: dict[str, Any], actors: list[Child], report: Report, **figures: Any) -> None:
-    """0 acked lost, 0 learned twice, nothing unacked, nothing rolled back, every law held, every actor in its first life."""
+    """Check the gate: nothing lost, duplicate, unacked or rolled back, all laws held, and all actors in their first start."""
     outcome = lab.outcome()
     done = [lab.traces[actor.name].last("done") for actor in actors]
     report(
@@ -83,13 +83,13 @@ def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: R
             lab.serving()
             actors = three_actors(lab, client)
             lab.loop.run([lab.learner], kills=tier.size(2, 100), progress=lab.acked, least=LEAST)
-            lab.learner.pause()  # SIGSTOP is no death: nothing of what is queued for it may be taken twice
+            lab.learner.pause()  # the process survives SIGSTOP: no message that is queued for it may be processed twice
             lab.loop.wait(0.2)
             lab.learner.resume()
             assert_gate(lab, client, lab.finish(*actors), actors, report, scheme=scheme)
 
 
-# ---- at the worst moments
+# ---- at chosen points
 
 QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "replay:5"]
 ALL_POINTS = [
@@ -111,7 +111,7 @@ ALL_POINTS = [
 
 
 def dies_at(lab: Lab, point: str) -> None:
-    """Starts the learner, and has it kill itself at a point."""
+    """Start the learner, and wait until it has killed itself at a point."""
     lab.learner.start(RL4SYS_DIE_AT=point)
     lab.learner.expect(-9)
     lab.loop.until(lambda: not lab.learner.running, 40.0, f"the learner to die at {point}")
@@ -119,7 +119,7 @@ def dies_at(lab: Lab, point: str) -> None:
 
 
 def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, tier: Tier, report: Report) -> None:
-    """While it writes a checkpoint, while it commits, while it starts, while actors join."""
+    """The learner dies while it writes a checkpoint, commits or starts, or while actors join."""
     for client in ("on", "off") if tier.long else ("on",):
         dies_within_steps(folder / client, seed, tier, report, client)
 
@@ -135,7 +135,7 @@ def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, clien
         if tier.long:
             actors.append(lab.actor("late", client, rate=50.0))
             actors[-1].start()
-            dies_at(lab, "joined:4")  # three old ones, and the new one that it hears for the first time
+            dies_at(lab, "joined:4")  # three old actors, and the new one that joins for the first time
         lab.serving()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks after all that")
@@ -143,7 +143,7 @@ def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, clien
 
 
 def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report) -> None:
-    """A large backlog: nothing is in a checkpoint, everything comes from the journal, each time from the start."""
+    """A large backlog: no checkpoint has any of it, so each start replays all of it from the journal."""
     only_long(tier)
     backlog = tier.size(0, 6_000, least=400)
     with Lab(folder, seed, parameters={"steps_per_update": 50 * backlog}) as lab:
@@ -164,9 +164,9 @@ def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier
 
 
 def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report: Report) -> None:
-    """For longer than its actors wait: they give it up, dial again, and speak to it when it wakes with their old words queued.
+    """The actors' timeouts expire. They reconnect, and the learner resumes with their old messages in its queues.
 
-    libzmq must not abort a process that wakes: with ZMTP heartbeats it does, at a full queue (its issues 3937, 4767, 4841).
+    libzmq must not abort a process that resumes. With ZMTP heartbeats it does, at a full queue (its issues 3937, 4767, 4841).
     """
     only_long(tier)
     with Lab(folder, seed, parameters=BATCH) as lab:
@@ -205,7 +205,7 @@ NETWORKS: dict[str, Disturb] = {
 
 
 def heal(proxy: ChaosProxy) -> None:
-    """A good network from now on. What a slow line still holds would come at its old pace: that line ends."""
+    """Restore a good network. A slow connection would still deliver its queued bytes at the old rate, so it is cut."""
     slow, proxy.faults = proxy.faults.rate_bytes_s > 0, NetworkFaults()
     proxy.black_hole(False)
     if slow:
@@ -213,7 +213,7 @@ def heal(proxy: ChaosProxy) -> None:
 
 
 def seconds_to_rate(lab: Lab, rate: float, timeout_s: float) -> float:
-    """How long it takes until `rate` acks have come within a second."""
+    """Return the seconds until `rate` acks have arrived within one second."""
     began, marks = time.monotonic(), [(time.monotonic(), lab.acked())]
 
     def fast() -> bool:
@@ -253,7 +253,7 @@ def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tie
 
 
 def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int, tier: Tier, report: Report) -> None:
-    """What the spool has taken is delivered once, whoever dies."""
+    """A segment that the spool has recorded is delivered once, even if the learner and the actors are killed."""
     client = "on" if tier.long else "off"
     with Lab(folder, seed, scheme="tcp" if tier.long else "ipc", parameters=BATCH) as lab:
         lab.serving()
@@ -270,7 +270,7 @@ def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int, tier: Tier,
         status = lab.finish(*actors)
         outcome = lab.outcome()
         report(kills={name: child.kills for name, child in lab.loop.children.items()}, outcome=str(outcome))
-        outcome.check(delivered=False)  # what was never in the spool died with its process
+        outcome.check(delivered=False)  # segments that were never in the spool were lost with their process
         assert outcome.lost == outcome.duplicate == ()
         numbers = status["clients"][client]
         assert (numbers["rolled_back"], numbers["gap"], numbers["pending"]) == (0, 0, 0)

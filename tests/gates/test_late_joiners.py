@@ -1,4 +1,4 @@
-"""Two hundred actors that join at once while versions come without a pause: all end with the same bits."""
+"""Two hundred actors join at once while versions follow without a pause. All end with the same weights, to the bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIDDEN = 1500
 
 
 class Driver(threading.Thread):
-    """Makes versions until it is told to stop."""
+    """A thread that causes new versions until `stop`."""
 
     def __init__(self, address: str) -> None:
         super().__init__(name="driver")
@@ -27,20 +27,20 @@ class Driver(threading.Thread):
     def run(self) -> None:
         try:
             while not self._over.is_set():
-                held = self._agent.version  # before, as the next one may come during the step
+                held = self._agent.version  # read first, because the next version may come during the step
                 play(self._agent, 1)
                 self.version = self._agent.wait_version(held + 1, PATIENCE_S)
         except BaseException as exc:
             self.error = exc
 
     def reach(self, version: int) -> int:
-        """Waits until it has this version or a later one; returns that."""
+        """Wait for this version or a later one, and return it."""
         until(lambda: self.version >= version or self.error, f"version {version}", 2 * PATIENCE_S)
         assert self.error is None, (repr(self.error), self._agent.stats())
         return self.version
 
     def stop(self) -> int:
-        """Ends it; returns the last version."""
+        """Stop the thread. Return the last version."""
         self._over.set()
         self.join(2 * PATIENCE_S)
         self._agent.close()
@@ -54,7 +54,7 @@ def test_late_joiners_end_with_the_same_bits(
 ) -> None:
     joiners = tier.size(20, 200, least=20)
     processes = PROCESSES if tier.long else 2
-    # A driver that submits and 200 that only follow; their places cost nothing.
+    # One driver submits, and 200 agents only subscribe, which need no credit.
     process, address = learner(hidden=HIDDEN, steps_per_update=1, rollout_length=1)
     driver = Driver(address)
     options = {"agent": agent_options(address, explore=False, report_returns=False), "count": joiners // processes}

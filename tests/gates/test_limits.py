@@ -1,4 +1,4 @@
-"""Numbers have ranges, files have owners, and loopback is one rule: what is outside is refused by name, or said."""
+"""Ranges of numbers, owners of files, and one rule for loopback. An invalid value is refused by its name, or reported."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_parameter_that_is_not_finite_is_refused_by_name_on_both_sides(value: 
     with pytest.raises(ConfigError, match=r"clients\.luna\.algorithm_parameters\.gamma.* is not a finite number"):
         LearnerConfig.from_mapping({"clients": {"luna": {"algorithm_parameters": {"gamma": value}}}})
     with Learner(LearnerConfig(bind="inproc://limits", run_dir=None)) as learner:
-        for client in ("new", "known"):  # a client that is to be made, and one that is there
+        for client in ("new", "known"):  # a client that does not exist yet, and one that does
             if client == "known":
                 join(learner.address, client_id=client, algorithm_name="DQN").close()
             attacker = Attacker(learner.address, None)
@@ -101,7 +101,7 @@ def test_a_parameter_that_is_not_finite_is_refused_by_name_on_both_sides(value: 
 
 
 def modes(folder: Path) -> dict[str, int]:
-    """Everything below a folder that others may read, write or enter."""
+    """Return everything below a folder that others may read, write or enter."""
     return {
         str(path.relative_to(folder)): mode
         for path in (folder, *folder.rglob("*"))
@@ -122,7 +122,7 @@ def test_what_a_learner_and_an_actor_write_is_theirs_alone_whatever_the_umask(
                 play(agent, 8)
             agent.flush(timeout_s=60.0)
             child.ask("save")
-            assert modes(tmp_path / "deep") == {}  # with the -wal file beside the journal
+            assert modes(tmp_path / "deep") == {}  # including the -wal file beside the journal
             assert (run / "journal.db-wal").exists() and list(run.glob("tensorboard/*/events*"))
         assert modes(spool) == {} and modes(tmp_path / "cache") == {}
     finally:

@@ -1,7 +1,7 @@
-"""The gate of liveness: after each end of a learner the run goes on, soon after its first actor is back.
+"""The gate of liveness: after each kill of a learner the training continues, soon after its first actor has returned.
 
-A checkpoint's mark often lies inside a message that holds many short segments. Then a learner that starts again is given a part
-of that message, and must not take the rest for data that are still on their way: learner and actors would wait for each other.
+A checkpoint's mark often lies inside a message with many short segments. A learner that starts again then replays a part of
+that message. It must not treat the rest as data that are still to arrive: learner and actors would wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .test_kills import folder  # noqa: F401 - a fixture
 pytestmark = pytest.mark.timeout(3_600)
 
 GOES_ON_S = 5.0
-"""How soon after its first actor's return a client must have taken and judged new segments, in seconds."""
+"""The most seconds from the return of a client's first actor until the client has accepted and judged new segments."""
 
 BATCH_STEPS = 24
 SMALL: Mapping[str, Any] = {"hidden_sizes": [8], "rollout_length": 4}
@@ -35,14 +35,17 @@ CLIENTS: Mapping[str, Mapping[str, Any] | None] = {
     "dqn": {"algorithm": "DQN", "parameters": {**SMALL, "buffer_size": 2_000, "learning_starts": 50, "batch_size": 16}},
 }
 MAX_QUEUED = 2_000
-"""How many segments an actor may hold: three hundred kills leave a learner less time than six actors fill."""
+"""The number of segments that an actor may hold.
+
+During three hundred kills, six actors could produce more than a learner has time for.
+"""
 
 POINTS = ("checkpoint.untold", "checkpoint.renamed", "checkpoint.rename", "commit.done")
-"""Where a learner is killed on purpose: around a checkpoint, and after a commit. Else it is killed at random."""
+"""The points at which a learner is killed: around a checkpoint, and after a commit. Other kills are at random times."""
 
 
 def many_short_segments(lab: Lab, client: str) -> list[Child]:
-    """Two actors of a client: one that waits for credit, and one that never does and whose backlog joins its segments."""
+    """Return two actors of a client. One waits for credit. The other never does, and its backlog is sent in large messages."""
     return [
         lab.actor(
             f"{client}-{policy}",
@@ -102,7 +105,7 @@ def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, repo
 
 
 def seconds_until_it_went_on(lab: Lab) -> list[float]:
-    """For each life and client, the time from its first actor's return until it had taken and judged new segments."""
+    """Return, for each start and client, the time from the first actor's return until new segments were accepted and judged."""
     waits, returned = [], {}
     for event in read_trace(lab.folder / "learner.jsonl"):
         if event.kind == "returned":

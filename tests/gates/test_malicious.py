@@ -1,28 +1,28 @@
-"""Forty ways to be malicious: each earns its typed refusal, is counted, and disturbs nobody.
+"""Forty attacks: each gets its typed refusal, is counted, and disturbs no other peer.
 
-A real learner, over tcp, a good client that trains beside the attacker without a break; with keys, unless the case is about
-the protocol alone. After each case nothing has moved but the counters that the table names (``>=`` where it depends on how
-often libzmq redials), the good client has got new versions meanwhile, and all of its segments are trained on. A code stands
-for ``Refused.code`` as the attacker hears it, and for the counter ``refused.CODE``.
+Each case has a real learner, over tcp, and a good client that trains beside the attacker without a break. It has keys, unless
+the case is about the protocol alone. After each case, only the counters that the table names have changed (``>=`` where the
+number depends on how often libzmq reconnects), the good client has received new versions meanwhile, and all of its segments are
+trained on. A code stands for the ``Refused.code`` that the attacker receives, and for the counter ``refused.CODE``.
 
 ====  ==============================================  =======================================  ==================================
-case  what is done                                    what the attacker gets                   what is counted besides
+case  attack                                          what the attacker gets                   other counters
 ====  ==============================================  =======================================  ==================================
-1     no keys, at a port that asks for them           handshake_failed.protocol 0x11000002     connections.handshake_failed.*
+1     no keys, at a port that requires them           handshake_failed.protocol 0x11000002     connections.handshake_failed.*
 2     another learner's public key                    handshake_failed.no_detail 32            connections.handshake_failed.* >=
 3     a key that is not listed                        handshake_failed.auth 400                security.denied.unlisted
 4     a key that has expired                          handshake_failed.auth 400                security.denied.expired
 5     a key without the role submit: HELLO, SUBMIT    forbidden, twice
-6     a key without read_weights: HELLO, FETCH, SUB   forbidden, twice; hears no weights       subscriptions_refused
+6     a key without read_weights: HELLO, FETCH, SUB   forbidden, twice; receives no weights    subscriptions_refused
 7     the client of another key                       identity
-8     the routing id of another connection            nothing; if that is gone: identity or no_session
+8     the routing id of another connection            nothing; after its end: identity or no_session
 9     SUBMIT, HEARTBEAT, FETCH, BYE before HELLO      no_session
 10    an older incarnation                            fenced
 11    two live incarnations of one actor              conflict (two actors of one key: welcome)
-12    a sequence number left out                      gap, with the one that is expected
+12    a missing sequence number                       gap, with the expected number
 13    a segment again                                 an ack                                   verdict duplicate
 14    another segment under an old number             equivocation
-15    2^64-1, 2^63, a leap of 2^40, -1                range; -1: malformed
+15    2^64-1, 2^63, a jump of 2^40, -1                range; -1: malformed
 16    wrong magic                                     magic
 17    another major version                           version
 18    a flag that must be understood                  feature
@@ -37,21 +37,21 @@ case  what is done                                    what the attacker gets    
 27    shapes: negative, bool, float, 9-d, overflow    shape
 28    other spaces than the client's                  mismatch (HELLO)                         items_refused.spec
 29    NaN, infinity, an action outside the space      an ack                                   verdict quarantined
-30    no steps, too many steps, a lie about them      an ack, shape; no segment: malformed     items_refused.range
+30    no steps, too many steps, a wrong count         an ack, shape; no segment: malformed     items_refused.range
 31    versions and generations from the future        an ack                                   verdict quarantined
 32    timestamps                                      no message has one; malformed
-33    zstd: bombs and lies, to an actor               the old policy acts on                   weights_refused.payload
-34    floods, of messages, bytes, segments, wishes    quota
-35    FETCH without end, lies about what is held      quota; nobody reads: dropped             replies_dropped.full >=
-36    200 000 subscriptions; data on the XPUB         cut off                                  subscriptions_refused >=
-37    words of a learner, or of a learner thread      direction
+33    zstd: bombs and wrong sizes, to an actor        the actor keeps the old policy           weights_refused.payload
+34    floods: messages, bytes, segments, credit       quota
+35    FETCH without end, false held versions          quota; replies not read: dropped         replies_dropped.full >=
+36    200 000 subscriptions; data on the XPUB         the connection ends                      subscriptions_refused >=
+37    messages of a learner or of a learner thread    direction
 38    names: ../, control characters, 300, 64 KiB     config; 64 KiB: malformed                no file outside dead/
 39    half-open, silent, a byte now and then          the connection ends                      connections.handshake_failed.* >=
-40    an evil learner, to an actor                    the old policy acts on                   ignored.*, weights_refused.*, ...
+40    an evil learner, to an actor                    the actor keeps the old policy           ignored.*, weights_refused.*, ...
 ====  ==============================================  =======================================  ==================================
 
-The study's codes are older than the design; where they differ, the design holds: E_REHELLO is ``no_session``, E_VALUE and
-E_POLICY are the verdict ``quarantined``, an incarnation of 0 is like any other.
+The study's codes are older than the design. Where they differ, the design holds: E_REHELLO is ``no_session``, E_VALUE and
+E_POLICY are the verdict ``quarantined``, and an incarnation of 0 is valid.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """Of the test."""
+        """The id of the test."""
         return f"case-{self.number:02}-{self.name}"
 
 
@@ -119,7 +119,7 @@ CASES: list[Case] = []
 def case(
     number: int, name: str, expected: Expected, *, keys: bool = True, disk: bool = False, besides: tuple[str, ...] = ()
 ) -> Callable[[Attack], Attack]:
-    """Enters a case into the table; what is `besides` the expected counts it looks at itself."""
+    """Return a decorator that adds an attack to the table. The attack itself checks the counters of `besides`."""
 
     def enter(attack: Attack) -> Attack:
         CASES.append(Case(number, name, attack, expected, keys, disk, besides))
@@ -130,17 +130,17 @@ def case(
 
 @pytest.fixture
 def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Case], Siege]]:
-    """Makes the siege of a case."""
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)  # which is how often it looks at its connections
+    """Return a function that creates the siege of a case."""
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)  # the interval at which the gateway checks its connections
     monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.05)
-    if not SOAK:  # case 39 waits for these; the long tier has them as they are
+    if not SOAK:  # case 39 waits for these; the long tier keeps their values
         monkeypatch.setitem(options._COMMON, zmq.HANDSHAKE_IVL, 1_000)
         monkeypatch.setattr("rl4sys_zmq.learner.client_registry.SILENCE_S", 1.5)
     with ExitStack() as stack:
         yield lambda case: Siege(tmp_path, stack, keys=case.keys, run_dir=tmp_path / "run" if case.disk else None)
 
 
-# ---- the door
+# ---- connections
 
 
 @case(1, "no-keys-to-a-port-that-asks-for-them", {"connections.handshake_failed.protocol": 1})
@@ -222,7 +222,7 @@ def _(siege: Siege) -> None:
     victim.close()
 
     def heir() -> str:
-        """Takes the name once it is free, which libzmq says to nobody."""
+        """Try to take the routing id. libzmq does not report when it is free."""
         attacker = siege.attacker("mallory", identity=b"me")
         attacker.say(m.Heartbeat(0))
         while (message := attacker.listen(0.2)) is not None:
@@ -312,7 +312,7 @@ def _(siege: Siege) -> None:
 
 
 def patched(at: int, value: bytes) -> list[bytes]:
-    """A heartbeat with other bytes in its prefix."""
+    """Return a heartbeat with other bytes in its prefix."""
     good = bytes(encode(m.Heartbeat(0))[0])
     return [good[:at] + value + good[at + len(value) :]]
 
@@ -342,7 +342,7 @@ def _(siege: Siege) -> None:
 @case(19, "no-frames", {"refused.magic": 1, "refused.frames": 3})
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
-    assert attacker.refused([b""]) == "magic"  # less than one frame does not exist
+    assert attacker.refused([b""]) == "magic"  # a message has at least one frame
     attacker.join()
     assert attacker.refused([submit(0)[0]]) == "frames"
     assert attacker.refused([*encode(m.Heartbeat(0)), b""]) == "frames"
@@ -368,7 +368,7 @@ def _(siege: Siege) -> None:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Reads until the other side hangs up."""
+    """Read until the peer closes the connection."""
     with contextlib.suppress(ConnectionError):
         while connection.recv(1 << 16):
             pass
@@ -450,12 +450,12 @@ BAD_DTYPES: list[Any] = [
 
 
 def array(dtype: Any = "<f4", shape: Any = (2,), data: bytes = bytes(8), **more: Any) -> dict[Any, Any]:
-    """An array as msgpack-numpy writes it, with lies in it."""
+    """Return an array as msgpack-numpy writes it, with false values."""
     return {b"nd": True, b"type": dtype, b"kind": b"", b"shape": list(shape), b"data": data, **more}
 
 
 def hello_with(value: Any) -> list[bytes]:
-    """A HELLO with a value among its parameters."""
+    """Return a HELLO with a value among its parameters."""
     fields = {f.name: getattr(hello(), f.name) for f in dataclasses.fields(m.Hello)}
     return craft(1, {**fields, "algorithm_parameters": {"x": value}})
 
@@ -464,7 +464,7 @@ BAD_COLUMN_DTYPES = [str(d) for d in BAD_DTYPES if d and " " not in str(d)]
 
 
 def layout_with(dtype: str = "<f4", row: str = "4") -> str:
-    """A layout with lies about the observations in it."""
+    """Return a layout with false values for the observations."""
     return f"o{dtype}:{row} a<i8 r<f4 l<f4 v<u8"
 
 
@@ -517,7 +517,7 @@ def _(siege: Siege) -> None:
 
 
 def judged(siege: Siege, *segments: Any, refused: int = 0, quarantined: int = 0) -> None:
-    """An attacker sends these, all of which are acknowledged, with these verdicts."""
+    """Send segments from an attacker, and check that all are acknowledged with these verdicts."""
     attacker = siege.attacker()
     attacker.join()
     attacker.send(submit(0, *segments))
@@ -575,8 +575,8 @@ def _(siege: Siege) -> None:
     nothing = np.frombuffer(good.heads, HEAD).copy()
     nothing["steps"] = 0
     attacker.send(encode(replace(good, heads=m.AnyBytes(nothing.tobytes()), body=(b"",), digests=())))
-    attacker.send(submit_with(1, flags=11))  # two ends
-    attacker.send(submit(2, segment(episode_length=2)))  # an episode that is shorter than its end
+    attacker.send(submit_with(1, flags=11))  # terminated and truncated
+    attacker.send(submit(2, segment(episode_length=2)))  # an episode with a smaller length than its segment
     attacker.send(submit(3, segment((1 << 20) + 1)))
     ack = attacker.acked(lambda a: a.verdicts["refused"] == 4)
     assert ack.received == 4 and ack.verdicts["trained"] == 0
@@ -596,7 +596,7 @@ def _(siege: Siege) -> None:
 
 @case(32, "timestamps", {"refused.malformed": 2, "refused.range": 1, "refused.fenced": 1})
 def _(siege: Siege) -> None:
-    """There is nothing to forge: all times are the learner's own. An actor's incarnation is a number, whatever it was made of."""
+    """No timestamp can be forged: all times are the learner's own. An actor's incarnation is a number, whatever its source."""
     kinds = (m.Hello, m.Submit, m.Heartbeat, m.FetchWeights, m.StatusRequest, m.Bye)
     said = {f.name for kind in kinds for f in dataclasses.fields(kind)}
     assert not {name for name in said if name.endswith(("_s", "_ns", "_ms", "_unix", "_at")) or "time" in name}
@@ -606,7 +606,7 @@ def _(siege: Siege) -> None:
     for number, when in enumerate((1, time.time_ns() - 10 * 365 * 86_400 * 10**9, time.time_ns() + 10**18, 1 << 62)):
         attacker.join(actor_id=f"clock-{number}", incarnation=when)
     assert siege.status()["clients"]["lab"]["actors"]["clock-3"]["live"]
-    # The last number would lock a name for good; of any other the true actor hears, and takes a higher one.
+    # The last number would lock a name permanently. After any other, the true actor learns the number and takes a higher one.
     assert attacker.refused(hello(actor_id="clock-4", incarnation=(1 << 63) - 1)) == "range"
     attacker.send(encode(hello(actor_id="clock-3", incarnation=time.time_ns())))
     assert attacker.hear(m.Refused).incarnation == 1 << 62
@@ -630,7 +630,7 @@ def _(siege: Siege) -> None:
     assert lengthy.refused(submit(0, segment(11))) == "quota"
     greedy.join()
     assert greedy.refused(join_submit(0, (1 << 63) - 1, [pack_segment(segment(1))] * 8193)) == "quota"
-    greedy.say(m.Heartbeat((1 << 63) - 1))  # all the credit that there is, and then silence
+    greedy.say(m.Heartbeat((1 << 63) - 1))  # a request for all credit, and then silence
     siege.good.served(2)
 
 
@@ -762,7 +762,7 @@ def _(siege: Siege) -> None:
 
 
 class Host:
-    """A host with an agent on an evil learner, which must notice nothing."""
+    """A host with an agent on an evil learner. The host must not be affected."""
 
     def __init__(self, siege: Siege) -> None:
         self.learner = evil.Evil()
@@ -778,7 +778,7 @@ class Host:
         return {key: int(value) for key, value in counters.items() if key.startswith(told) and key != "weights_applied"}
 
     def suffers(self, *messages: Any, policy: bool = False, **expected: int) -> None:
-        """It is told things, which are counted, and change nothing."""
+        """Send messages to the agent, and check that they are counted and change nothing."""
         if policy:
             self.learner.publish(*messages)
         else:
@@ -794,12 +794,12 @@ class Host:
         self.act()
 
     def act(self) -> None:
-        """The host goes on, by the policy that it had."""
+        """Continue to act. The policy must be the old one."""
         play(self.agent, 3)
         assert (self.agent.version, self.agent.digest) == (self.version, self.digest)
 
     def recovers(self, version: int) -> None:
-        """A sound update is taken up, as if nothing had been."""
+        """Check that the agent still accepts a valid update."""
         self.learner.weights = evil.sound(version)
         self.learner.publish([b"W" + evil.TOPIC, *evil.sound(version)])
         until(lambda: self.agent.version == version, "a sound update")
@@ -812,7 +812,7 @@ ZEROS = evil.expands(evil.SPEC.size, declared=evil.SPEC.size)
 
 
 def bombs() -> dict[str, bytes]:
-    """What is not a plane of the policy."""
+    """Return frames that are not a plane of the policy."""
     size = evil.SPEC.size
     return {
         "a bomb": evil.expands(256 << 20, declared=256 << 20),
@@ -829,7 +829,7 @@ def bombs() -> dict[str, bytes]:
 
 
 def squeezed(*planes: bytes, version: int = 1, base: int | None = None) -> list[Any]:
-    """An update for the PUB, of these planes."""
+    """Return an update for the PUB with these planes."""
     codec = PayloadEncoding.SNAPSHOT_PLANES if base is None else PayloadEncoding.PLANES
     fields = {} if base is None else {"base_version": base}
     payload = (b"" if base is None else evil.ALL_BLOCKS) + evil.planes(*planes)
@@ -838,14 +838,14 @@ def squeezed(*planes: bytes, version: int = 1, base: int | None = None) -> list[
 
 @case(33, "zstd", {"refused.direction": 1})
 def _(siege: Siege) -> None:
-    """A learner expands nothing: who sends it weights gets ``direction``. So the bombs go to an actor."""
+    """A learner decompresses nothing: a peer that sends it weights gets ``direction``. So the bombs go to an actor."""
     assert siege.attacker().refused(m.WeightsReply(tuple(squeezed(*[ZEROS] * 4)[1:]))) == "direction"
     host = Host(siege)
     for name, bomb in bombs().items():
         for base in (None, 0):
             print(name)
             host.suffers(squeezed(ZEROS, ZEROS, ZEROS, bomb, base=base), policy=True, weights_refused__payload=1)
-    # A window of 2 GiB asks for nothing when a frame is expanded in one go; what comes of it counts like any other.
+    # A window of 2 GiB needs no memory when a frame is decompressed in one go. Its result is checked like any other.
     wide = evil.expands(evil.SPEC.size, declared=evil.SPEC.size, window_log=31)
     host.suffers(squeezed(ZEROS, ZEROS, ZEROS, wide), policy=True, weights_refused__digest=1)
     host.recovers(1)
@@ -864,7 +864,7 @@ def _(siege: Siege) -> None:
 
 
 def terms(siege: Siege) -> None:
-    """Rules that nobody can follow: a host that joins acts all the same."""
+    """Check that a host joins and acts even if the session parameters are impossible to follow."""
     top = (1 << 63) - 1
     for rules in (
         {"max_segment_steps": 0, "rollout_length": 0},
@@ -886,7 +886,7 @@ def terms(siege: Siege) -> None:
 
 
 def marks(host: Host) -> None:
-    """Acks and refusals that cannot be."""
+    """Send impossible acks and refusals."""
     learner = host.learner
     host.suffers(learner.ack(received=9, durable=9), ignored__ack=1)
     host.suffers(learner.ack(durable=1), ignored__ack=1)
@@ -909,7 +909,7 @@ def marks(host: Host) -> None:
 
 
 def weights(host: Host) -> None:
-    """Updates that must not be taken up, from both sockets."""
+    """Send invalid updates on both sockets."""
     size, flat = evil.SPEC.size, evil.state(1).flat
     nan = np.where(np.arange(size) == 7, np.float32(np.nan), flat).astype(np.float32)
     huge = bytes(4 * 5_000_000)
@@ -938,7 +938,7 @@ def weights(host: Host) -> None:
 
 
 def words(host: Host) -> None:
-    """Messages that are none, or are not for an actor."""
+    """Send malformed messages, and messages that are not for an actor."""
     host.suffers([b""], refused__magic=1)
     host.suffers([b"x"] * 300, refused__frames=1)
     host.suffers(craft(18, b"\xc1"), refused__malformed=1)
@@ -952,7 +952,7 @@ def words(host: Host) -> None:
 
 
 def welcomes(host: Host) -> None:
-    """Welcomes that cannot be used: the error shows in `stats`, and nothing else."""
+    """Send unusable WELCOMEs. The error appears in `stats`, and has no other effect."""
     learner = host.learner
     spec = spec_to_document(evil.SPEC)
     other = {"generation": evil.GENERATION + 1}
@@ -986,11 +986,11 @@ def welcomes(host: Host) -> None:
     host.learner.welcome = {}
 
 
-# ---- what `test_fair_shares.py` does with a limit on memory
+# ---- for `test_fair_shares.py`, with a limit on memory
 
 
 def endless(address: str) -> int:
-    """Sends frames of one message until nobody takes them; returns how many bytes."""
+    """Send frames of one message until the connection ends. Return the number of bytes."""
     sent, chunk = 0, frame(bytes(60_000), MORE) * 16
     with dial(address) as connection, contextlib.suppress(OSError):
         connection.sendall(greeting() + ready())

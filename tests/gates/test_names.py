@@ -1,4 +1,4 @@
-"""Names from outside never meet a file of ours: a run directory starts again whatever its clients are called."""
+"""Names from outside never collide with the library's files: a run directory starts again with any client names."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def run_dir() -> Iterator[Path]:
 
 
 class Lives:
-    """One learner after another on a run directory."""
+    """A sequence of learners on one run directory."""
 
     def __init__(self, spawn: Spawn, run_dir: Path) -> None:
         self._spawn, self._run_dir = spawn, run_dir
         self.accepted: dict[str, int] = {}
 
     def start(self) -> Child:
-        """The next life; everything that was acknowledged is there."""
+        """Start the next learner, and check that all acknowledged segments are there."""
         bind = f"ipc://{self._run_dir.parent}/l"
         self.child = self._spawn("named", {"bind": bind, "run_dir": str(self._run_dir)})
         self.address = self.child.hear()["address"]
@@ -60,7 +60,7 @@ class Lives:
         return self.child
 
     def play(self, name: str, episodes: int = 2) -> None:
-        """An actor of this name plays for the client of this name, until everything is acknowledged."""
+        """Play as an actor of this name for the client of this name, until everything is acknowledged."""
         with join(self.address, client_id=name, actor_id=name) as agent:
             agent.wait_version(0, timeout_s=60.0)
             for _ in range(episodes):

@@ -1,4 +1,4 @@
-"""What an operator was told is done survives kill -9 right after the answer, and the books are exact then."""
+"""An operator's command that was confirmed survives kill -9 right after the reply, and the counters are then exact."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from rl4sys_zmq.wire.messages import OperatorCommand
 from .conftest import PATIENCE_S, Child, Tier, join, play, until
 
 SEGMENTS = 11
-"""Of two steps each; four make an update, so three are pending, and none is in a checkpoint for the first hour."""
+"""The number of segments, of two steps each.
+
+Four make an update, so three are pending. No checkpoint is written in the first hour.
+"""
 
 
 def law(client: dict[str, Any]) -> bool:
-    """The client runs, has been fed, and its account is right."""
+    """Return True if the client runs and has resumed. Check its conservation law."""
     if client["state"] != "running" or client["resuming"]:
         return False
     v = client["verdicts"]
@@ -33,7 +36,7 @@ def law(client: dict[str, Any]) -> bool:
 
 
 def clients(process: Child) -> dict[str, Any]:
-    """The clients of a learner, when all of them are at rest."""
+    """Return the clients of a learner when all of them have resumed."""
     found = until(lambda: ready(process.ask("status")["clients"]), "the clients to be fed")
     assert found is not None
     return found
@@ -85,7 +88,7 @@ def test_a_command_outlasts_kill_9(
 def test_kill_9_in_the_middle_of_a_command(
     tier: Tier, seed: int, tmp_path: Path, report: Any, learner: Callable[..., tuple[Child, str]]
 ) -> None:
-    """Nobody hears whether it was done: then it was, or was not, or in part; the books are exact in each case."""
+    """The command may be done, not done or done in part, and no reply reports it. The counters are exact in each case."""
     rng = random.Random(seed)
     rounds, was_done = tier.size(2, 60), 0
     for number in range(rounds):
@@ -97,7 +100,7 @@ def test_kill_9_in_the_middle_of_a_command(
         clients(process)
         with Socket.dealer(address) as dealer:
             dealer.send(encode(OperatorCommand(command, "lab", "a1" if command == "drop-actor" else "")))
-            threading.Event().wait(rng.expovariate(100.0))  # the moment of the kill is what is drawn here
+            threading.Event().wait(rng.expovariate(100.0))  # the time of the kill is random
             process.kill()
         process, address = learner(steps_per_update=8, rollout_length=16, config=config)
         lab = clients(process).get("lab")
@@ -112,12 +115,12 @@ def test_kill_9_in_the_middle_of_a_command(
 
 
 def all_of(keys: dict[str, int], segments: int) -> dict[str, int] | None:
-    """What the algorithm has observed, when it is that many segments or more."""
+    """Return the counts of the algorithm when it has observed this many segments."""
     return keys if keys["observed"] >= segments else None
 
 
 def send(agent: RL4SysAgent) -> None:
-    """Eleven segments that are acknowledged."""
+    """Send eleven segments, and wait until they are acknowledged."""
     for _ in range(SEGMENTS):
         play(agent, 2)
     agent.flush(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A learner that lies about tensors of other dtypes, or about a blob: the actor refuses, and acts by what it had."""
+"""A learner that sends false tensors of other dtypes, or a false blob. The actor refuses them and keeps its policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRITING = EncodingOptions(sizes=SPEC.sizes, others=SPEC.others)
 
 
 class First:
-    """A policy that chooses the first action, and looks at its tensors."""
+    """A policy that chooses the first action, and keeps its tensors."""
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         self.snapshot, self.generation, self.version = snapshot, snapshot.generation, snapshot.version
@@ -63,7 +63,7 @@ def sound(version: int, base: int | None = None) -> tuple[bytes, bytes]:
 
 
 def lie(update: tuple[bytes, bytes], payload: bytes | None = None, **changes: Any) -> tuple[bytes, bytes]:
-    """An update with another payload or header, sealed as if it were right."""
+    """Return an update with another payload or header, sealed as if it were correct."""
     payload = update[1] if payload is None else payload
     fields = {"payload_bytes": len(payload), "payload_hash": xxhash.xxh3_64_intdigest(payload), **changes}
     return replace(WeightsHeader.unpack(update[0]), **fields).pack(), payload
@@ -71,7 +71,7 @@ def lie(update: tuple[bytes, bytes], payload: bytes | None = None, **changes: An
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[evil.Evil]:
-    """A learner that is still honest."""
+    """A learner that sends correct messages until the test changes them."""
     monkeypatch.setitem(POLICIES._entries, SPEC.kind, PolicyEntry(name=SPEC.kind, factory=First))
     learner = evil.Evil()
     try:

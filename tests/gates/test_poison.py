@@ -1,4 +1,4 @@
-"""Poison in the data: what is beyond the bounds, or makes an update not finite, is quarantined, and CartPole is learned."""
+"""Poisoned data: a segment that is out of bounds or makes an update not finite is quarantined, and CartPole is learned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 TARGET = 475.0
 QUICK_TARGET = 250.0
-"""In the quick tier, a policy that is well on its way; it takes half the time."""
+"""The target of the quick tier: a policy that is partly trained. It takes half the time."""
 
 FLT_MAX = 3.4028234663852886e38
 BEYOND = [
@@ -34,13 +34,13 @@ BEYOND = [
     "rewards late",
 ]
 WITHIN = ["log_probs -99"]
-"""Not beyond a bound, and with a negative advantage its ratio is more than float32 holds."""
+"""Within all bounds. With a negative advantage, the probability ratio exceeds float32."""
 
 LEGAL = ["observations subnormal", "rewards subnormal", "observations flipped", "rewards flipped"]
 
 
 class Run:
-    """A learner and an actor that poisons it."""
+    """A learner and an actor that poisons its data."""
 
     def __init__(
         self, spawn: Spawn, folder: Path, seed: int, algorithm: str, kinds: list[str], share: float, target: float, **config: Any
@@ -74,12 +74,15 @@ class Run:
         self.actor.hear()
 
     def client(self) -> dict[str, Any]:
-        """The learner's status of the client."""
+        """Return the learner's status of the client."""
         found: dict[str, Any] = self.learner.ask("status")["clients"]["cart"]
         return found
 
     def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Delivers and trains everything; what the actor and the learner say of it then, after the checks that always hold."""
+        """Deliver and train on everything.
+
+        Return the reports of the actor and the learner after the checks that always hold.
+        """
         played = self.actor.ask("finish", PATIENCE_S)
         assert played["errors"] == [], played["errors"]
         client = self.learner.ask("drain", PATIENCE_S)["clients"]["cart"]
@@ -96,7 +99,7 @@ class Run:
 
 
 def greedy_return(address: str, episodes: int, seed: int) -> float:
-    """The mean return of episodes without exploration, by the newest version."""
+    """Return the mean return of episodes without exploration, with the newest version."""
     import gymnasium
 
     env = gymnasium.make("CartPole-v1")
@@ -155,7 +158,10 @@ def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
 def test_a_replay_with_poison_in_it_teaches_cartpole_too(
     spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
 ) -> None:
-    """DQN, which the quick tier has no time for to the end; there it is only on its way, with all that came accounted for."""
+    """DQN reaches the target in the long tier only.
+
+    The quick tier stops early. In both, all poisoned segments are quarantined.
+    """
     run = Run(spawn, tmp_path / "run", seed, "DQN", [*BEYOND, *LEGAL[:2]], 0.05, 1e9)
     mean = 0.0
     if tier.long:
@@ -174,10 +180,10 @@ def test_a_replay_with_poison_in_it_teaches_cartpole_too(
 def test_one_poison_at_a_time_that_no_bound_stops(
     algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
 ) -> None:
-    """With bounds that let FLT_MAX through, the update itself is the judge: undone once for each poison, and gone on from."""
+    """With bounds that permit FLT_MAX, the update itself detects the poison. It is undone, and training continues."""
     kinds = ["observations FLT_MAX", "rewards FLT_MAX", *(["observations 1e30", "rewards 1e30"] if tier.long else [])]
     bounds = {"max_magnitude": FLT_MAX, "max_reward": FLT_MAX}
-    run = Run(spawn, tmp_path / "run", seed, algorithm, [], 0.0, 1e9, **bounds)  # it plays on when it has learned
+    run = Run(spawn, tmp_path / "run", seed, algorithm, [], 0.0, 1e9, **bounds)  # the actor plays on after it has learned
     ready = 2000
     until(lambda: run.actor.ask("status")["steps"] > ready, "training is under way", 120.0, every_s=0.05)
     found = []

@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 
 class Mortal:
-    """A learner that is started again whenever it has died."""
+    """A learner that is started again after each crash."""
 
     def __init__(self, spawn: Spawn, folder: Path, at: str, segments: int) -> None:
         self._spawn = spawn
@@ -49,7 +49,7 @@ class Mortal:
         return self._spawn("mortal_learner", self.options)
 
     def client(self) -> dict[str, Any]:
-        """The client's status, from a learner that lives; starts it again if it does not."""
+        """Return the client's status. Start the learner again if it has crashed."""
         while True:
             if self.child.process.poll() is not None:
                 self.child.end(-signal.SIGSEGV)
@@ -91,7 +91,7 @@ def test_a_segment_that_ends_the_process_is_found(
             for number in range(segments):
                 play(agent, 666.0 if number == place else 1.0)
             fed = segments
-            if at == "batch":  # one more, in the place of the one that is taken out
+            if at == "batch":  # one more segment replaces the quarantined one
                 until(lambda learner=learner: judged(learner.client(), quarantined=1), "the culprit", every_s=0.05)  # type: ignore[misc]
                 play(agent, 1.0)
                 fed += 1
@@ -106,7 +106,7 @@ def test_a_segment_that_ends_the_process_is_found(
         (letter,) = list((learner.run_dir / "dead").glob("*/*.json"))
         about = json.loads(letter.read_text())
         assert "ended the learner's process" in about["reason"] and about["seq"] == place
-        # the next life takes nothing out again, and trains on
+        # the next start quarantines nothing more, and continues
         deaths = learner.deaths
         learner.child.end()
         learner.child = learner._start()
@@ -120,7 +120,7 @@ def test_a_segment_that_ends_the_process_is_found(
 def test_kills_from_outside_condemn_nothing(
     spawn: Spawn, folder: Path, seed: int, report: Callable[..., None], tier: Tier
 ) -> None:
-    """A learner that is killed again and again, at random, while it trains: all is trained on, and nothing is quarantined."""
+    """A learner is killed at random times while it trains. All segments are trained on, and none is quarantined."""
     rng, stopping = random.Random(seed), threading.Event()
     learner = Mortal(spawn, folder, "update", 1)
     learner.options["steps_per_update"] = 2

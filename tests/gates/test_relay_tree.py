@@ -1,4 +1,4 @@
-"""A tree of relays: every subscriber has the learner's bits, one relay is killed, and the learner sends to its children only."""
+"""A tree of relays with one kill: every subscriber has the learner's weights, and the learner sends to its children only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, join,
 pytestmark = pytest.mark.timeout(900 if SOAK else 120)
 
 COUNTED_HOST = "127.0.0.2"
-"""Where a proxy counts what the learner's PUB socket sends. Relays and actors take its port from the learner."""
+"""The host of a proxy that counts the bytes of the learner's PUB socket. Relays and actors take its port from the learner."""
 
 
 def relay_of(spawn: Spawn, upstream: str) -> tuple[Child, str]:
-    """A relay process, and its address."""
+    """Start a relay process. Return it and its address."""
     child = spawn("command", {"command": "learner", "arguments": ["relay", upstream, "--bind", "tcp://127.0.0.1:0"]})
     return child, child.find(r"relay at (\S+)")
 
 
 def subscribers(spawn: Spawn, address: str, count: int, **options: Any) -> Child:
-    """A process of actors that only follow the policy."""
+    """Start a process of actors that only subscribe to the policy."""
     agent = agent_options(address, explore=False, report_returns=False, **options)
     child = spawn("weight_subscribers", {"agent": agent, "count": count})
     assert child.hear() == "ready"
@@ -35,7 +35,7 @@ def subscribers(spawn: Spawn, address: str, count: int, **options: Any) -> Child
 
 
 def drive(driver: Any, versions: int) -> None:
-    """One version after another, each seen here before the next."""
+    """Create versions one after another. Wait for each before the next."""
     for _ in range(versions):
         version = driver.version
         play(driver, 1)

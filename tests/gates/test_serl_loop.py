@@ -1,4 +1,4 @@
-"""SERL's actor and learner on Pendulum, with the learner killed and started again, and the actor's loop unmodified."""
+"""SERL's actor and learner on Pendulum. The learner is killed and started again, and the actor's loop is unmodified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINING_S = 300.0
 
 
 def hear_until(child: Child, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The first report of a program for which a condition holds."""
+    """Return the first report of a program that satisfies a condition."""
     while not ready(report := child.hear(TRAINING_S)):
         pass
     return dict(report)
@@ -36,11 +36,11 @@ def test_serls_loop_learns_pendulum_though_its_learner_is_killed(spawn: Spawn, s
         before = hear_until(actor, lambda r: r.get("networks", 0) >= 50)
         learner.kill()
         without = hear_until(actor, lambda r: r.get("failed", 0) > before["failed"])
-        assert without["step"] > before["step"]  # it goes on
+        assert without["step"] > before["step"]  # the actor continues
 
         second = spawn("serl_loop", {**options, "role": "learner"})
         known = hear_until(second, lambda r: r["updates"] > 0)
-        assert known["replay"] >= without["held"]  # what the first one had was sent again
+        assert known["replay"] >= without["held"]  # the transitions of the first learner were sent again
         solved = hear_until(actor, lambda r: r.get("evaluated", SOLVED - 1.0) >= SOLVED)
         report(killed=before["step"], **solved, replay=known["replay"])
         for child in (actor, second):

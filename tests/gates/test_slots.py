@@ -1,4 +1,4 @@
-"""Nobody can take all places for good: idle clients expire, and records of actors that never sent anything make room."""
+"""No peer can occupy all slots permanently: idle clients expire, and actor records without data are evicted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def found(attacker: Attacker, client_id: str) -> Welcome | Refused:
-    """Founds a client of its own; its actor says goodbye at once."""
+    """Create a client whose only actor sends BYE at once. Return the answer to its HELLO."""
     attacker.say(hello(client_id=client_id, actor_id="only", algorithm_name=ALGORITHM, **SPACES))
     while not isinstance(answer := attacker.listen(PATIENCE_S), Welcome | Refused):
         assert answer is not None, f"no answer to the first actor of {client_id}"
@@ -38,7 +38,7 @@ def found(attacker: Attacker, client_id: str) -> Welcome | Refused:
 
 
 def test_a_65th_client_is_admitted(tier: Tier, tmp_path: Path, stack: ExitStack, report: Any) -> None:
-    """One client trains; all other slots are taken by clients that have no data. More come, and then nobody for a while."""
+    """One client trains; clients without data fill all other slots. Further clients join and leave."""
     siege = Siege(tmp_path, stack, keys=False, messages_per_s=1e6, run_dir=tmp_path / "run", checkpoint_every_s=0.2)
     attacker = siege.attacker()
     more = tier.size(20, 500)
@@ -76,7 +76,7 @@ def test_idle_clients_expire(tmp_path: Path, stack: ExitStack, report: Any) -> N
 
 
 def test_a_flood_of_hellos_locks_nobody_out(tier: Tier, tmp_path: Path, stack: ExitStack, report: Any) -> None:
-    """One process says HELLO under 1,400 names; a good client's second actor joins all the same, and the first goes on."""
+    """One process sends HELLO under 1,400 names. A good client's second actor joins nevertheless, and the first is served."""
     siege = Siege(tmp_path, stack, keys=False, messages_per_s=1e6)
     rounds = tier.size(1, 5)
     attackers = [siege.attacker() for _ in range(SOCKETS)]

@@ -1,4 +1,4 @@
-"""What lies on the disk is taken away, put back, damaged, or has no room: loud, counted to the last segment, never wedged."""
+"""The state on disk is deleted, replaced by an old copy, or damaged, or the disk is full. Every loss is counted exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .kill_lab import Lab
 pytestmark = pytest.mark.timeout(600)
 
 SOME = 150
-"""Enough acks to have something to lose."""
+"""The number of acks that suffices for a loss."""
 
 
 @pytest.fixture
@@ -42,18 +42,21 @@ def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:
 
 
 def more(lab: Lab, count: int = SOME) -> None:
-    """Waits for so many more acks."""
+    """Wait for more acks."""
     before = lab.acked()
     lab.loop.until(lambda: lab.acked() >= before + count, 40.0, f"{count} more acks")
 
 
 def checkpoints(lab: Lab, client: str = "on") -> list[Path]:
-    """Those that are there, oldest first."""
+    """Return the checkpoints, oldest first."""
     return sorted(path for path in (lab.run_dir / "checkpoints" / client).glob("[0-9]*") if path.name.isdigit())
 
 
 def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: bool, client: str = "on") -> int:
-    """What is lost is counted exactly, on both sides, and nothing else happened; returns how many that were."""
+    """Check that the loss is counted exactly on both sides, and that there is no other fault.
+
+    Return the number of lost segments.
+    """
     outcome = lab.outcome(one_lineage=not gap)
     print(outcome)
     outcome.check()
@@ -94,7 +97,7 @@ def test_an_older_copy_is_put_back(folder: Path, seed: int) -> None:
         (folder / "copy").rename(lab.run_dir)
         lab.serving()
         more(lab)
-        assert assert_exact(lab, lab.finish(*actors), actors, gap=True) > 0  # some of them came before the copy was made
+        assert assert_exact(lab, lab.finish(*actors), actors, gap=True) > 0  # some acks came before the copy
 
 
 def flip_a_bit(path: Path, rng: random.Random) -> None:
@@ -104,7 +107,10 @@ def flip_a_bit(path: Path, rng: random.Random) -> None:
 
 
 def test_damaged_checkpoints(folder: Path, seed: int, tier: Tier) -> None:
-    """The newest one costs nothing. If the two newest are damaged, what only they had is lost, and counted."""
+    """Damage to the newest checkpoint loses nothing.
+
+    If the two newest are damaged, the segments of these alone are lost and counted.
+    """
     cases = [(1, "state.safetensors"), (2, "state.safetensors"), (1, "manifest.json"), (2, "manifest.json")]
     for number, (newest, name) in enumerate(cases if tier.long else cases[:1]):
         with_damaged_checkpoints(folder / str(number), seed, newest, name)
@@ -151,7 +157,7 @@ def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
 
 
 def test_no_room_for_the_journal(folder: Path, seed: int, tier: Tier) -> None:
-    """Checkpoints fail, so that the journal grows to its limit: the durable mark stands still, actors keep what they have."""
+    """Checkpoints fail, so that the journal grows to its limit. The durable mark stops, and actors keep their segments."""
     for client in ("off", "on") if tier.long else ("on",):
         without_room(folder / client, seed, client)
 
@@ -160,7 +166,7 @@ def without_room(folder: Path, seed: int, client: str) -> None:
     parameters = {"rollout_length": 512, "steps_per_update": 4_096}
     with Lab(folder, seed, journal_max_bytes=1 << 20, parameters=parameters) as lab:
         full = lab.run_dir.with_name("full")
-        full.touch()  # the learner's process takes this for a disk without room for checkpoints
+        full.touch()  # the learner's process treats this file as a disk without room for checkpoints
         lab.serving()
         actors = two_actors(lab, client, rate=60.0, steps=(200, 400))
         lab.loop.until(lambda: "full" in lab.ask("status")["journal"]["error"], 40.0, "a full journal")
@@ -170,9 +176,9 @@ def without_room(folder: Path, seed: int, client: str) -> None:
         after = lab.ask("status")["clients"][client]
         for actor_id, numbers in after["actors"].items():
             assert numbers["durable"] == before["actors"][actor_id]["durable"]
-            assert numbers["received"] == before["actors"][actor_id]["received"]  # credit has stopped
-        assert sum(n["received"] - n["durable"] for n in after["actors"].values()) > 0  # acks stop at received
-        assert lab.submitted() - lab.acked() > held  # the hosts go on, and their actors keep it
+            assert numbers["received"] == before["actors"][actor_id]["received"]  # no more credit is granted
+        assert sum(n["received"] - n["durable"] for n in after["actors"].values()) > 0  # received, but not durable
+        assert lab.submitted() - lab.acked() > held  # the hosts continue, and their actors keep the segments
         assert after["checkpoint"]["error"]
         full.unlink()
         lab.loop.until(lambda: not lab.ask("status")["journal"]["error"], 20.0, "a journal with room")
@@ -186,7 +192,7 @@ def test_two_learners_on_one_run_directory(folder: Path, seed: int) -> None:
         lab.serving()
         actors = two_actors(lab)
         more(lab, 20)
-        for _ in range(2):  # the second attempt shows that the first has taken nothing away
+        for _ in range(2):  # the second attempt shows that the first has released nothing
             with pytest.raises(JournalError, match="in use by another learner"):
                 Learner(LearnerConfig(bind="inproc://second", run_dir=lab.run_dir)).start()
         more(lab, 20)
@@ -209,7 +215,7 @@ def test_resume_never(folder: Path, seed: int) -> None:
 
 
 def test_resume_an_older_checkpoint(folder: Path, seed: int, tier: Tier) -> None:
-    """The policy is that checkpoint's to the bit; what the journal has is learned again, the rest is rolled back."""
+    """The policy equals that checkpoint to the bit. Segments in the journal are trained on again; the rest is rolled back."""
     for back in (0, 1, 2) if tier.long else (2,):
         resume_an_older_one(folder / str(back), seed, back)
 

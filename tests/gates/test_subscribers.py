@@ -1,4 +1,4 @@
-"""A subscriber that is frozen and one whose line is slow cost the publisher a bounded queue, and the others nothing."""
+"""A frozen subscriber and one with a slow connection cost the publisher a bounded queue. Other subscribers are not affected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play,
 
 HEALTHY = 3
 RING = 64
-"""So many diffs the learner keeps anyway."""
+"""The number of diffs that the learner keeps in any case."""
 
 CATCH_UP_S = 3.0
 SLOW_BYTES_S = 1_000_000
@@ -70,7 +70,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
         fetches_of_the_late=[state["fetches"] for state in late],
     )
     for held, had in zip(after, before, strict=True):
-        # Each diff needs the version before it, and verifies by its digest: so many applied and nothing fetched is every one.
+        # Each diff needs the version before it, and its digest is verified. With this many diffs and no fetch, none was missed.
         assert held["weights_applied"] - had["weights_applied"] == versions
         assert held["fetches"] == had["fetches"] == 1
         assert (held["version"], held["digest"]) == (driver.version, digest)
@@ -82,7 +82,7 @@ def test_slow_subscribers_cost_a_bounded_queue(
 
 
 def _drive(driver: Any, versions: int) -> None:
-    """One version after another, each seen here before the next."""
+    """Create versions one after another. Wait for each before the next."""
     for _ in range(versions):
         version = driver.version
         play(driver, 1)

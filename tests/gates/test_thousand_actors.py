@@ -1,4 +1,4 @@
-"""A thousand actors at one gateway: nothing is lost, each costs little memory, and acks come soon."""
+"""A thousand actors at one gateway: no segment is lost, each actor costs little memory, and acks arrive soon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import PATIENCE_S, Child, Spawn, Tier, resident_kib, until
 ACK_S = 2.0
 BEYOND_KIB = 30.0
 FIRST = 20
-"""So many join before the memory is measured: what the first ones cost is the learner's own."""
+"""The number of actors that join before memory is measured. Their cost includes the learner's fixed cost."""
 PROCESSES = 2
 JOIN_S = 4 * PATIENCE_S
 REST_S = 5.0
@@ -23,7 +23,7 @@ REST_S = 5.0
 
 def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
     actors, seconds = tier.size(100, 1000, least=100), tier.size(3, 600, least=30)
-    raise_descriptor_limit(8 * actors + 256)  # the children inherit it
+    raise_descriptor_limit(8 * actors + 256)  # child processes inherit it
     bare = _bare_kib(spawn, actors)
     process, address = learner(
         forgetful=True, steps_per_update=10_000, rollout_length=10, config={"pacing_lag": 8, "max_actors": 2 * actors}
@@ -32,7 +32,7 @@ def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
     assert [crowd.hear() for crowd in crowds] == ["ready"] * PROCESSES
     assert crowds[0].ask("join", FIRST, timeout_s=JOIN_S) == FIRST
     rest = threading.Event()
-    rest.wait(REST_S if tier.long else 0.5)  # the memory of a resting learner is what is measured here
+    rest.wait(REST_S if tier.long else 0.5)  # the memory of an idle learner is measured here
     before_kib = resident_kib(process.pid)
     share = (actors - FIRST) // PROCESSES
     for crowd in crowds:
@@ -44,7 +44,7 @@ def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
 
     for crowd in crowds:
         crowd.ask("send", 0.5 if tier.long else 2.0)
-    rest.wait(seconds)  # the length of the run is what is wanted here
+    rest.wait(seconds)  # this pause sets the length of the run
     for crowd in crowds:
         crowd.ask("send", 0.0)
     for crowd in crowds:
@@ -80,7 +80,7 @@ def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
 
 
 def _bare_kib(spawn: Spawn, actors: int) -> float:
-    """What a bare ROUTER and XPUB need for one DEALER and one SUB."""
+    """Return the memory in KiB that a bare ROUTER and XPUB need for one DEALER and one SUB."""
     server = spawn("bare_sockets", {"most": actors})
     router, xpub = server.hear()
     clients = spawn("bare_sockets", {"router": router, "xpub": xpub, "most": actors})
@@ -91,7 +91,7 @@ def _bare_kib(spawn: Spawn, actors: int) -> float:
     assert clients.ask("connect", actors - FIRST, timeout_s=JOIN_S) == actors - FIRST
     until(
         lambda: server.ask("counts")["subscriptions"] >= 2 * actors, "all connections"
-    )  # one that is made anew subscribes again
+    )  # a connection that is made again subscribes again
     found = (resident_kib(server.pid) - before_kib) / (actors - FIRST)
     for child in (clients, server):
         child.end()

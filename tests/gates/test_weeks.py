@@ -1,4 +1,4 @@
-"""Three weeks of a busy learner's figures within a fixed room: the newest whole, the old ones thinner, what matters for ever."""
+"""Three weeks of metrics of a busy learner in limited files: all new records, fewer old ones, and all important events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 VERSIONS_PER_S = 4.7
 SPAN_S = 21 * 86_400
 SCALE = 600
-"""One record stands for so many, and each bound is that much smaller than the default."""
+"""One record stands for this many. Each limit is smaller than its default by this factor."""
 
 CLIENTS = ("luna", "Mars")
 STEPS_PER_VERSION = 2048
@@ -33,7 +33,7 @@ BOUNDS = {key: getattr(LearnerConfig.from_mapping({}), key) // SCALE for key in 
 
 
 def records() -> Iterator[tuple[float, int, TrainingMetrics]]:
-    """The time, the version and the figures of each record of one client."""
+    """Yield the time, the version and the metrics of each record of one client."""
     count = int(SPAN_S * VERSIONS_PER_S / SCALE)
     for n in range(count):
         version = n * SCALE
@@ -47,14 +47,14 @@ def bytes_of(paths: Iterator[Path]) -> int:
 
 
 class Rooms:
-    """How much the files of a run take, at most."""
+    """The greatest size of a run's files."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self.log = self.curves = 0
 
     def look(self) -> None:
-        """Measures, and fails beyond a bound."""
+        """Measure the files, and fail if they exceed a limit."""
         self.log = max(self.log, bytes_of(itertools.chain(self._run_dir.glob("log*"), self._run_dir.glob("log/*"))))
         assert self.log <= BOUNDS["log_max_bytes"]
         for folder in self._run_dir.glob("tensorboard/*"):
@@ -63,7 +63,7 @@ class Rooms:
 
 
 def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the weeks are simulated, the disk's patience is not
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the weeks are simulated, and a real fsync would take too long
     run_dir, rooms, began = tmp_path / "run", Rooms(tmp_path / "run"), time.monotonic()
     files = RunDirectoryWriter(run_dir, BOUNDS)
     files.open(0.0)
@@ -79,14 +79,14 @@ def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[...,
             files.event("client_failed", {"client_id": "luna", "error": "ValueError: once"}, at)
         if n == 5_000:
             files.event("gap", {"client_id": "Mars", "actor_id": "a", "segments": 3}, at)
-            for refused in range(3_000):  # a flood pushes nothing else out
+            for refused in range(3_000):  # a flood of one event does not displace others
                 files.event("item_refused", {"client_id": "Mars", "actor_id": "a", "reason": str(refused)}, at)
         if n % 50 == 0:
             files.event("quarantined", {"client_id": "luna", "actor_id": "a", "reason": "not finite"}, at)
         if n % 200 == 0:
             files.flush()
             rooms.look()
-        if n % 3_000 == 2_999:  # it ends and starts again, once as after a kill
+        if n % 3_000 == 2_999:  # the writer ends and starts again, later as after a kill
             files.close()
             if n > 6_000:
                 with (run_dir / "log.jsonl").open("ab") as torn:
@@ -148,7 +148,7 @@ def log_lines(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def assert_thinned_with_age(kept: list[int], expected: list[int]) -> None:
-    """The newest are all there, none twice, and what is missing is little for its age, back to the first."""
+    """Check that no record appears twice, the newest are complete, and gaps grow with age only, back to the first record."""
     assert kept == sorted(set(kept)) and set(kept) <= set(expected)
     assert kept[0] == expected[0] and kept[-10:] == expected[-10:]
     assert len(kept) < len(expected) / 4

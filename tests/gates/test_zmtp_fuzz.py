@@ -1,4 +1,4 @@
-"""Connections that break ZMTP in every way, against a learner that serves a good client meanwhile."""
+"""Connections that break ZMTP in many ways, against a learner that serves a good client meanwhile."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descr
 from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
 
 HELD = 32
-"""At most how many connections are left half-way at a time."""
+"""The most connections that are left half-open at a time."""
 
 ACTORS = 16
 GROWTH_KIB = 1024
 ANSWER_S = 1.0 + IDLE_S
-"""A stranger that joins gets its share of the credit, and may sit on it for so long before others are offered it."""
+"""The longest time for an answer. A stranger that joins gets a share of the credit, which others get only after `IDLE_S`."""
 
 
 class Attack(threading.Thread):
-    """Opens connections one after another, each with words of its own, and leaves some of them hanging."""
+    """A thread that opens connections one after another, each with its own bytes, and leaves some of them open."""
 
     def __init__(self, addresses: tuple[str, str], seed: int) -> None:
         super().__init__(name="attack")
@@ -49,19 +49,19 @@ class Attack(threading.Thread):
         self.error: BaseException | None = None
 
     def allow(self, connections: int) -> None:
-        """Lets it go on to so many in all."""
+        """Permit this many connections in all."""
         with self._room:
             self._allowed = connections
             self._room.notify_all()
 
     def wait_for(self, connections: int) -> None:
-        """Until so many are done."""
+        """Wait until this many connections are done."""
         with self._room:
             assert self._room.wait_for(lambda: self.done >= connections or self.error, 5 * PATIENCE_S), self.done
         assert self.error is None, repr(self.error)
 
     def stop(self) -> None:
-        """Ends it; everything that hangs is hung up."""
+        """Stop the thread, and close all open connections."""
         with self._room:
             self._over = True
             self._room.notify_all()
@@ -91,7 +91,7 @@ class Attack(threading.Thread):
         rng = self._rng
         publisher = rng.random() < 0.35
         connection = dial(self._addresses[publisher])
-        with contextlib.suppress(OSError):  # the learner has every right to hang up on this
+        with contextlib.suppress(OSError):  # the learner may close this connection
             parts = self._fuzzer.words(b"SUB" if publisher else b"DEALER")
             for words in parts:
                 cuts = sorted(rng.randrange(len(words) + 1) for _ in range(rng.choice([0, 0, 0, 1, 3])))
@@ -114,7 +114,7 @@ class Attack(threading.Thread):
             hang_up(connection, reset=rng.random() < 0.5)
 
     def _frames(self) -> list[bytes]:
-        """A message as a DEALER would send it: a good HELLO now and then, so that others find a session."""
+        """Return a message of a DEALER. Some are valid HELLOs, so that others find a session."""
         if self._rng.random() < 0.3:
             name = f"fuzz-{self._rng.randrange(ACTORS)}"
             return [bytes(f) for f in encode(hello(name, self._rng.randrange(1, 1 << 40)))]
@@ -122,7 +122,7 @@ class Attack(threading.Thread):
 
 
 def hello(actor_id: str, incarnation: int, first_seq: int = 0) -> Hello:
-    """A HELLO that is welcome, whatever fields this version has; those not named here are left empty."""
+    """Return a valid HELLO for the fields of this version. Fields that are not named here are empty."""
     known: dict[str, Any] = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": first_seq}
     empty = {f.name: 0 for f in fields(Hello) if f.name.startswith("held_")}
     return Hello(**{**empty, **known})
@@ -168,7 +168,7 @@ def test_a_good_client_is_served_throughout(
         assert agent.digest == process.ask("digest", agent.version)
         status = process.ask("status")
     third = len(sizes_kib) // 3
-    # Sizes go up and down by more than the bound, as the allocator keeps pages or gives them back; a leak raises the least.
+    # Sizes vary by more than the bound, as the allocator keeps pages or returns them. A leak raises the minimum.
     grown_kib = min(sizes_kib[-third:]) - min(sizes_kib[:third])
     report(
         connections=connections,
@@ -201,7 +201,7 @@ def test_many_frames_for_the_publisher(learner: Callable[..., tuple[Child, str]]
 
 
 def refused(process: Child) -> int:
-    """How many messages the learner has refused."""
+    """Return the number of messages that the learner has refused."""
     counters = process.ask("status")["counters"]
     return sum(count for name, count in counters.items() if name.startswith("refused."))
 
@@ -216,18 +216,18 @@ ABORTS = "libzmq 4.3.5 aborts (!_io_error, its issue 4364) on a heartbeat of a c
     "heartbeat", [pytest.param("theirs", marks=pytest.mark.xfail(strict=True, reason=ABORTS)), *(["ours"] if SOAK else [])]
 )
 def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: Callable[..., tuple[Child, str]]) -> None:
-    """The gateway is busy for a moment while an actor sends much and dies; or while a stranger, who adds a PING, does."""
+    """While the gateway is busy, a peer sends many messages and resets its connection. With ``theirs``, it adds a PING."""
     process, address = learner()
     process.ask("hold")
     with dial(address) as connection:
         connection.sendall(greeting() + ready())
         assert hear_ready(connection)
         connection.sendall(frame(b"x") * MANY + (command(b"PING", bytes(2)) if heartbeat == "theirs" else b""))
-        Peer(address).close()  # one I/O thread serves all: what was sent before this greeting has been read
+        Peer(address).close()  # one I/O thread serves all connections: everything sent before this greeting has been read
         hang_up(connection, reset=True)
     Peer(address).close()
     if heartbeat == "ours":
-        threading.Event().wait(3.0)  # its timer is what must fire
+        threading.Event().wait(3.0)  # long enough for a heartbeat timer of libzmq
     process.ask("release")
     until(lambda: refused(process) >= MANY, "the end of the queue")
 
@@ -235,7 +235,7 @@ def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: Callable[..., 
 @pytest.mark.soak
 @pytest.mark.skipif(not SOAK, reason="takes 8 s: RL4SYS_SOAK=1")
 def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
-    """The host keeps its I/O thread from running while many versions come and the learner dies; the host must not die of it."""
+    """A host's I/O thread is blocked while many versions arrive and the learner dies. The host must survive."""
     process, address = learner(steps_per_update=1, rollout_length=1)
     host = spawn("host", {"agent": agent_options(address)})
     host.hear()
@@ -246,6 +246,6 @@ def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: Callable[...,
             play(driver, 1)
             driver.wait_version(held + 1, PATIENCE_S)
         process.kill()
-    threading.Event().wait(7.0)  # libzmq's heartbeats are what must find out
+    threading.Event().wait(7.0)  # long enough for a heartbeat timeout of libzmq
     host.ask("release")
     assert host.ask("stats")["version"] >= 0

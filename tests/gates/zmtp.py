@@ -1,4 +1,4 @@
-"""ZMTP 3.1 by hand, so that a connection can say exactly what it should not."""
+"""A hand-written ZMTP 3.1, for connections that send exactly the wrong bytes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rl4sys_zmq.transports import Address
 MORE, LONG, COMMAND = 1, 2, 4
 
 TAKES_FLOODS = False
-"""Whether a learner survives what the strict xfails in test_zmtp_fuzz.py say; until then the fuzzer must leave that out."""
+"""True if a learner survives the attacks of the strict xfails in test_zmtp_fuzz.py. Until then the fuzzer must omit them."""
 
 
 def greeting(version: tuple[int, int] = (3, 1), mechanism: bytes = b"NULL", as_server: int = 0) -> bytes:
-    """The 64 bytes that a connection begins with."""
+    """Return the 64 bytes of a connection's greeting."""
     head = b"\xff" + bytes(7) + b"\x01\x7f" + bytes(version)
     return head + mechanism.ljust(20, b"\0")[:20] + bytes([as_server]) + bytes(31)
 
 
 def frame(data: bytes, flags: int = 0, declared: int | None = None) -> bytes:
-    """One frame; `declared` lies about its length."""
+    """Return one frame. `declared` sets a false length."""
     size = len(data) if declared is None else declared
     if size > 255 or flags & LONG:
         return struct.pack(">BQ", flags | LONG, size) + data
@@ -33,37 +33,37 @@ def frame(data: bytes, flags: int = 0, declared: int | None = None) -> bytes:
 
 
 def message(frames: Iterable[bytes]) -> bytes:
-    """The frames of one message."""
+    """Return the frames of one message."""
     parts = list(frames)
     return b"".join(frame(part, MORE if i + 1 < len(parts) else 0) for i, part in enumerate(parts))
 
 
 def command(name: bytes, body: bytes = b"") -> bytes:
-    """A command of ZMTP's own."""
+    """Return a ZMTP command."""
     return frame(bytes([len(name) & 255]) + name + body, COMMAND)
 
 
 def prop(name: bytes, value: bytes, declared: int | None = None) -> bytes:
-    """A property of READY."""
+    """Return a property of READY."""
     size = len(value) if declared is None else declared
     return bytes([len(name) & 255]) + name + struct.pack(">I", size) + value
 
 
 def ready(kind: bytes = b"DEALER", *more: bytes) -> bytes:
-    """The command that ends a handshake without security."""
+    """Return the READY command, which ends a handshake without security."""
     return command(b"READY", prop(b"Socket-Type", kind) + b"".join(more))
 
 
 def dial(address: str) -> socket.socket:
-    """A TCP connection to where a learner listens."""
+    """Return a TCP connection to a learner's address."""
     where = Address.parse(address)
     return socket.create_connection((where.host, where.port), timeout=10.0)
 
 
 def hear_ready(connection: socket.socket) -> bool:
-    """Reads until the other side has said READY; False when it hangs up or says nothing for a while.
+    """Read until the peer has sent READY. Return False if it closes the connection or is silent for one second.
 
-    libzmq hangs up on a message that comes before it has sent its own READY.
+    libzmq closes a connection if a message arrives before libzmq has sent its own READY.
     """
     connection.settimeout(1.0)
     heard = b""
@@ -79,21 +79,21 @@ def hear_ready(connection: socket.socket) -> bool:
 
 
 class Peer:
-    """A DEALER of a few lines: one connection, whole messages."""
+    """A minimal DEALER: one connection, whole messages."""
 
     def __init__(self, address: str) -> None:
         self._socket = dial(address)
         self._socket.sendall(greeting() + ready(b"DEALER", prop(b"Identity", b"")))
         self._bytes = b""
         self._take(64)
-        self._take(self._take(2)[1])  # its READY, a short command
+        self._take(self._take(2)[1])  # the peer's READY, a short command
 
     def send(self, frames: Iterable[Any]) -> None:
-        """Sends a message."""
+        """Send a message."""
         self._socket.sendall(message(bytes(f) for f in frames))
 
     def hear(self) -> list[bytes]:
-        """The next message; commands are left alone."""
+        """Return the next message. Commands are ignored."""
         frames: list[bytes] = []
         while True:
             flags, size = self._take(2) if not self._peek() & LONG else struct.unpack(">BQ", self._take(9))
@@ -105,7 +105,7 @@ class Peer:
                 return frames
 
     def close(self, *, reset: bool = False) -> None:
-        """Ends the connection, in order or not."""
+        """End the connection with FIN or RST."""
         hang_up(self._socket, reset=reset)
 
     def _peek(self) -> int:
@@ -127,7 +127,7 @@ class Peer:
 
 
 def hang_up(connection: socket.socket, *, reset: bool) -> None:
-    """Closes with FIN, or with RST."""
+    """Close the connection with FIN, or with RST."""
     if reset:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -135,19 +135,22 @@ def hang_up(connection: socket.socket, *, reset: bool) -> None:
 
 
 class Fuzzer:
-    """What a connection says: mostly right, with one thing or another wrong, so that it gets far enough to matter."""
+    """A generator of the bytes of connections: mostly correct, with single errors, so that they pass the first checks."""
 
     def __init__(self, rng: random.Random, mutate: Any) -> None:
         """Args:
-        rng: the dice.
-        mutate: makes the frames of a message of ours that is not quite one.
+        rng: the random number generator.
+        mutate: returns the frames of a slightly changed message of the library's protocol.
         """
         self._rng = rng
         self._mutate = mutate
         self._kind = b""
 
     def words(self, kind: bytes) -> list[bytes]:
-        """What one connection sends, as a socket of this kind; before a second part it should `hear_ready`."""
+        """Return the bytes that one connection of this socket type sends.
+
+        Before a second part the caller should call `hear_ready`.
+        """
         rng, self._kind = self._rng, kind
         match rng.randrange(10):
             case 0:
@@ -206,7 +209,7 @@ class Fuzzer:
 
     def _burst(self) -> bytes:
         rng = self._rng
-        floods = TAKES_FLOODS or self._kind == b"DEALER"  # frames of one message: a router counts them
+        floods = TAKES_FLOODS or self._kind == b"DEALER"  # empty frames of one message: a ROUTER counts them
         match rng.randrange(12):
             case 0 if floods:
                 return frame(b"", MORE) * rng.choice([17, 255, 256, 257, 2000])

@@ -1,4 +1,4 @@
-"""A bare ROUTER and XPUB, or as many bare DEALERs and SUBs as the test wants: the connections of actors, and nothing else."""
+"""A bare ROUTER and XPUB, or many bare DEALERs and SUBs: the connections of actors without the rest of the library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ counts = {"hellos": 0, "subscriptions": 0}
 
 
 def serve(router: zmq.Socket[bytes], xpub: zmq.Socket[bytes]) -> None:
-    """Answers each DEALER once, and publishes once a second."""
+    """Answer each DEALER once, and publish once a second."""
     poller = zmq.Poller()
     poller.register(router, zmq.POLLIN)
     poller.register(xpub, zmq.POLLIN)
@@ -46,7 +46,7 @@ def serve(router: zmq.Socket[bytes], xpub: zmq.Socket[bytes]) -> None:
 
 
 def server() -> None:
-    """The sockets of a learner, with the options that cost memory."""
+    """Serve a learner's sockets, with the options that cost memory."""
     router, xpub = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
     router.set_hwm(HWM)
     xpub.set(zmq.SNDHWM, PUB_HWM)
@@ -61,7 +61,7 @@ def server() -> None:
 
 
 def clients() -> None:
-    """The sockets of actors; each says one thing and hears one thing."""
+    """Open the sockets of actors. Each DEALER sends one message and receives one."""
     sockets: list[Any] = []
 
     def connect(count: int) -> int:

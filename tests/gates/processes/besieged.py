@@ -1,4 +1,7 @@
-"""A learner with a run directory, and so much memory left when it begins to serve; it may be made to waste some."""
+"""A learner with a run directory and a memory limit: `spare_bytes` above its memory at the start.
+
+A test can make it waste some.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ wasted: list[bytes] = []
 
 
 def waste(count: int) -> int:
-    """Holds so many bytes, which nobody can free."""
+    """Allocate this many bytes and never free them. Return the resident memory."""
     wasted.append(b"\1" * count)
     return resident_bytes()
 
 
 def watch(learner: Learner, over: threading.Event) -> None:
-    """Says why the learner has ended, as `serve` would."""
+    """Report the reason of the learner's end, as `serve` would."""
     while not over.wait(0.05):
         try:
             learner.raise_if_dead()

@@ -1,4 +1,4 @@
-"""Plays CartPole at a given pace, for a number of steps; answers what it is asked."""
+"""An actor that plays CartPole at a given pace for a number of steps, and answers commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ stopping = threading.Event()
 
 
 def play() -> None:
-    """Episodes, until enough steps are made or it is told to stop."""
+    """Play episodes until enough steps are made, or `stopping` is set."""
     period_s = 1.0 / given["rate"]
     due = time.monotonic()
     while not stopping.is_set() and state["steps"] < given["steps"]:
@@ -42,7 +42,7 @@ def play() -> None:
             if (early_s := due - time.monotonic()) > 0:
                 stopping.wait(early_s)
             else:
-                due -= early_s  # time that was spent waiting for the learner is not made up for
+                due -= early_s  # the actor does not catch up on time that it spent waiting for the learner
         agent.mark_end_of_trajectory(traj, action, truncated=truncated and not terminated, final_obs=observation)
         returns.append(total)
 
@@ -50,17 +50,17 @@ def play() -> None:
 def work() -> None:
     try:
         play()
-    except Exception as exc:  # the test asks for it
+    except Exception as exc:  # the status reports it to the test
         state["error"] = repr(exc)
 
 
 def status() -> dict[str, Any]:
-    """How far it is."""
+    """Return the progress."""
     return {**state, "done": not worker.is_alive(), "episodes": len(returns), "returns": returns[-100:], "stats": agent.stats()}
 
 
 def finish(timeout_s: float) -> dict[str, Any]:
-    """Ends the episode, delivers everything; the status then."""
+    """Stop acting, deliver everything, and return the status."""
     stopping.set()
     worker.join(timeout_s)
     agent.flush(timeout_s)

@@ -1,4 +1,4 @@
-"""One of the commands, with the fake algorithm registered."""
+"""One of the command line programs, with the fake algorithm registered."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from rl4sys_zmq.testing import FakeAlgorithm
 
 given = options()
 register_algorithm("FAKE", FakeAlgorithm.factory(**given.get("fake", {})))
-serve.warm_up = lambda algorithm: None  # no second of torch for an algorithm that needs none
+serve.warm_up = lambda algorithm: None  # the fake algorithm does not need torch, which takes a second to load
 sys.argv = [f"rl4sys-{given['command']}", *given["arguments"]]
 {"actor": actor, "learner": learner}[given["command"]].main()

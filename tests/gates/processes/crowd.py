@@ -1,4 +1,4 @@
-"""Agents that act and submit, as many as the test wants, each in a thread of its own at a steady pace; how long acks took."""
+"""A given number of agents that act and submit, each in its own thread at a steady pace. The delays of acks are measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ over = threading.Event()
 
 
 def time_the_acks() -> None:
-    """Notes for each segment how long after it was first sent the learner's word came that it is durable."""
+    """Record for each segment the delay from its first transmission to the ack that it is durable."""
     take, on_message = ActorSession.take, ActorSession.on_message
 
     def timed_take(self: Any, now: float, packed: Any, ahead_steps: int = 0) -> Any:
@@ -41,7 +41,7 @@ def time_the_acks() -> None:
 
 
 def act(agent: RL4SysAgent, rng: np.random.Generator) -> None:
-    """Episodes until the test says that it is over."""
+    """Play episodes until the test ends."""
     pace_s = 1.0 / given["steps_per_s"]
     due = time.monotonic() + rng.uniform(0.0, EPISODE_STEPS * pace_s)
     try:
@@ -60,7 +60,7 @@ def act(agent: RL4SysAgent, rng: np.random.Generator) -> None:
 
 
 def join() -> bool:
-    """All of them, and begins."""
+    """Connect all agents, and start their threads."""
     for number in range(given["count"]):
         agents.append(RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])))
         threads.append(threading.Thread(target=act, args=(agents[-1], np.random.default_rng([given["seed"], number]))))
@@ -70,7 +70,7 @@ def join() -> bool:
 
 
 def end() -> dict[str, Any]:
-    """Flushes and closes; what all of them say in the end."""
+    """Flush and close all agents. Return their added counters."""
     over.set()
     for thread in threads:
         thread.join()

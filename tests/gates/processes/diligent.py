@@ -1,4 +1,4 @@
-"""One actor that acts as fast as the learner takes what it sends; says how many of its steps were accepted."""
+"""One actor that acts as fast as the learner accepts its segments. It reports the number of accepted steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ over = threading.Event()
 
 
 def act(agent: RL4SysAgent) -> None:
-    """Episodes until it is over."""
+    """Play episodes until `over` is set."""
     while not over.is_set():
         traj = action = None
         for _ in range(EPISODE_STEPS):
@@ -28,12 +28,12 @@ def act(agent: RL4SysAgent) -> None:
 
 
 def steps() -> int:
-    """The steps of whole episodes that the learner has accepted."""
+    """Return the number of steps of whole episodes that the learner has accepted."""
     return int(agent.stats()["accepted"]) * EPISODE_STEPS
 
 
 def stats() -> Any:
-    """Of its session."""
+    """Return the statistics of the actor's session."""
     found = agent.stats()
     return {**{key: found[key] for key in ("submitted", "accepted", "state", "error")}, "counters": found["counters"]}
 

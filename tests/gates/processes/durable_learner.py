@@ -1,4 +1,4 @@
-"""A learner with a run directory, at addresses that it may have to wait for; answers what it is asked."""
+"""A learner with a run directory that waits while its addresses are in use, and answers commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rl4sys_zmq.learner import Learner, LearnerConfig
 WAIT_S = 20.0
 
 given = options()
-given.pop("torch", None)  # says to the process that starts this one that torch is needed
+given.pop("torch", None)  # for the process that starts this one: torch is needed
 config = LearnerConfig.from_mapping(given)
 
 
 def started() -> Learner:
-    """A learner; its addresses were another process's a moment ago."""
+    """Return a started learner. Its addresses may still be in use by the process before it."""
     deadline = time.monotonic() + WAIT_S
     while True:
         learner = Learner(config)
@@ -31,7 +31,7 @@ def started() -> Learner:
 
 
 def drain(timeout_s: float) -> dict[str, Any]:
-    """Trains on all that is pending; the status then."""
+    """Train on all pending segments, and return the status."""
     learner.drain(timeout_s=timeout_s)
     return learner.status()
 

@@ -1,4 +1,7 @@
-"""A process that floods a learner from many sockets, or is just as busy and says nothing; never waits, so its core is full."""
+"""A process that floods a learner from many sockets, or is just as busy and sends nothing.
+
+It never waits, so it fills one core.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def segments(count: int) -> Any:
 
 
 def words(name: str, number: int) -> Iterator[list[Any]]:
-    """What one socket says, message after message."""
+    """Yield the messages of one socket."""
     match name:
         case "garbage":
             while True:
@@ -132,7 +135,7 @@ def flood() -> None:
 
 
 def change(name: str) -> dict[str, int]:
-    """Floods so from now on; says what the last flood did."""
+    """Start another kind of flood, and return the counts of the last one."""
     global kind
     done = dict(counts)
     kind = name

@@ -1,4 +1,4 @@
-"""A host program that uses its agent in ways that are hard on it, and ends as the test says."""
+"""A host program that uses its agent in difficult ways, and ends as the test requests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ given = options()
 
 
 def make() -> RL4SysAgent:
-    """An agent as the test wants it."""
+    """Return an agent with the configuration of the test."""
     return RL4SysAgent(config=AgentConfig.from_mapping(given["agent"]))
 
 
 def play(player: RL4SysAgent, episodes: int | None) -> None:
-    """Episodes of one step; None: for ever."""
+    """Play episodes of one step. Without a number, play without end."""
     for _ in itertools.count() if episodes is None else range(episodes):
         traj, action = player.request_for_action(None, [0.0, 0.1, 0.2, 0.3])
         action.update_reward(1.0)
@@ -34,7 +34,7 @@ def play(player: RL4SysAgent, episodes: int | None) -> None:
 
 
 def in_threads(count: int, episodes: int) -> dict[str, Any]:
-    """Several threads submit through the one agent, and wait until all of it is safe."""
+    """Submit from several threads through the one agent, and flush."""
     failed: list[str] = []
 
     def one() -> None:
@@ -54,7 +54,7 @@ def in_threads(count: int, episodes: int) -> dict[str, Any]:
 
 
 def in_background(count: int) -> bool:
-    """Several threads submit until the process ends under them."""
+    """Submit from several threads until the process ends."""
     before = agent.stats()["submitted"]
     for _ in range(count):
         threading.Thread(target=play, args=(agent, None), daemon=True).start()
@@ -64,7 +64,7 @@ def in_background(count: int) -> bool:
 
 
 def close_twice() -> bool:
-    """From two threads at once, and again."""
+    """Close the agent from two threads at once, and then again."""
     threads = [threading.Thread(target=agent.close) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -75,14 +75,14 @@ def close_twice() -> bool:
 
 
 def forked(body: Callable[[], Any]) -> dict[str, Any]:
-    """Runs `body` in a forked child, which then ends as a program does; says what it returned, and how it ended."""
+    """Run `body` in a forked child, which then exits normally. Return the result of `body` and the exit code."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(CHILD_S)  # a child that hangs dies of this
+        signal.alarm(CHILD_S)  # SIGALRM ends a child that hangs
         os.close(reader)
         os.write(writer, json.dumps(body()).encode())
-        raise SystemExit(0)  # through the interpreter's own end: finalisers and atexit run
+        raise SystemExit(0)  # a normal exit of the interpreter: finalisers and atexit handlers run
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         said = pipe.read()
@@ -91,7 +91,7 @@ def forked(body: Callable[[], Any]) -> dict[str, Any]:
 
 
 def fork_with_its_own(episodes: int) -> dict[str, Any]:
-    """The child makes an agent for itself."""
+    """Fork. The child creates its own agent."""
 
     def body() -> dict[str, Any]:
         with make() as own:
@@ -103,7 +103,7 @@ def fork_with_its_own(episodes: int) -> dict[str, Any]:
 
 
 def fork_with_inherited(episodes: int) -> dict[str, Any]:
-    """The child goes on with the agent that it inherited, which becomes another actor there."""
+    """Fork. The child continues with the inherited agent, which becomes another actor there."""
 
     def body() -> dict[str, Any]:
         before = agent.stats()["accepted"]
@@ -118,7 +118,7 @@ def fork_with_inherited(episodes: int) -> dict[str, Any]:
 
 
 def stats() -> dict[str, Any]:
-    """What the agent says of itself."""
+    """Return the agent's statistics."""
     return agent.stats()
 
 

@@ -1,4 +1,4 @@
-"""A program with a control loop of 1 ms and, if the test says so, an agent in it."""
+"""A program with a control loop of 1 ms and, if the test requests it, an agent in the loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ turn = ActorIOThread._turn
 
 
 def counted_turn(io: ActorIOThread) -> None:
-    """A turn of the I/O thread's loop."""
+    """Count a turn of the I/O thread's loop."""
     next(turns)
     turn(io)
 
@@ -35,12 +35,12 @@ agent = RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])) if given["a
 
 
 def resident_kib() -> int:
-    """This process's memory that is in RAM."""
+    """Return the resident memory of this process in KiB."""
     return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
 def step(number: int, traj: Any) -> Any:
-    """What the loop does each period: read a sensor, and with an agent ask it and tell it."""
+    """Do the work of one period: read a sensor and, with an agent, request an action and record the step."""
     observation = np.full(4, number % 7, dtype=np.float32)
     if agent is None:
         return None
@@ -53,10 +53,10 @@ def step(number: int, traj: Any) -> Any:
 
 
 def run(steps: int) -> dict[str, Any]:
-    """The loop. No step is left out: after a late one the next begin at once, until the loop is back in its time.
+    """Run the loop. It skips no step: after a late step, the next ones start at once until the loop is on schedule again.
 
-    A step is missed when it begins after the end of its own period. The loop's thread has real-time priority where it may: what
-    the machine's other work takes from it is not the actor's.
+    A step is missed when it begins after the end of its own period. The loop's thread has real-time priority if the system
+    permits it, so that the time that other processes take is not counted as the actor's.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
@@ -68,7 +68,7 @@ def run(steps: int) -> dict[str, Any]:
 
 
 def timed(steps: int) -> dict[str, Any]:
-    """The loop itself."""
+    """Run the loop, and measure it."""
     took, late = np.zeros(steps), np.zeros(steps)
     before, traj, done, first_turn = resident_kib(), None, 0, next(turns)
     began = time.perf_counter()
@@ -98,7 +98,7 @@ def timed(steps: int) -> dict[str, Any]:
 
 
 def recover(generation: int) -> dict[str, Any]:
-    """Acts on until data flows again, into a later generation than this; says where that leads."""
+    """Act until the actor has a later generation than this and the learner accepts segments again. Return the statistics."""
     deadline = time.monotonic() + 60.0
     assert agent is not None
     number, traj, accepted = 0, None, agent.stats()["accepted"]
@@ -112,25 +112,25 @@ def recover(generation: int) -> dict[str, Any]:
 
 
 def fill_the_disk(largest_bytes: int) -> bool:
-    """From here on no file of this process grows beyond that, nor one that is larger already: writing fails."""
+    """Limit the size of each file that this process writes. A file that is larger already cannot grow: writes fail."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, largest_bytes))
     return True
 
 
 def stats() -> dict[str, Any]:
-    """What the agent says of itself."""
+    """Return the agent's statistics."""
     assert agent is not None
     return agent.stats()
 
 
 def hold() -> bool:
-    """Stops the I/O thread at its next news for host threads."""
+    """Block the I/O thread when it next notifies host threads."""
     assert agent is not None
     return agent._io.changed.acquire()
 
 
 def release() -> None:
-    """Lets it go on."""
+    """Release the I/O thread."""
     assert agent is not None
     agent._io.changed.release()
 

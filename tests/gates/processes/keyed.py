@@ -1,4 +1,4 @@
-"""A learner or an actor with keys, in a process of its own: libzmq can end one."""
+"""A learner or an actor with keys. It is a separate process because libzmq can abort it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl4sys_zmq.testing import FakeAlgorithm
 
 
 def play(agent: RL4SysAgent, episodes: int) -> int:
-    """Episodes of three steps; returns how many segments the agent has had in all."""
+    """Play episodes of three steps. Return the number of segments that the agent has submitted in all."""
     for _ in range(episodes):
         traj: Any = None
         action: Any = None
@@ -27,7 +27,7 @@ def play(agent: RL4SysAgent, episodes: int) -> int:
 
 
 def settle(agent: RL4SysAgent) -> dict[str, Any]:
-    """Delivers everything; returns the figures, and how long it took."""
+    """Deliver everything. Return the statistics and the time that this took."""
     began = time.monotonic()
     agent.flush(30.0)
     return {**agent.stats(), "took_s": time.monotonic() - began}

@@ -1,7 +1,7 @@
-"""An actor that goes on whatever happens to its learner: ``python kill_actor.py '{"address": ..., "trace": ..., ...}'``.
+"""An actor that continues while its learner is killed: ``python kill_actor.py '{"address": ..., "trace": ..., ...}'``.
 
-It writes down each segment before the agent has it, and when the durable mark covers it. Lines on its standard input are
-commands: ``stop`` ends the episodes, delivers everything, writes the last counters down and ends the process.
+It records each segment in its trace before the agent receives it, and again when the durable mark covers it. Lines on its
+standard input are commands. ``stop`` ends the episodes, delivers everything, records the last counters and ends the process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ActionSelector:
         self._trace.note("joined", generation=self.agent.generation)
 
     def _watch_spool(self) -> None:
-        """The spool's promise is the one to hold it to: from when a segment is in the file, nothing may lose it."""
+        """Record the segments that the spool has written to its file. From then on, no fault may lose them."""
         from rl4sys_zmq.actor.spool import Spool
 
         put, given = Spool.put, 0
@@ -105,7 +105,7 @@ class ActionSelector:
                 traj, action = self.agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
                 action.update_reward(1.0)
                 self.agent.add_to_trajectory(traj, action)
-        except LearnerUnavailable:  # only with overflow: wait
+        except LearnerUnavailable:  # raised only with overflow: wait
             self._trace.note("waited_too_long")
         if traj is not None and action is not None:
             began = time.perf_counter()
@@ -113,7 +113,7 @@ class ActionSelector:
             self._latencies.append(time.perf_counter() - began)
 
     def _play(self) -> None:
-        """An episode of the environment. It ends early if the learner is away for too long."""
+        """Play an episode of the environment. End it early if the learner is absent for too long."""
         environment, traj, action = self._environment, None, None
         observation, _ = environment.reset(seed=self._rng.randrange(1 << 31))
         ended = capped = False
@@ -131,13 +131,13 @@ class ActionSelector:
 
     def _note_acks(self) -> None:
         stats = self.agent.stats()
-        durable = 0 if self._spooled or stats["in_doubt"] else stats["durable"]  # after a doubt numbers begin anew
+        durable = 0 if self._spooled or stats["in_doubt"] else stats["durable"]  # after a doubt the numbers begin anew
         if durable > self._acked:
             self._trace.acked(self._names[self._acked : durable])
             self._acked = durable
 
     def _note_law(self, *, last: bool = False) -> None:
-        """Counters are read while the I/O thread moves them; what holds is that they agree when they are read at rest."""
+        """Record the counters when they agree. They can disagree for a moment, because the I/O thread changes them."""
         now = time.monotonic()
         if now < self._law_at and not last:
             return
@@ -147,7 +147,7 @@ class ActionSelector:
             parts = ("dropped_at_source", "in_actor", "refused", "accepted", "in_doubt")
             if stats["submitted"] == sum(stats[part] for part in parts):
                 break
-            time.sleep(0.001)  # `stopping` can be set, and a wait for it would let no other thread run
+            time.sleep(0.001)  # `stopping` can be set, and waiting on it would then not yield to other threads
         self._trace.law("actor", stats, client=self._options["client"])
 
     def _finish(self) -> None:
@@ -175,7 +175,7 @@ def main() -> int:
                 for each in acting:
                     each.stopping.set()
         if not stop_early.is_set():
-            os._exit(3)  # whoever started this is gone
+            os._exit(3)  # the parent process is gone
 
     threading.Thread(target=listen, daemon=True).start()
     acting.append(ActionSelector(json.loads(sys.argv[1])))

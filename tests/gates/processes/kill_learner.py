@@ -1,10 +1,10 @@
-"""A learner to be killed: ``python kill_learner.py '{"bind": ..., "run_dir": ..., "trace": ..., "config": {...}}'``.
+"""A learner that a test kills: ``python kill_learner.py '{"bind": ..., "run_dir": ..., "trace": ..., "config": {...}}'``.
 
-Its algorithms RECORD_ON and RECORD_OFF keep the name of each segment that they learned from in their *state*, so that what is
-in it is what the surviving lineage has learned. RL4SYS_DIE_AT=POINT:N makes it kill itself when it comes to a point (see
-`POINTS`) for the N-th time; the command ``die POINT:N`` does so from then on. Lines on its standard input are commands: ``save``,
-``drain``, ``end``; it answers in its trace. There it also says when the first actor of each client was back in touch
-(``returned``), when the client had taken and judged new segments after that (``going_on``), and which alarms were raised.
+Its algorithms RECORD_ON and RECORD_OFF keep the name of each segment that they trained on in their *state*. The state
+therefore shows what the surviving lineage has learned. RL4SYS_DIE_AT=POINT:N makes the process kill itself when it reaches a
+point (see `POINTS`) for the N-th time. The command ``die POINT:N`` sets a point later. Lines on standard input are commands:
+``save``, ``drain``, ``end``. The process answers in its trace. The trace also records when the first actor of each client was
+live again (``returned``), when the client had accepted and judged new segments after that (``going_on``), and the alarms.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 SAMPLE_S = 0.05
 JUDGED = ("trained", "stale", "quarantined", "evaluated")
 FAULTS = ("stalled", "credit_corrected")
-"""Alarms that no gate allows: this library has lost count, or stands still."""
+"""Alarms that no gate allows: the library has lost count, or makes no progress."""
 LAST_WORDS_S = 0.1
 
 
 class Records:
-    """Makes recorders, and keeps the last one."""
+    """A factory that creates recorders and keeps the last one."""
 
     def __init__(self, kind: type[Recorder], **parameters: Any) -> None:
         self._kind, self._parameters = kind, parameters
@@ -61,7 +61,7 @@ class Records:
         return self.last
 
 
-# ---- dying on purpose
+# ---- kill points
 
 
 def die() -> None:
@@ -69,7 +69,7 @@ def die() -> None:
 
 
 class Fuse:
-    """Kills the process when it is lit for the n-th time."""
+    """A counter that kills the process at its n-th call."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -77,7 +77,7 @@ class Fuse:
     def __call__(self, times: int = 1) -> None:
         before, self._left = self._left, self._left - times
         if before > 0 >= self._left:
-            threading.Event().wait(LAST_WORDS_S)  # the other threads go on: an ack that leaves too early gets away
+            threading.Event().wait(LAST_WORDS_S)  # other threads continue: an ack that is sent too early still leaves
             die()
 
 
@@ -90,12 +90,12 @@ def after(owner: Any, name: str) -> Callable[[Fuse], None]:
 
 
 def _point(owner: Any, name: str, early: bool) -> Callable[[Fuse], None]:
-    getattr(owner, name)  # a point whose function was renamed fails every gate at once, the quick ones too
+    getattr(owner, name)  # if the function of a point was renamed, every gate fails at once, the quick ones too
     return functools.partial(_wrap, owner, name, early)
 
 
 def before_segments(fuse: Fuse) -> None:
-    """Lights a fuse once for each segment of an entry that is to be fed again."""
+    """Call a fuse with the number of segments of each entry, before the entry is replayed."""
     call = ClientState.replay
 
     def wrapped(client: ClientState, entry: JournalEntry) -> None:
@@ -146,13 +146,13 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
 
 
 def light(point: str) -> None:
-    """Lays the fuse of POINT:N."""
+    """Set the point POINT:N at which this process kills itself."""
     name, _, count = point.partition(":")
     POINTS[name](Fuse(int(count or 1)))
 
 
 def obey_a_full_disk(marker: Path) -> None:
-    """While the marker is there, the disk has no room for checkpoints."""
+    """Make checkpoints fail with ENOSPC while the marker file exists."""
     call = getattr(checkpoints, "write_folder")
 
     def full(*args: Any, **named: Any) -> None:
@@ -190,7 +190,7 @@ class Served:
         return status
 
     def _note_progress(self, name: str, client: dict[str, Any], at_ns: int) -> None:
-        """Notes the first actor's return in this life, and when its client has gone on after that; and alarms."""
+        """Record the return of the client's first actor, the client's progress after that, and alarms."""
         for alarm in FAULTS:
             if alarm in client["alarms"]:
                 self._trace.note("fault", alarm=alarm, client=name, text=client["alarms"][alarm]["text"])
@@ -214,7 +214,7 @@ class Served:
                     os._exit(4)
 
     def do(self, command: str) -> bool:
-        """Does one command; False at the end."""
+        """Execute one command. Return False after the last one."""
         try:
             self._do(command)
         except RL4SysError as exc:
@@ -248,13 +248,13 @@ class Served:
                 self._learner.close()
 
     def _recorded(self) -> dict[str, str]:
-        """The algorithm of each client that says which segments it has learned from."""
+        """Return the algorithm of each client that reports the segments that it has trained on."""
         if self._learner.config.engine == "thread":
             return self._clients
         return dict.fromkeys(self._learner.status()["clients"], "")
 
     def _keys(self, client: str, algorithm: str) -> list[tuple[int, int]] | None:
-        """The segments that a client has learned from: of the algorithm here, or of a process's checkpoint."""
+        """Return the segments that a client has trained on, from the algorithm in this process or from the checkpoint."""
         if self._learner.config.engine == "thread":
             made = self._records[algorithm].last
             return None if made is None else made.keys
@@ -291,7 +291,7 @@ def main() -> int:
     for line in sys.stdin:
         if not served.do(line.strip()):
             return 0
-    return 3  # whoever started this is gone
+    return 3  # the parent process is gone
 
 
 if __name__ == "__main__":

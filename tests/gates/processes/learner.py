@@ -1,4 +1,4 @@
-"""A learner with the fake algorithm, of any policy size; says its address, then what it is asked."""
+"""A learner with the fake algorithm, of any policy size. It reports its address, and answers commands."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ snapshots: Counter[int] = Counter()
 
 
 class Forgetful(FakeAlgorithm):
-    """Keeps no list of what it has observed, which would grow with it."""
+    """A fake algorithm that does not keep the list of observed segments, which would grow."""
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Observes, and forgets."""
+        """Observe a segment, and clear the list."""
         super().observe(segment, correct=correct)
         self.keys.clear()
 
 
 def build(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    """A fake algorithm whose policy has the hidden layer that the test wants."""
+    """Return a fake algorithm whose policy has a hidden layer of the given size."""
     spec = mlp_spec(observation_space, action_space, "categorical", (given["hidden"],))
     kind = Forgetful if given.get("forgetful") else FakeAlgorithm
     made.append(kind(spec, FakeParameters(**{**given["fake"], **parameters}), seed))
@@ -38,7 +38,7 @@ def build(observation_space: Any, action_space: Any, parameters: Any, seed: int)
 
 
 def count_snapshots() -> None:
-    """Counts how often a version is encoded whole. There is no counter for it; this is where the encoder is called."""
+    """Count the snapshots of each version that are encoded. There is no counter for them, so the encoder is wrapped."""
 
     def counting(policy_id: bytes, held: Any, new: Any, *args: Any, **kwargs: Any) -> Any:
         if held is None:
@@ -49,7 +49,7 @@ def count_snapshots() -> None:
 
 
 def keys() -> dict[str, int]:
-    """How many segments were observed, and how many different ones."""
+    """Return the numbers of observed segments and of different ones."""
     seen = [key for algorithm in made for key in algorithm.keys]
     return {"observed": len(seen), "different": len(set(seen))}
 
@@ -58,7 +58,7 @@ held = threading.Event()
 
 
 def hold() -> bool:
-    """Keeps the gateway thread busy until `release`."""
+    """Block the gateway thread until `release`."""
     running = threading.Event()
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Simulated actors without threads, as many as the test wants; they join, send at a rate, rest, and give their account."""
+"""Many simulated actors without threads. They join, send at a rate, pause, and report their counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pause = threading.Event()
 
 
 def join(count: int) -> int:
-    """More actors join; says how many have joined in all."""
+    """Add actors. Return the number of all actors that have joined."""
     seed = given["seed"] + len(loads)
     loads.append(SessionLoad(SessionLoadOptions(address=given["address"], count=count, algorithm_name="FAKE", seed=seed)))
     loads[-1].start()
@@ -30,14 +30,14 @@ def join(count: int) -> int:
 
 
 def send(rate: float) -> bool:
-    """From now on each actor sends this many segments a second; 0 to rest."""
+    """Set the number of segments that each actor sends per second. With 0 they pause."""
     for load in loads:
         load.rate = rate
     return True
 
 
 def settle() -> dict[str, Any]:
-    """Waits until everything is acknowledged; says what came of it."""
+    """Wait until everything is acknowledged. Return the added counters."""
     wait_for(lambda: not any(load.rate_in_use or load.in_flight for load in loads))
     counters: dict[str, int] = {}
     for load in loads:
@@ -55,7 +55,7 @@ def settle() -> dict[str, Any]:
 
 
 def wait_for(done: Any) -> None:
-    """Until it is so; a failed thread ends the wait, and so does the watchdog."""
+    """Wait for a condition. Fail if a thread has failed or the time is over."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
         for load in loads:

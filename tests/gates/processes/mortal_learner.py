@@ -1,6 +1,6 @@
-"""A learner on a run directory whose algorithm ends the process when it trains on a segment with the reward 666.
+"""A learner with a run directory whose algorithm crashes the process when it trains on a segment with the reward 666.
 
-Its first line is its address; it ends with its stdin.
+Its first line is its address. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ given = options()
 
 
 def die() -> None:
-    """As native code does that reads where there is nothing."""
+    """Crash as native code does that reads an invalid address."""
     signal.raise_signal(signal.SIGSEGV)  # in this thread, before it returns
 
 
 class OnPolicy(FakeAlgorithm):
-    """Dies in an update."""
+    """An on-policy algorithm that crashes in an update."""
 
     poisoned = False
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Notes if there is one."""
+        """Observe a segment, and note a reward of 666."""
         super().observe(segment, correct=correct)
         self.poisoned |= bool((segment.rewards == 666.0).any())
 
     def update(self, *, partial: bool = False) -> Any:
-        """Dies if one is part of the batch."""
+        """Crash if the batch contains a poisoned segment."""
         if self.poisoned and (partial or not self.demand()):
             die()
         return super().update(partial=partial)
 
     def restore(self, kept: Any) -> None:
-        """Forgets what was observed."""
+        """Restore the state, and forget the poisoned segment."""
         super().restore(kept)
         self.poisoned = False
 
 
 class OffPolicy(FakeAlgorithm):
-    """Dies as soon as it observes one, or in the update after."""
+    """An off-policy algorithm that crashes when it observes a poisoned segment, or in the next update."""
 
     kind = "offpolicy"
     poisoned = False
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Dies, or notes it."""
+        """Observe a segment. If it is poisoned, crash or note it."""
         super().observe(segment, correct=correct)
         self.poisoned |= bool((segment.rewards == 666.0).any())
         if self.poisoned and given["at"] == "observe":
             die()
 
     def update(self, *, partial: bool = False) -> Any:
-        """Dies."""
+        """Crash after a poisoned segment."""
         if self.poisoned:
             die()
         return super().update(partial=partial)
 
 
 def build(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    """One of the two."""
+    """Return the algorithm that the options select."""
     kind = OnPolicy if given["at"] == "batch" else OffPolicy
     return kind(fake_spec(), FakeParameters(steps_per_update=given["steps_per_update"], rollout_length=4), seed)
 

@@ -1,4 +1,4 @@
-"""A learner with a run directory and the fake algorithm; says its address, then what it is asked."""
+"""A learner with a run directory and the fake algorithm. It reports its address, and answers commands."""
 
 from __future__ import annotations
 

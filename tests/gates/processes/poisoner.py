@@ -1,4 +1,4 @@
-"""Plays CartPole in several environments and spoils segments before they leave: a share of them, or one when it is told to."""
+"""An actor that plays CartPole in several environments. It corrupts a share of its segments, or one on request."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ once: list[str] = []
 
 
 def put(segment: Segment, column: str, value: float) -> Segment:
-    """One element of a column."""
+    """Return the segment with another value in one random element of a column."""
     changed = getattr(segment, column).copy()
     changed.reshape(-1)[rng.randrange(changed.size)] = value
     return dataclasses.replace(segment, **{column: changed})
 
 
 def scale(segment: Segment, column: str, factor: float) -> Segment:
-    """A whole column."""
+    """Return the segment with a whole column multiplied."""
     return dataclasses.replace(segment, **{column: (getattr(segment, column) * np.float32(factor)).astype(np.float32)})
 
 
@@ -57,19 +57,19 @@ KINDS: dict[str, Callable[[Segment], Segment]] = {
     "rewards subnormal": lambda s: scale(s, "rewards", 1e-40),
     "observations flipped": lambda s: scale(s, "observations", -1.0),
     "rewards flipped": lambda s: scale(s, "rewards", -1.0),
-    "rewards late": lambda s: s,  # by `Poisoned.add_to_trajectory`
+    "rewards late": lambda s: s,  # `Poisoned.add_to_trajectory` does this
 }
 
 
 def is_beyond(segment: Segment) -> bool:
-    """Whether it has a number that no sensor, reward or probability of this task can have."""
+    """Return True if the segment has a number that no sensor, reward or probability of this task can have."""
     largest = max(float(np.abs(column).max()) for column in (segment.observations, segment.rewards))
     improbable = not bool(((segment.log_probs > -100.0) & (segment.log_probs < 0.001)).all())
     return largest > 1e12 or improbable or abs(segment.episode_return or 0.0) > 1e15
 
 
 def spoil(segment: Segment) -> Any:
-    """Packs a segment, spoilt or not."""
+    """Pack a segment, corrupted or not."""
     kind = ""
     if once:
         kind = once.pop()
@@ -83,7 +83,7 @@ def spoil(segment: Segment) -> Any:
 
 
 class Poisoned:
-    """An agent whose rewards change after the step, now and then."""
+    """An agent whose rewards sometimes change after the step."""
 
     def __init__(self, agent: RL4SysAgent) -> None:
         self._agent, self.spec = agent, agent.spec
@@ -91,11 +91,11 @@ class Poisoned:
 
     @property
     def version(self) -> int:
-        """Of the policy."""
+        """The version of the policy."""
         return self._agent.version
 
     def add_to_trajectory(self, traj: Any, action: Any) -> None:
-        """Stores a step; its reward may change later."""
+        """Store a step. Its reward may change later."""
         self._agent.add_to_trajectory(traj, action)
         if "rewards late" in given["kinds"] and rng.random() < given["share"] / 32:
             with contextlib.suppress(RewardError):
@@ -104,16 +104,16 @@ class Poisoned:
 
 
 class Aim(EpisodeCounts):
-    """Is done when the mean of a hundred returns is reached, or it is told to stop."""
+    """Counts of episodes, done when the mean of a hundred returns reaches the target, or at a stop."""
 
     @property
     def done(self) -> bool:
-        """True when it is time to end."""
+        """True if the target is reached, or `stopping` is set."""
         return stopping.is_set() or (len(self.returns) == 100 and self.mean >= given["target"])
 
     @property
     def mean(self) -> float:
-        """Of the last hundred returns."""
+        """The mean of the last hundred returns."""
         return float(np.mean(self.returns)) if self.returns else 0.0
 
 
@@ -121,12 +121,12 @@ def work() -> None:
     try:
         play(Poisoned(agent), environments, list(range(len(environments))), tally)  # type: ignore[arg-type]
         counts["reached"] = not stopping.is_set()
-    except Exception as exc:  # the test asks for it
+    except Exception as exc:  # the status reports it to the test
         errors.append(repr(exc))
 
 
 def status() -> dict[str, Any]:
-    """How far it is."""
+    """Return the progress."""
     return {
         "done": not worker.is_alive(),
         "errors": errors,
@@ -140,7 +140,7 @@ def status() -> dict[str, Any]:
 
 
 def finish(timeout_s: float) -> dict[str, Any]:
-    """Stops, and delivers everything; the status then."""
+    """Stop acting, deliver everything, and return the status."""
     stopping.set()
     worker.join(timeout_s)
     agent.flush(timeout_s)
@@ -148,7 +148,7 @@ def finish(timeout_s: float) -> dict[str, Any]:
 
 
 def one(kind: str) -> bool:
-    """Spoils the next segment."""
+    """Corrupt the next segment."""
     once.append(kind)
     return True
 

@@ -25,7 +25,7 @@ RANDOM_STEPS = TRAINING_STARTS = 300
 STEPS_PER_UPDATE, LOG_PERIOD, EVAL_PERIOD, EVAL_EPISODES = 10, 50, 500, 10
 BATCH_SIZE, PUBLISH_PERIOD, REPORT_PERIOD = 64, 10, 250
 CONTROL_S = 0.004
-"""Time that a step of the plant takes. A simulator without it would run far ahead of a learner on the same machine."""
+"""The time that a step of the plant takes. A simulator without it would run far ahead of a learner on the same machine."""
 
 options = json.loads(sys.argv[1])
 stop = threading.Event()
@@ -133,7 +133,7 @@ def learner() -> None:
         assert type == "send-stats", f"Invalid request type: {type}"
         if payload.get("timer", {"step": 1})["step"] % REPORT_PERIOD == 0:
             report(**payload, replay=len(replay_buffer), updates=update_steps)
-        return {}  # not expecting a response
+        return {}  # the client does not use the response
 
     server = TrainerServer(make_trainer_config(), request_callback=stats_callback)
     server.register_data_store("actor_env", replay_buffer)

@@ -1,4 +1,4 @@
-"""A learner beside a torch that takes long to load; says whether a client that is founded meanwhile works."""
+"""A learner beside a torch module that loads slowly. It reports whether a client that is created meanwhile works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ found: dict[str, Any] = {"joined": False, "error": ""}
 
 
 def join(address: str) -> None:
-    """A client of an algorithm without torch."""
+    """Join as a client of an algorithm without torch."""
     config = AgentConfig(client_id="lab", algorithm_name="FAKE", input_size=4, act_dim=2, train_server_address=address)
     try:
         with RL4SysAgent(config=config) as agent:
@@ -49,7 +49,7 @@ assert gate.began.wait(30.0)
 with Learner(LearnerConfig(bind="inproc://lab", run_dir=None)) as learner:
     joining = threading.Thread(target=join, args=(learner.address,))
     joining.start()
-    joining.join(1.0)  # it should wait for torch
+    joining.join(1.0)  # the client should wait for torch
     gate.go_on.set()
     joining.join(30.0)
     loading.join(30.0)

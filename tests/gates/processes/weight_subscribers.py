@@ -1,4 +1,4 @@
-"""Agents that only follow the policy: as many as the test wants, which join all at once when it says so."""
+"""A given number of agents that only subscribe to the policy. They all join at once, at the test's command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ agents: list[RL4SysAgent] = []
 
 
 def follow_elsewhere(pub: str) -> None:
-    """Makes agents take the weights from another address than the learner says: a proxy before it."""
+    """Make agents subscribe to a proxy instead of the address that the learner gives."""
     join = weight_subscriber.WeightSubscriber.join
 
     def elsewhere(self: Any, welcome: Any, poller: Any) -> None:
@@ -27,7 +27,7 @@ def follow_elsewhere(pub: str) -> None:
 
 
 def join() -> dict[str, Any]:
-    """All at once; says how long the slowest took."""
+    """Connect all agents at once. Return the time until the slowest has joined, and the errors."""
     config = AgentConfig.from_mapping(given["agent"])
     ready = threading.Barrier(given["count"])
     failed: list[str] = []
@@ -49,14 +49,14 @@ def join() -> dict[str, Any]:
 
 
 def wait(version: int) -> bool:
-    """Until all have this version or a later one."""
+    """Wait until all agents have this version or a later one."""
     for agent in agents:
         agent.wait_version(version, 60.0)
     return True
 
 
 def state() -> list[dict[str, Any]]:
-    """What each of them holds, and how it came by it."""
+    """Return the policy that each agent holds, and the counters of its subscription."""
     found = []
     for agent in agents:
         stats = agent.stats()

@@ -1,4 +1,4 @@
-"""The recipes in examples/deploy: their commands exist, and each system's own tools accept them, as far as they are installed."""
+"""The recipes in examples/deploy: their commands exist, and each system's own tools accept them if the tools are installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def has(tool: str) -> str:
-    """The path of a tool; skips the test without it."""
+    """Return the path of a tool. Skip the test without it."""
     found = shutil.which(tool) or shutil.which(tool, path=Path(sys.executable).parent)
     if found is None:
         pytest.skip(f"{tool} is not installed")
@@ -58,7 +58,7 @@ def accepted(*command: str | Path) -> str:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Each command of this library in a recipe: the file, and the words from the name of the program on."""
+    """Yield each command of this library in a recipe: the file, and the arguments that begin with the name of the program."""
     pattern = re.compile(r"(?:\S*/)?(rl4sys-(?:learner|actor))$")
     for unit in UNITS:
         for line in re.findall(r"^Exec\w+=(.*)$", unit.read_text(), re.MULTILINE):
@@ -132,7 +132,7 @@ def test_no_recipe_holds_a_secret_or_turns_keys_off() -> None:
 
 @pytest.fixture
 def stubbed(tmp_path: Path) -> list[Path]:
-    """The units, with programs that exist in place of /opt/rl4sys/bin."""
+    """The units with paths of stub programs in place of /opt/rl4sys/bin."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in PROGRAMS:
@@ -243,7 +243,7 @@ def test_pods_are_locked_down_and_are_given_time_to_drain() -> None:
 
 
 def test_the_secret_files_that_a_pod_copies_are_accepted(tmp_path: Path) -> None:
-    """The shell command of the init containers, with folders of this machine."""
+    """Run the shell command of the init containers with folders of this machine."""
     secret, keys = tmp_path / "secret", tmp_path / "keys"
     secret.mkdir()
     keys.mkdir()

@@ -1,4 +1,4 @@
-"""The batch script of examples/deploy in a Slurm cluster of one node, which the test starts and ends."""
+"""A run of the batch script of examples/deploy in a Slurm cluster of one node, which the test starts and ends."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def until(condition: Callable[[], object], say: Callable[[], str], timeout_s: fl
 
 
 class Cluster:
-    """One node that is everything. Its daemons stay in the foreground, so that the test owns them."""
+    """A cluster of one node with all roles. Its daemons stay in the foreground, so that the test owns them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Plays a document: its files are written and its commands are run, in order, in one shell."""
+"""A player for documents: it writes their files and runs their commands, in order, in one shell."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ PATIENT = {
     "RL4SYS_LEARNER_STATUS_TIMEOUT": "30",
     "RL4SYS_LEARNER_DOCTOR_TIMEOUT": "30",
 }
-"""Options that a busy machine needs longer for."""
+"""Longer timeouts, for a busy machine."""
 
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a document's commands wrote, and the folder in which they ran."""
+    """The output of a document's commands, and the folder in which they ran."""
 
     output: str
     folder: Path
 
 
 def script_of(text: str) -> str:
-    """Return the shell script that a document is, without the installation, which `check_installation` looks at."""
+    """Return the shell script of a document, without the installation, which `check_installation` checks."""
     parts = []
     for language, block in BLOCK.findall(text):
         name = re.match(r"# (\w+\.py)\n", block)
@@ -48,18 +48,18 @@ def script_of(text: str) -> str:
             for line in block.splitlines():
                 if not is_installation(line):
                     parts.append(line)
-                if served := re.search(r"serve .* > (\S+\.log) &$", line):  # as a reader does, who looks at it
+                if served := re.search(r"serve .* > (\S+\.log) &$", line):  # a reader waits for this line too
                     parts.append(f"until grep -q '^learner at' {served[1]}; do kill -0 $!; sleep 0.1; done")
     return "\n".join(parts)
 
 
 def is_installation(line: str) -> bool:
-    """Return whether a command installs something: those download a gigabyte, so tests check them instead."""
+    """Return True if a command installs something. Such commands download a gigabyte, so tests only check them."""
     return re.match(r"(pip install|git clone|cd |python3?[.\d]* -m venv|\. )", line) is not None
 
 
 def check_installation(line: str) -> None:
-    """Raise AssertionError when an installation names a file, an extra or a pin that does not exist."""
+    """Raise AssertionError if an installation names a file, an extra or a pin that does not exist."""
     words = shlex.split(line, comments=True)
     if words[:2] != ["pip", "install"]:
         return
@@ -85,7 +85,7 @@ def free_port() -> int:
 
 
 def play(document: Path, folder: Path, shorter: Mapping[str, str] | None = None) -> Played:
-    """Run a document in a folder. Every command must succeed; those in the background end with the shell at the latest.
+    """Run a document in a folder. Every command must succeed. Those in the background end with the shell at the latest.
 
     Args:
         document: The document.

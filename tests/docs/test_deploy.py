@@ -1,4 +1,4 @@
-"""The commands of ``docs/howto/deploy.md`` run as they stand there, with real processes."""
+"""The commands of ``docs/howto/deploy.md`` run unchanged, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of how-to pages that have no tests of their own run as they stand there, over names that stand for yours."""
+"""The code blocks of how-to pages without their own tests run unchanged, with stand-ins for the reader's names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Plant:
-    """Fails at every fifth step."""
+    """A plant that fails at every fifth step."""
 
     def __init__(self) -> None:
         self.steps = itertools.count(1)
@@ -70,7 +70,7 @@ class Plant:
 
 
 class Done(Exception):
-    """Ends a loop of the page that has no end."""
+    """The exception that ends an endless loop of the page."""
 
 
 class World:
@@ -153,7 +153,7 @@ def test_action() -> None:
     def serve() -> None:
         try:
             exec(robot, names)
-        except BaseException as error:  # shown by the test
+        except BaseException as error:  # the test asserts that there is none
             failed.append(error)
 
     thread = threading.Thread(target=serve)

@@ -37,7 +37,7 @@ sys.path.insert(0, str(DOCS / "_ext"))
 tables: Any = importlib.import_module("tables")
 
 COUNTS_BY_VARIABLE = {("actor/segment_queue.py", "reason"), ("serving/trainer_client.py", "name")}
-"""Places that count under a name which a caller chose; the callers' literals are found by themselves."""
+"""Places that count under a name from the caller. The literals of the callers are found separately."""
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def page() -> str:
 
 
 def listed(page: str, heading: str = "") -> set[str]:
-    """The names in the first column of the tables, of one section or of the whole page."""
+    """Return the names in the first column of the tables, of one section or of the whole page."""
     section = re.split(r"^#+ ", page.partition(f"\n{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0] if heading else page
     return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
 
 
 def counted() -> Iterator[tuple[str, str]]:
-    """Each place that raises a counter: the file, and the counter's name with ``*`` for what is not written there."""
+    """Yield each place that increases a counter: the file, and the counter's name, with ``*`` for its variable parts."""
     for path in sorted(PACKAGE.rglob("*.py")):
         where = path.relative_to(PACKAGE).as_posix()
         if where.startswith(("testing/", "bench/")):

@@ -1,4 +1,4 @@
-"""The tutorials run as they stand there, with real processes: each file is written, each command is executed."""
+"""The tutorials run unchanged, with real processes: each file is written, each command is executed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TUTORIALS = ROOT / "docs/tutorials"
 
 
 def accounts(played: Played) -> list[dict[str, int]]:
-    """The learner's conservation law as each status in the output shows it."""
+    """Return the counters of the learner's conservation law from each status in the output."""
     return [
         {name: int(number.replace(",", "")) for name, number in re.findall(r"(\w+) ([\d,]+)", line)}
         for line in re.findall(r"accepted [\d,]+.*", played.output)

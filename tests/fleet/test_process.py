@@ -1,4 +1,4 @@
-"""The engine for processes, with real processes that misbehave in every way."""
+"""The engine for processes, with real processes that misbehave in many ways."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def lab() -> Iterator[Lab]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, even if nobody has collected it."""
+    """Return True if a process has ended, even if its parent has not reaped it."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

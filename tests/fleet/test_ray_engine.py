@@ -1,4 +1,4 @@
-"""The fleet's connection to Ray, with drivers that do what the test says, and the object in a Ray actor, without Ray."""
+"""The fleet's connection to Ray, with drivers that the test scripts, and the object in a Ray actor, without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line in which an actor reports."""
+"""The report line of an actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that resizes a fleet, against models of a learner: it finds a size, keeps it, and stays within its bounds."""
+"""The rule that resizes a fleet, with models of a learner: it finds a size, keeps it, and stays within its bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Model = Callable[[int], FleetLoad]
 
 
 def learner_of(steps_per_s: float, actor_steps_per_s: float = 100.0) -> Model:
-    """A learner that takes a number of steps per second at most, beside actors that never disturb each other."""
+    """Return a model of a learner that takes a limited number of steps per second from independent actors."""
 
     def load(actors: int) -> FleetLoad:
         able = actors * actor_steps_per_s
@@ -34,7 +34,7 @@ def learner_of(steps_per_s: float, actor_steps_per_s: float = 100.0) -> Model:
 
 
 def synchronous(update_s: float, batch: float = 1000.0, actor_steps_per_s: float = 100.0) -> Model:
-    """A learner for whose updates all actors wait."""
+    """Return a model of a learner for whose updates all actors wait."""
 
     def load(actors: int) -> FleetLoad:
         collect_s = batch / (actors * actor_steps_per_s)
@@ -44,7 +44,7 @@ def synchronous(update_s: float, batch: float = 1000.0, actor_steps_per_s: float
 
 
 def machine_of(cores: int, actor_steps_per_s: float = 100.0) -> Model:
-    """A learner that takes everything, on a machine that has no more than some cores."""
+    """Return a model of a learner that takes everything, on a machine with a limited number of cores."""
     return lambda actors: FleetLoad(actors, 0.0, min(actors, cores) * actor_steps_per_s)
 
 
@@ -81,7 +81,7 @@ def test_growth_that_a_full_machine_does_not_reward_is_taken_back_and_not_repeat
     assert found[:2] == [10, 8]
     assert set(found[1:]) == {8}
     later = sizes(machine_of(8), 8, WIDE, 3 * CEILING_WINDOWS)
-    assert later.count(10) == 3  # tried again now and then, because the machine can have become free
+    assert later.count(10) == 3  # tried again now and then, because other load on the machine may have ended
 
 
 def test_growth_continues_while_it_pays() -> None:

@@ -1,4 +1,4 @@
-"""The decisions of a fleet, with an engine and a clock that the test moves."""
+"""The decisions of a fleet, with an engine and a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_actor_that_ends_in_order_is_not_started_again_and_the_fleet_ends_wit
     world.alive[0].ends(0, done=True)
     world.tick(100.0)
     assert list(world.alive) == [1] and world.fleet.alive == 1
-    world.alive[1].ends(0)  # somebody terminated it
+    world.alive[1].ends(0)  # an exit without a report that it is done, as after a signal
     world.tick()
     world.tick(1.0)
     assert world.alive[1].start == 1
@@ -217,7 +217,7 @@ def test_drain_stops_all_and_starts_none() -> None:
 
 
 def passes(world: World, waiting: float, steps_per_s: float) -> None:
-    """A window of time in which each actor waits a share of it."""
+    """Simulate a window of time in which each actor waits for a share of it."""
     world.tick()
     for handle in world.alive.values():
         assert handle.report is not None

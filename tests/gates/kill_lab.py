@@ -190,7 +190,7 @@ class Lab(Resource):
 
         Args:
             one_lineage: as in `check_trace`.
-            unrecorded: clients whose algorithm does not report the segments that it has trained on. Only their laws are checked.
+            unrecorded: clients whose algorithm does not report the segments that it trained on. Only their laws are checked.
         """
         events = read_trace(*(self.folder / f"{name}.jsonl" for name in self.traces))
         faults = [event for event in events if event.kind == "fault"]

@@ -1,4 +1,4 @@
-"""Alarms by kind: counted, bounded, and said in the log at the first and then once a minute."""
+"""Tests of alarms by kind: they are counted and bounded. The log has the first alarm at once, and then one line a minute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rl4sys_zmq.learner.alarms import LOG_EVERY_S, MAX_KINDS, OTHER, Alarms
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that a test sets, in seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0

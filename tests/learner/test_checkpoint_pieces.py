@@ -1,4 +1,4 @@
-"""Checkpoints that share the files of pieces: written once, complete in each folder, and damage is found."""
+"""Tests of checkpoints that share the files of pieces: complete folders, lost and damaged files, and incremental states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def piece(number: int) -> StatePiece:
 
 
 def write(store: CheckpointStore, numbers: range) -> dict[str, Any]:
-    """Writes a state of these pieces, without the arrays of those that the last checkpoint has; returns it with all."""
+    """Write a state of these pieces, without the arrays of the stored pieces. Return the state with all arrays."""
     stored = store.stored_pieces()
     pieces = [piece(number) for number in numbers]
     named = [StatePiece(one.name, None) if one.name in stored else one for one in pieces]

@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out to the bit, a crash leaves the old set or the new one, and no damage goes unseen."""
+"""Tests of checkpoints: a state is restored bit for bit, a crash leaves the old set or the new one, and damage is detected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def names(folder: Path) -> list[str]:
 
 
 def assert_alike(one: Any, other: Any) -> None:
-    """Equal types, dtypes, shapes and bits."""
+    """Assert that two states have equal types, dtypes, shapes and bits."""
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert list(one) == list(other)
@@ -89,7 +89,7 @@ def assert_alike(one: Any, other: Any) -> None:
 
 
 def through_files(state: Any) -> Any:
-    """A state as another process would read it."""
+    """Return a state as another process would read it from the files."""
     files = checkpoints.encode_checkpoint(MANIFEST, {"it": state})
     document = json.loads(files["manifest.json"])
     import safetensors.numpy
@@ -333,11 +333,11 @@ def test_going_back_abandons_what_is_newer(tmp_path: Path) -> None:
     assert read_manifest(store.folder / "00000005.abandoned").number == 5
 
 
-# What is wrong is named ---------------------------------------------------------------------------------------------
+# Errors name the cause ----------------------------------------------------------------------------------------------
 
 
 def resealed(path: Path, change: Any) -> None:
-    """Changes a manifest as a program would, digest included."""
+    """Change a manifest, and compute its seal again, as a program would."""
     document = json.loads((path / "manifest.json").read_text())
     del document["seal"]
     change(document)
@@ -457,13 +457,13 @@ def test_no_torn_file_goes_unseen(tmp_path_factory: pytest.TempPathFactory, cut:
     assert caught.value.damaged and caught.value.path == str(file)
 
 
-# The disk refuses, the process dies ---------------------------------------------------------------------------------
+# Errors of the disk, and crashes ------------------------------------------------------------------------------------
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename", "close")
 
 
 class Saboteur:
-    """Counts the disk calls of a write, and does something else at the chosen one."""
+    """A recorder of the disk calls of a write. It runs `act` before the call with the index `at`."""
 
     def __init__(self, at: int, act: Any) -> None:
         self.seen: list[str] = []
@@ -484,7 +484,7 @@ class Saboteur:
 
 
 def calls_of_a_write(folder: Path) -> list[str]:
-    """The disk calls of a write that prunes."""
+    """Return the disk calls of a write that also removes the oldest checkpoint."""
     store = store_with(folder, 3)
     counter = Saboteur(-1, None)
     with pytest.MonkeyPatch.context() as patch:
@@ -520,7 +520,7 @@ def test_whatever_the_disk_refuses_one_set_is_whole(tmp_path: Path, code: int) -
                 written = False
                 failed += 1
                 assert os.strerror(code) in str(exc) and str(store.folder) in exc.path and not exc.damaged
-        assert not [name for name in names(store.folder) if name.startswith(".tmp")] or written  # what is left of pruning
+        assert not [name for name in names(store.folder) if name.startswith(".tmp")] or written  # pruning can leave one
         manifest, state, damaged = CheckpointStore(store.folder).load() or pytest.fail("nothing there")
         assert damaged == [] and state["number"] == manifest.number
         assert manifest.number == 4 if written else manifest.number in (3, 4)
@@ -605,7 +605,7 @@ def test_an_interrupted_load_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert loaded is not None and loaded[0].number == 1
 
 
-# ---- who may write
+# ---- the right to write
 
 
 def test_a_learner_thread_that_was_replaced_can_write_no_checkpoint(tmp_path: Path) -> None:

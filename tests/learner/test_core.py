@@ -1,4 +1,4 @@
-"""The learner's core, driven by hand: messages and words go in, answers and messages for learner threads come out."""
+"""Tests of the learner's core without sockets. They deliver messages of actors and learner threads, and check the answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FLAT = np.zeros(SPEC.size, np.float32)
 
 @dataclass
 class FakeWorker:
-    """A learner thread that a test plays."""
+    """A fake learner thread, which records the messages that it receives."""
 
     key: bytes
     given: list[Message] = field(default_factory=list)
@@ -90,7 +90,7 @@ class FakeWorker:
 
 
 class FakeDisk(MemoryJournal):
-    """A journal that commits when it is told to, gives pages that a test wrote, and notes what it is told to forget."""
+    """A journal that commits only in `commit`, returns the pages that a test has prepared, and records trims and gaps."""
 
     durable = True
 
@@ -131,7 +131,7 @@ class Events(NullEventSink):
 
 
 class Rig:
-    """A core with one client ``lab``, a clock that stands still, and everything that leaves it."""
+    """A core with one client ``lab``, a clock that the test sets, and a record of the messages that the core sends."""
 
     def __init__(self, journal: Journal | None = None, **options: Any) -> None:
         self.now = 100.0
@@ -177,7 +177,7 @@ class Rig:
         return self.core.registry.get("lab")
 
     def say(self, message: Message, peer: bytes = b"p") -> list[Message]:
-        """An actor's message; returns the answers to this peer."""
+        """Deliver an actor's message, and return the answers to this peer."""
         self.core.endpoint.receive(peer, None, encode(message), self.now)
         return self.answers(peer)
 
@@ -187,7 +187,7 @@ class Rig:
         return found
 
     def words(self, *messages: Message, worker: FakeWorker | None = None) -> None:
-        """What a learner thread says."""
+        """Deliver messages of a learner thread."""
         for message in messages:
             self.core.on_worker([(worker or self.worker).key, *encode(message)])
 
@@ -197,7 +197,7 @@ class Rig:
         return self.answers(peer)
 
     def ready(self, checkpoint: int = 0, marks: Sequence[Any] = (), trained: int = 0) -> None:
-        """The learner thread says what it goes on from, and publishes that."""
+        """Let the learner thread report the checkpoint that it continues from, and publish version 0."""
         self.core.on_journal()
         assign = self.worker.given[0]
         assert isinstance(assign, AssignClient)
@@ -211,7 +211,7 @@ class Rig:
         self.core.turn()
 
     def join(self, peer: bytes = b"p", **kwargs: Any) -> Welcome:
-        """An actor joins a client whose learner thread is ready, or is then."""
+        """Let an actor join, and return the WELCOME. If the learner thread is not ready so far, let it become ready."""
         answers = self.say(hello(**kwargs), peer)
         if not answers:
             self.ready()
@@ -524,7 +524,7 @@ def test_a_crash_that_the_clock_notices_before_the_engine_is_a_crash() -> None:
 
 
 def crash(rig: Rig) -> None:
-    """The client's worker is killed."""
+    """Let the client's worker end as if it was killed."""
     rig.worker.alive, rig.worker.crash = False, "its process 7 has ended: signal 9 (SIGKILL)"
     rig.core.on_worker_ended(rig.worker.key)
 
@@ -537,7 +537,7 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
         crash(rig)
         assert only(rig.answers(), Refused).code == RefusalReason.NO_SESSION
         assert (rig.client.state, len(rig.workers)) == ("starting", count)
-        assert rig.say(hello()) == []  # it waits, and so does a second one
+        assert rig.say(hello()) == []  # the first HELLO waits, and a repeated one is refused
         assert only(rig.say(hello()), Refused).code == RefusalReason.STARTING
         rig.core.each_second(rig.now)
         assert rig.core.rest_s(rig.now, 60.0) == pytest.approx(pause_s)
@@ -735,7 +735,7 @@ def test_an_idle_client_goes_and_a_beacon_comes_each_second() -> None:
 
 
 def test_many_new_subscribers_share_a_beacon() -> None:
-    """Each beacon goes to all subscribers: one for each of a thousand newcomers would be half a million messages."""
+    """Each beacon goes to all subscribers. With one beacon for each of a thousand new ones, this would be 500,000 messages."""
     rig = Rig()
     rig.join()
     rig.turn()

@@ -1,4 +1,4 @@
-"""The evaluation of a client's policy: its options, its thread and process, and the best policy that it keeps."""
+"""Tests of the evaluation of a client's policy: its options, its thread and process, and the best policy that it keeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT_S = 60.0
 
 
 def policy(version: int = 0, size: int = 4, steps: int = 0) -> StoredPolicy:
-    """A random policy for CartPole, or for observations of another size."""
+    """Return a random policy for CartPole, or for observations of another size."""
     spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(2), "categorical", (4,))
     flat = np.random.default_rng(version).normal(size=sum(spec.sizes)).astype(np.float32)
     origin = PolicyOrigin(client_id="pole", algorithm_name="PPO", updates=version, steps=steps, saved_unix_s=0.0)
@@ -159,7 +159,7 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path, content: bytes) -> None
 
 
 class Results:
-    """The results of an evaluator, and the replies of its process, which waits for each one."""
+    """The results of an evaluator, and the replies of its fake process. The process waits until a reply is available."""
 
     def __init__(self) -> None:
         self.records: list[tuple[int, float, bool]] = []
@@ -178,7 +178,7 @@ class Results:
         self.arrived.release()
 
     def reply(self, *replies: Any) -> None:
-        """Let the process give these replies, one for each question."""
+        """Let the process give these replies, one for each request."""
         self.replies += replies
         self.ready.release(len(replies))
 

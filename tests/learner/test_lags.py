@@ -1,4 +1,4 @@
-"""The ages of training data: their histogram, and trainings with an age that is forced."""
+"""Tests of the lags of training data: their histogram, and trainings with a forced lag."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_each_step_is_in_the_bucket_of_its_lag() -> None:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The segments that an algorithm observes in a forced training, each with the newest version at that time."""
+    """The module `forced_lag`, and the segments that its algorithm observes, each with the newest version at that time."""
     pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
     forced_lag: Any = pytest.importorskip("rl4sys_zmq.bench.forced_lag")

@@ -1,4 +1,4 @@
-"""Several ranks, processes that train one policy together, learn what one would, end together, and leave nothing behind."""
+"""Tests of ranks, processes that train one policy together: their result is that of one process, and they end together."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assignment(name: str, actions: FlatSpace, parameters: Mapping[str, Any], **o
 
 
 def segments(actions: FlatSpace, steps: int = 16) -> Iterator[Segment]:
-    """The segments of one actor, without end: an episode of four segments after another."""
+    """Yield the segments of one actor without end. Each episode has four segments."""
     rng = np.random.default_rng(11)
     number = 0
     while True:
@@ -87,7 +87,7 @@ def segments(actions: FlatSpace, steps: int = 16) -> Iterator[Segment]:
 
 
 def ranked(assign: AssignClient) -> tuple[Any, RankGroup]:
-    """An algorithm of several ranks, which run."""
+    """Return an algorithm with several ranks, and their running group."""
     spaces = OBSERVATIONS, FOUR if assign.action_space == space_to_json(FOUR) else BOX
     algorithm = make_algorithm(assign.algorithm_name, *spaces, assign.parameters, assign.seed)
     group = place_algorithm(algorithm, assign, threading.Event()).group
@@ -97,7 +97,7 @@ def ranked(assign: AssignClient) -> tuple[Any, RankGroup]:
 
 
 def weights(algorithm: Any) -> Any:
-    """All weights and Adam's moments."""
+    """Return all weights and the moments of Adam."""
     return np.concatenate([array.reshape(-1) for array in algorithm.numbers_to_check()[:3]])
 
 
@@ -118,7 +118,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def running(pid: int) -> bool:
-    """Whether a process runs; a zombie has ended."""
+    """Return True if a process runs. A zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -218,7 +218,7 @@ def test_a_stopped_rank_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("moment", ["another one starts", "they connect"])
 def test_a_rank_that_is_killed_while_the_group_starts_is_lost(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client then starts again from its checkpoint."""
+    """The start raises `RankLost`. The client then starts again from its checkpoint."""
     for module in (rank_group, rank_member):
         monkeypatch.setattr(module, "RANK_TIMEOUT_S", 4.0)
     assign = assignment("PPO", FOUR, PPO, learners=3)
@@ -264,7 +264,7 @@ def test_a_rank_that_cannot_be_started_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_error_in_the_middle_of_an_update_ends_the_group() -> None:
-    """The other ranks wait for this one in a sum, so they cannot go on."""
+    """The other ranks wait for this one in a sum, so they cannot continue."""
     algorithm, group = ranked(assignment("PPO", FOUR, PPO, learners=2))
     pids = group.pids
     with pytest.raises(ZeroDivisionError), group.leading({}, algorithm.checkpoint):
@@ -275,7 +275,7 @@ def test_an_error_in_the_middle_of_an_update_ends_the_group() -> None:
 
 
 def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
-    """The parent is killed while it waits, so nobody tells the ranks."""
+    """The parent is killed while it waits, so it sends no message to the ranks."""
     program = tmp_path / "parent.py"
     program.write_text(
         "import sys, threading\n"
@@ -318,7 +318,7 @@ def test_a_start_is_stopped_while_a_rank_does_not_connect(monkeypatch: pytest.Mo
         threading.Timer(0.2, stopping.set).start()
 
     monkeypatch.setattr(RankGroup, "_await_ready", stop)
-    with pytest.raises(Closed, match="before its ranks were ready"):  # and no RankLost, after RANK_TIMEOUT_S
+    with pytest.raises(Closed, match="before its ranks were ready"):  # not RankLost after RANK_TIMEOUT_S
         group.start()
     assert group.pids == []
 
@@ -348,7 +348,7 @@ def play(agent: RL4SysAgent, stop: threading.Event) -> None:
 
 
 def child_ranks() -> list[int]:
-    """The ranks that this process has started."""
+    """Return the process ids of the ranks that this process has started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

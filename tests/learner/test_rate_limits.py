@@ -1,4 +1,4 @@
-"""Fair limits of the gateway, and what the watch on memory does when."""
+"""Tests of the gateway's fair rate limits, and of the steps of the memory watch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def say(
     sessionless: bool = False,
     cost: float = 1.0,
 ) -> int:
-    """How many of so many messages at one time are handled."""
+    """Return the number of messages that are handled, of `count` messages at one time."""
     handled = 0
     for _ in range(count):
         if not limits.exceeds(rate, now, sessionless=sessionless):
@@ -92,7 +92,7 @@ def test_who_finishes_no_message() -> None:
     limits.add(b"b", 4, 0.0).last_message_s = 9.0
     assert limits.silent_connections([3, 4, 5], 10.0, 5.0, 1.0) == [3]
     assert limits.silent_connections([3, 4, 5], 11.0, 5.0, 1.0) == [3, 5]
-    limits.add(b"c", 3, 11.0)  # the number has another connection now
+    limits.add(b"c", 3, 11.0)  # another connection has this descriptor now
     assert limits.silent_connections([3, 4, 5], 11.0, 5.0, 1.0) == [5]
     limits.forget(100.0, {b"b"}, [3, 4, 5])
     assert set(limits.rates) == {b"b"}

@@ -1,4 +1,4 @@
-"""The engine ray without Ray: its options, its resources, the packets of its driver, and what is said when Ray is missing."""
+"""Tests of the engine ``ray`` without Ray: options, resources, the packets of its driver, and the error if Ray is missing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.fail("it has started")
 
 
-# ---- the driver, with a Ray that does what the test says
+# ---- the driver, with a fake Ray that the test controls
 
 
 class Lost(Exception):
@@ -92,17 +92,17 @@ class Lost(Exception):
 
 
 class Unreachable(Lost):
-    """What Ray raises for an actor that it cannot reach."""
+    """The exception that Ray raises for an actor that it cannot reach."""
 
 
 class Raised(Lost):
-    """What Ray raises for a method that has raised."""
+    """The exception that Ray raises for a method that has raised one."""
 
     cause = ValueError("of the method")
 
 
 class FakeRay:
-    """As much of the module ``ray`` as the driver uses. Actors are numbers; the test says what their methods return."""
+    """The part of the module ``ray`` that the driver uses. Actors are numbers. The test sets the results of their methods."""
 
     def __init__(self) -> None:
         self.alive = {"head": {"CPU": 1.0}, "a": {"CPU": 1.0, "edge": 1.0}, "b": {"CPU": 1.0, "edge": 1.0}}
@@ -176,14 +176,14 @@ class Driver:
         self.theirs, self.numbers = theirs, itertools.count(1)
 
     def place(self, *, waits: bool = False, **wanted: float) -> int:
-        """Orders a worker."""
+        """Order a worker, and return its number."""
         number = next(self.numbers)
         fields = {"client_id": "lab", "wanted": {"CPU": 1.0, **wanted}, "waits": waits, "path": [], "start": "secrets"}
         self.ours.send(encode_packet(PLACE, number=number, **fields))
         return number
 
     def turn(self) -> list[tuple[str, dict[str, Any]]]:
-        """One turn of the driver; what it says."""
+        """Run one turn of the driver, and return the packets that it has sent."""
         turns = iter([True, False])
         read = self.driver._read
         self.driver._read = lambda *, wait: read(wait=wait) and next(turns)
@@ -197,7 +197,7 @@ class Driver:
         return said
 
     def described(self, number: int, node: str, error: str = "") -> None:
-        """An actor says where it is."""
+        """Let an actor report the node that it runs on."""
         self.ray.results[f"describe-{number}"] = {"node": node, "host": f"host-{node}", "pid": 7, "error": error}
 
 
@@ -250,7 +250,7 @@ def test_resources_that_no_node_has_are_refused_or_waited_for(driver: Driver) ->
     assert kind == ENDED and "no node of the Ray cluster has {CPU: 1, far: 1}; there is host-head {CPU: 1}" in fields["error"]
     number = driver.place(waits=True, far=1.0)
     ((kind, fields),) = driver.turn()
-    assert kind == WAITING and fields["number"] == number and driver.turn() == []  # it is said once
+    assert kind == WAITING and fields["number"] == number and driver.turn() == []  # the driver reports it once
     driver.ray.alive["c"] = {"CPU": 1.0, "far": 1.0}
     assert driver.turn() == [] and driver.ray.calls == ["describe-1"]
     driver.ours.send(encode_packet(KILL, number=number))
@@ -278,7 +278,7 @@ def test_no_worker_is_placed_on_a_node_that_could_be_lost(driver: Driver) -> Non
     driver.place(edge=1.0)
     driver.turn()
     assert driver.ray.options_of[1]["scheduling_strategy"] == "on b"
-    del driver.ray.alive["b"]  # then Ray decides
+    del driver.ray.alive["b"]  # without this node, Ray decides
     driver.place(edge=1.0)
     driver.turn()
     assert driver.ray.options_of[2]["scheduling_strategy"] == "SPREAD"
@@ -299,7 +299,7 @@ def test_a_learner_that_has_ended_takes_its_workers_along(driver: Driver) -> Non
     assert driver.ray.killed == [1]
 
 
-# ---- the learner's connection, with drivers that do what the test says
+# ---- the learner's connection, with fake drivers that the test controls
 
 START = RemoteWorkerStart(
     engine="ray",

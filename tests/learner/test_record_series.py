@@ -1,4 +1,4 @@
-"""Files that thin out with age: what stays, what a crash leaves, what an earlier version left, and who reads meanwhile."""
+"""Tests of record series that are thinned out with age: remaining records, crashes, logs of earlier versions, and readers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def steps(run_dir: Path, event: str = "metrics") -> list[int]:
     return [record["step"] for record in read_log(run_dir) if record["event"] == event]
 
 
-# ---- what stays
+# ---- the remaining records
 
 
 @given(
@@ -111,7 +111,7 @@ def test_a_torn_line_and_what_a_merge_left_over_are_gone_after_the_next_start(tm
     before = steps(tmp_path)
     merged = next(part for part in parts if part.last > part.first)
     left = merged.path.with_name(f"{merged.stamp:010d}.{merged.last:08d}-{merged.last:08d}.jsonl")
-    left.write_bytes(line(merged.last))  # the merge was done, and its second half not yet removed
+    left.write_bytes(line(merged.last))  # the merge is complete, and its second part is not removed yet
     half = tmp_path / "log" / ".tmp-00000001-00000002"
     half.write_bytes(b"{")
     with (tmp_path / "log.jsonl").open("ab") as newest:
@@ -159,7 +159,7 @@ def test_a_record_that_is_too_long_is_not_written(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_is_an_error_each_time_and_no_growth(tmp_path: Path) -> None:
-    (tmp_path / "log").touch()  # where the folder should be
+    (tmp_path / "log").touch()  # in the place of the folder
     series = log_series(tmp_path, BOUND)
     refused = 0
     for n in range(1_000):
@@ -256,7 +256,7 @@ def test_a_directory_without_a_log_is_said(tmp_path: Path) -> None:
     series = log_series(tmp_path, BOUND)
     fill(series, range(1_000))
     series.close()
-    (tmp_path / "log.jsonl").unlink()  # as in the moment in which it becomes a part
+    (tmp_path / "log.jsonl").unlink()  # as at the moment when the log becomes a part
     assert steps(tmp_path)
     shutil.rmtree(tmp_path / "log")
     with pytest.raises(RunDirectoryError, match="is this a run directory"):

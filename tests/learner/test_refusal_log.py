@@ -1,4 +1,4 @@
-"""What the learner logs about actors that it refuses: each reason once, and never more than its limits."""
+"""Tests of the log of refused actors: each reason is logged once, and the log and its memory are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of remote workers on their own: the thread that keeps checkpoints, the storage of a worker, and the start data."""
+"""Tests of single parts of remote workers: the thread that keeps checkpoints, the storage of a worker, and the start data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def assigned(folder: Path, generation: int = GENERATION) -> AssignClient:
 
 
 class Wire:
-    """A worker's storage and the checkpoint thread, with a wire between them that delivers at once."""
+    """A worker's storage and the checkpoint thread, connected by a wire that delivers at once."""
 
     def __init__(self, folder: Path, generation: int = GENERATION) -> None:
         self.assign = assigned(folder, generation)
@@ -87,7 +87,7 @@ class Wire:
         self.storage.deliver(answer)
 
     def woken(self) -> None:
-        self.thread.deliver_answers()  # in the thread itself: nothing else reads the answers
+        self.thread.deliver_answers()  # in the thread itself, because no other thread reads the answers
 
     def close(self) -> None:
         self.thread.finish(self.files)
@@ -108,14 +108,14 @@ def wire(folder: Path) -> Iterator[Wire]:
 
 
 def answer_of(wire: Wire) -> CheckpointStored:
-    """The next answer of the thread, also one with an error."""
+    """Return the next answer of the thread, which can contain an error."""
     found = wire.answers.get(timeout=5.0)
     assert isinstance(found, CheckpointStored)
     return found
 
 
 def begun(wire: Wire) -> None:
-    """The worker has asked for the newest checkpoint."""
+    """Let the worker request the newest checkpoint, and wait for the answer."""
     wire.storage.checkpoints(wire.assign)
     assert isinstance(wire.answers.get(timeout=5.0), CheckpointFound)
 
@@ -308,14 +308,14 @@ def suspects_of(wire: Wire) -> CrashSuspectRecord:
 
 def test_the_segments_in_training_reach_the_next_worker_and_also_a_local_one(wire: Wire, folder: Path) -> None:
     record = suspects_of(wire)
-    record.note(KEY, 1, 3)  # not careful: it costs no message
+    record.note(KEY, 1, 3)  # the storage is not careful, so it sends no message
     assert not [m for m in wire.sent if isinstance(m, RecordTraining)]
     record.begin(held(3, 4))
     wire.close()
     later = Wire(folder, GENERATION + 1)
     again = suspects_of(later)
     assert "2 segments" in again.finding and again.suspects(KEY, 3) and not again.suspects(KEY, 1)
-    again.note(KEY, 4, 5)  # careful now: the record is on the gateway's disk when this returns
+    again.note(KEY, 4, 5)  # the storage is careful now: the record is on the gateway's disk when this returns
     assert read_mark((folder / "training.mark").read_bytes()) == [(KEY, 4, 5)]
     later.close()
     local = CrashSuspectRecord(SuspectFiles(folder))

@@ -1,4 +1,4 @@
-"""What a learner thread says, and that words gather only while nobody needs them."""
+"""Tests of the reports of a learner thread, which are collected unless an actor may wait for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def said() -> list[Any]:
 
 @pytest.fixture
 def reporter(clock: Clock, said: list[Any]) -> LearnerThreadReporter:
-    """One that has said that 1000 steps are usable, just now."""
+    """A reporter that has just reported 1000 usable steps."""
     reporter = LearnerThreadReporter(said.append, ObservedDataCounts(50, 7, ((1.0, 5),)))
     reporter.report(1000, 3)
     assert said == [DataDemand(1000, 0, 3)]
@@ -74,7 +74,7 @@ def test_the_first_words_after_a_rest_are_said_at_once(reporter: LearnerThreadRe
 @pytest.mark.parametrize(
     ("taken", "usable", "version"),
     [
-        ({"steps": 501}, 1000, 3),  # less than half of what is usable is known to be
+        ({"steps": 501}, 1000, 3),  # the last report allows less than half of the usable steps
         ({}, 1000, 4),
         ({"items": GATHER_ITEMS}, 1000, 3),
         ({"nbytes": GATHER_BYTES}, 1000, 3),
@@ -119,7 +119,7 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
     scalars = {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}
     assert said == [TrainingMetrics(70, 4, scalars, [[70, 1.5, 20]], 8, [], [[3, 2.5, 7]])]
     reporter.report_figures(4, at_once=True)
-    assert len(said) == 1  # nothing is new
+    assert len(said) == 1  # the values have not changed
     reporter.observed_steps += 1
     reporter.report_figures(4)
     assert len(said) == 1

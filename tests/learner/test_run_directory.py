@@ -1,4 +1,4 @@
-"""The places of a run directory: what stood in the way moves once, whole, and the recorder outlives a disk that refuses."""
+"""Tests of the layout of a run directory: old files move once and completely, and the recorder survives errors of the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
 
 
 def old_run(run: Path) -> dict[str, int]:
-    """A run directory of an earlier version, and how many files of each content it has."""
+    """Make a run directory of an earlier version, and return the number of files of each content."""
     for name in ("luna", "Luna", "journal.db-journal", "log", "checkpoints", "tensorboard", "dead"):
         for number in range(2):
             path = run / name / f"events.out.tfevents.176376432{number}.host.1.0"
@@ -43,7 +43,7 @@ def contents(run: Path) -> dict[str, int]:
 
 
 def assert_tidy(run: Path, before: dict[str, int]) -> None:
-    assert contents(run) == before  # nothing is lost, nothing is twice
+    assert contents(run) == before  # no file is lost or duplicated
     assert not list(run.glob("*/events.out.tfevents.*"))
     assert {path.name for path in (run / "tensorboard").iterdir()} == {
         *("luna", "Luna%~1", "journal.db-journal", "log", "checkpoints", "tensorboard", "dead")
@@ -141,7 +141,7 @@ def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path
 
 
 def test_an_event_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The learner logs an alarm in words; its sinks log only the events that nobody else does."""
+    """The learner logs its alarms itself. Its sinks log only the events that no other part logs."""
     with caplog.at_level("INFO"):
         for sink in (NullEventSink(), Recorder(tmp_path, CONFIG)):
             sink.event("alarm", client_id="luna", alarm="stalled", count=1, text="nothing moves")

@@ -1,4 +1,4 @@
-"""The segments in hand when a process ends: suspected, narrowed down, quarantined or cleared; never after one end alone."""
+"""Tests of the segments in training when a process crashes: they are suspected, and later quarantined or cleared."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def held(*numbers: int) -> list[SegmentInTraining]:
 
 
 class Dead(Exception):
-    """The process has ended."""
+    """The exception that stands for the end of the process."""
 
 
 def life(
     folder: Path, batch: list[SegmentInTraining], kills: Callable[[list[int]], bool]
 ) -> tuple[CrashSuspectRecord, list[int]]:
-    """A start, and the training of a batch as `Trainer` does it; raises `Dead` where the process would end."""
+    """Simulate a start, and the training of a batch as in `UpdateRunner`. Raise `Dead` where the process would end."""
     suspects = CrashSuspectRecord(SuspectFiles(folder))
     left = [one for one in batch if not suspects.reasons(one.key, one.seq, one.seq + 1)]
     for part in (*suspects.parts(left), left):
@@ -42,7 +42,7 @@ def life(
 def ends(
     folder: Path, batch: list[SegmentInTraining], kills: Callable[[list[int]], bool], most: int = 30
 ) -> tuple[int, list[int]]:
-    """How often the process ends before the batch is trained on, and what is left of it then."""
+    """Return the number of crashes before the batch is trained on, and the segments that are left of it then."""
     for count in range(most):
         try:
             suspects, left = life(folder, batch, kills)

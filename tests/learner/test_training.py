@@ -1,4 +1,4 @@
-"""Updates that are undone: what made them fail is found, the rest is trained on, and the state is as if it had never come."""
+"""Tests of updates that are undone: the segments that made them fail are found, and the state is as if they had never come."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def segment(seq: int, **changes: Any) -> Segment:
 
 
 class Message:
-    """Stands in for a `DecodedSegmentMessage` with one segment."""
+    """A fake `DecodedSegmentMessage` with one segment."""
 
     key = KEY
 
@@ -210,7 +210,7 @@ def test_updates_that_change_nothing_are_noticed_unless_they_are_meant_to() -> N
 
 
 class Touchy(FakeAlgorithm):
-    """Raises in each update that some segments are part of: one of `alone`, or all of `together`."""
+    """An algorithm that raises in each update with an episode of `alone`, or with all episodes of `together`."""
 
     def __init__(self, alone: set[int], together: set[int] | None = None) -> None:
         super().__init__(fake_spec(), FakeParameters(steps_per_update=16 * STEPS))
@@ -237,7 +237,7 @@ def test_an_exception_of_some_data_is_undone_and_of_all_data_is_raised() -> None
 
 
 class LosesARank(Touchy):
-    """Loses another rank in an update that some segments are part of, after some updates that only raise."""
+    """An algorithm that loses a rank in an update with an episode of `alone`, after `raises` such updates that only raise."""
 
     def __init__(self, alone: set[int], raises: int) -> None:
         super().__init__(alone)

@@ -1,4 +1,4 @@
-"""What may not be trained on: found for a whole message as it is found for each of its segments."""
+"""Tests of the validation of segments: the check of a whole message finds what the check of each segment finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linear bandit: its posterior against a slow twin, its regret against uniform choices, and its way through a learner."""
+"""Tests of the linear bandit: its posterior against a slow twin, its regret against uniform choices, and a learner with it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_it_keeps_the_contract_of_an_algorithm(strategy: str) -> None:
 
 @pytest.mark.parametrize("forgetting", [1.0, 0.9])
 def test_the_posterior_is_that_of_ridge_regression(forgetting: float) -> None:
-    """Decision by decision with explicit inverses, for two updates of several segments."""
+    """The twin takes one decision after another, with explicit inverses, in two updates of several segments."""
     algorithm = bandit(ridge=0.5, forgetting=forgetting)
     precision = [0.5 * np.eye(4) for _ in range(3)]
     moment = [np.zeros(4) for _ in range(3)]
@@ -80,7 +80,7 @@ def test_the_posterior_is_that_of_ridge_regression(forgetting: float) -> None:
 
 
 def test_only_the_models_of_the_chosen_actions_change() -> None:
-    """So that a diff of the weights is small."""
+    """So the difference between two versions of the weights is small."""
     algorithm = bandit()
     before = algorithm.snapshot()
     algorithm.observe(decisions(np.ones((8, 3)), np.full(8, 2), np.ones(8)))
@@ -128,7 +128,7 @@ def test_parameters_that_change() -> None:
 
 
 def test_a_posterior_that_cannot_be_computed_is_not_finite_and_goes_away_with_its_data() -> None:
-    """The learner thread looks at the weights, and restores the state before the update."""
+    """The learner thread checks the weights, and restores the state before the update."""
     algorithm = bandit()
     before = algorithm.state()
     algorithm.observe(decisions(np.full((8, 3), 1e15), np.ones(8), np.ones(8)))
@@ -139,7 +139,7 @@ def test_a_posterior_that_cannot_be_computed_is_not_finite_and_goes_away_with_it
 
 
 def test_a_posterior_becomes_a_prior() -> None:
-    """What follows is as if one bandit had seen all decisions, to the precision of float32."""
+    """After a further update, the means are those of one bandit that has seen all decisions, to the precision of float32."""
     first, both, second = bandit(ridge=2.0), bandit(ridge=2.0), bandit(ridge=2.0)
     for algorithm in (first, both):
         algorithm.observe(some_decisions(8, 1))
@@ -171,7 +171,7 @@ COEFFICIENTS = np.array([[1.0, 0.0, -0.5], [-0.5, 1.0, 0.0], [0.0, -0.5, 1.0]])
 
 
 def regret(strategy: str, seed: int, steps: int = 1500) -> float:
-    """The mean regret of a bandit in the synthetic problem, over the last third of the decisions."""
+    """Return the mean regret of a bandit in the synthetic problem, over the last third of the decisions."""
     rng, sampler = np.random.default_rng(seed), RandomSource(seed)
     algorithm = bandit(strategy=strategy, scale=0.3, propensity_samples=16)
     spec, lost = algorithm.spec(), []
@@ -197,7 +197,7 @@ def test_its_regret_is_far_below_that_of_uniform_choices(strategy: str) -> None:
 
 
 def test_it_learns_through_a_learner_from_rewards_that_come_late() -> None:
-    """Requests of one step, whose rewards come after the next requests, with a mask; the propensities arrive."""
+    """Each episode has one step and a mask. Its reward comes after the next requests. The propensities reach the learner."""
     config = LearnerConfig(bind="inproc://bandit", run_dir=None)
     with Learner(config) as learner:
         given = AgentConfig(

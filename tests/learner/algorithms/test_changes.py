@@ -1,4 +1,4 @@
-"""A parameter that changes between two updates: training goes on as after a restart with the new value."""
+"""Tests of parameters that change between two updates: training continues as after a restart with the new value."""
 
 from __future__ import annotations
 

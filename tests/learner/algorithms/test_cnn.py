@@ -1,4 +1,4 @@
-"""The kind of network ``cnn``: its layers by the size of images, torch and onnxruntime beside a slow twin, and training."""
+"""Tests of the network ``cnn``: its layers by the size of images, torch and onnxruntime against a slow twin, and training."""
 
 from __future__ import annotations
 
@@ -64,9 +64,11 @@ def spec_of(space: ObservationSpace, actions: Space = ACTED, network: Any = SMAL
 
 
 def slow_convolutions(images: NDArray[np.float64], weights: list[NDArray[Any]], first: bool = False) -> NDArray[np.float64]:
-    """The features ``[N, n]`` of the convolutions of `SMALL`, with a loop over each pixel, for scaled images ``[N, *image]``.
+    """Return the features ``[N, n]`` of the convolutions of `SMALL` for scaled images ``[N, *image]``, with a loop over each
+    pixel.
 
-    The weights are those of the convolutions and their biases in turn. The colours are in the first axis or the last.
+    The weights are those of the convolutions and their biases in turn. With `first`, the colours are in the first axis of an
+    image, else in the last.
     """
     values = images
     if values.ndim == 3:
@@ -88,7 +90,7 @@ def slow_convolutions(images: NDArray[np.float64], weights: list[NDArray[Any]], 
 
 
 def slow_outputs(space: BoxSpace, tensors: Any, images: NDArray[Any], first: bool) -> NDArray[np.float64]:
-    """The outputs ``[N, n]`` of the network `SMALL`."""
+    """Return the outputs ``[N, n]`` of the network `SMALL`."""
     weights = [tensors[f"convolutions.{index}.{part}"] for index in range(2) for part in ("weight", "bias")]
     values = slow_convolutions(images.astype(np.float64) / (255.0 if space.dtype == "|u1" else 1.0), weights, first)
     values = np.maximum(values @ tensors["layers.0.weight"].T + tensors["layers.0.bias"], 0.0)

@@ -45,7 +45,7 @@ def make(name: str, space: Space, seed: int = 0, **parameters: Any) -> Any:
 
 
 def rule(space: Space, observations: NDArray[np.float32]) -> NDArray[Any]:
-    """The demonstrator's action: a function of the first two observations."""
+    """Return the demonstrator's actions: a function of the first two numbers of each observation."""
     if isinstance(space, DiscreteSpace):
         return np.searchsorted([-0.5, 0.5], observations[:, 0]) + space.start
     return np.asarray(np.tanh(observations[:, :2]), np.float32)
@@ -227,7 +227,7 @@ def test_what_cannot_be_used_is_refused(
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Minari itself, if it is installed, in place of a dataset of the test."""
+    """The dataset comes from Minari itself if it is installed, and else from a fake module of the test."""
     gymnasium = pytest.importorskip("gymnasium")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     observation, action = gymnasium.spaces.Box(-9, 9, (3,), np.float32), gymnasium.spaces.Discrete(3, start=1)

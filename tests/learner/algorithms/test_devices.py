@@ -1,4 +1,4 @@
-"""The device of a client: a wrong one is refused with what there is, and a GPU learns what the CPU learns."""
+"""Tests of a client's device: the error for a wrong one names the available ones, and a GPU computes what the CPU computes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_each_client_has_its_own_number_of_threads() -> None:
     clients = {"one": ClientConfig(torch_threads=1), "two": ClientConfig(torch_threads=2)}
 
     def counting(name: str) -> Any:
-        """A factory of algorithms that report the number of torch's threads, once both clients are built."""
+        """Return a factory of algorithms that report the number of torch's threads, once both clients are built."""
         fake = FakeAlgorithm.factory()
 
         def make(*given: Any) -> FakeAlgorithm:

@@ -1,4 +1,4 @@
-"""DQN: its targets against a slow twin, its bookkeeping exactly, its state bit for bit."""
+"""Tests of DQN: its targets against a slow twin, its exact schedule, and its state bit for bit."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def test_targets_match_the_slow_twin(size: int, double: bool, masked: bool, seed
 
 
 def test_it_learns_the_values_of_a_corridor_with_a_start_offset_and_one_hot_observations() -> None:
-    # From state 4, action 6 pays nothing and leads to state 5, where action 7 pays 1 and ends: Q*(4, 6) = gamma, Q*(5, 7) = 1.
+    # From state 4, action 6 has the reward 0 and leads to state 5, where action 7 has the reward 1 and ends the episode: Q*(4,
+    # 6) = gamma, Q*(5, 7) = 1.
     space = DiscreteSpace(2, start=4)
     algorithm = make(2, space=space, start=6, gamma=0.5, learning_rate=0.01, gradient_steps=10, target_net_update_frequency=20)
     walk = Segment(
@@ -211,7 +212,7 @@ def test_samples_per_insert_hold_and_the_credit_is_less_while_training_lags(
 
 @pytest.mark.parametrize("change", [{"batch_size": 2}, {"batch_size": 32}, {"gradient_steps": 4}])
 def test_the_ratio_counts_samples_that_were_drawn_before_a_change(change: dict[str, Any]) -> None:
-    """A change of the batch size is no reason to draw more for earlier steps, or to wait."""
+    """After a change of `batch_size` or `gradient_steps`, samples are drawn for the new steps only."""
     parameters: dict[str, Any] = {
         "batch_size": 8,
         "gradient_steps": 1,
@@ -355,7 +356,7 @@ def test_the_target_network_follows_by_interval_and_by_share() -> None:
 
 @pytest.mark.parametrize(("size", "beta"), [(1, 0.5), (7, 1.0), (16, 0.0)])
 def test_a_prioritised_step_matches_the_slow_twin(size: int, beta: float) -> None:
-    """The loss is the mean of the weighted losses, and the priorities become the absolute TD errors of before the step."""
+    """The loss is the mean of the weighted losses. The priorities become the absolute TD errors from before the step."""
     algorithm: Any = make(prioritised=True, priority_beta=beta, priority_beta_final=beta, huber_delta=0.5, batch_size=size)
     algorithm.observe(make_segment(40))
     replay = algorithm._replay

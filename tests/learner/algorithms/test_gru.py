@@ -1,4 +1,4 @@
-"""Training on sequences with a recurrent network: PyTorch's gradients, recorded states, minibatches of sequences, resuming."""
+"""Tests of training with a recurrent network: PyTorch's gradients, recorded states, minibatches of sequences, resuming."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def batch_of(seed: int = 0) -> tuple[Tensor, Sequences]:
 
 
 def slow(network: GRUActorCritic, flat: Tensor, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """The twin: one sequence at a time, by the cell of torch, from a vector of parameters."""
+    """Return the outputs and values of the twin. It computes step by step with torch's cell, from a vector of parameters."""
     policy, value = network.views(flat)
     outputs, values = [], []
     for rows, state in zip(x.split(list(sequences.lengths)), sequences.states, strict=True):
@@ -150,7 +150,7 @@ def test_groups_of_sequences_are_whole_and_about_equal(lengths: list[int], count
 
 
 def segments_of(algorithm: Any, count: int = 6, seed: int = 0, steps: int = 8) -> list[Segment]:
-    """Episodes of an actor with the newest policy, cut into segments of up to `steps` steps."""
+    """Return episodes of an actor with the newest policy, cut into segments of up to `steps` steps."""
     spec, rng, random = algorithm.spec(), np.random.default_rng(seed), RandomSource(seed)
     policy = build_policy(spec, PolicySnapshot(1, 0, 0, *spec.flatten(algorithm.snapshot())))
     assert isinstance(policy, ExtraColumnPolicy)
@@ -245,7 +245,7 @@ def test_rpo_and_rl4sys_updates_train() -> None:
 
 
 def test_what_was_seen_before_changes_the_gradient() -> None:
-    """The weights of the state are trained: with a batch of segments of one step, their gradient is not zero either."""
+    """The weights of the state are trained. With a batch of one segment of one step, their gradient is not zero either."""
     algorithm = PPO(BOX, DISCRETE, {**SMALL, "steps_per_update": 1}, 0)
     [segment] = segments_of(algorithm, 1, steps=1)
     before = algorithm.snapshot()["gru.weight_hh"]

@@ -1,4 +1,4 @@
-"""IMPALA: an update is one gradient step on the losses of the paper, with weights for the age of the data."""
+"""Tests of IMPALA: an update is one gradient step on the losses of the paper, with weights for the age of the data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN: dict[str, Any] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does."""
+    """Use one thread of torch, as a learner process does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,7 +30,7 @@ def one_thread() -> Iterator[None]:
 
 
 def old_data(actions: Any, steps: int = 96) -> list[Segment]:
-    """Segments that another policy has chosen, so that the weights differ from 1."""
+    """Return segments with actions of another policy, so that the weights differ from 1."""
     algorithm = IMPALA(OBS, actions, {**PLAIN, "log_std_init": 0.3}, 5)
     algorithm._network.flat.mul_(3.0)
     world = _RandomEnvironment(algorithm, 1)
@@ -41,7 +41,7 @@ def old_data(actions: Any, steps: int = 96) -> list[Segment]:
 
 
 def log_probs_of(algorithm: IMPALA, segment: Segment) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The log-probabilities of the actions, the values of all observations, and the entropy of each distribution."""
+    """Return the log-probabilities of the actions, the values of all observations, and the entropy of each distribution."""
     outputs, values = algorithm._network(torch.from_numpy(np.array(segment.observations)))
     outputs = outputs[: segment.steps]
     if algorithm._network.extras is None:
@@ -52,7 +52,7 @@ def log_probs_of(algorithm: IMPALA, segment: Segment) -> tuple[torch.Tensor, tor
 
 
 def slow_losses(algorithm: IMPALA, segments: list[Segment], rho_clip: float, c_clip: float, corrects: bool) -> torch.Tensor:
-    """Espeholt et al. 2018, equation 1 and section 4.2, step by step, for whole episodes in `segments`."""
+    """Return the loss of Espeholt et al. 2018, equation 1 and section 4.2, step by step, for whole episodes in `segments`."""
     policy, value, entropy, count = torch.zeros(()), torch.zeros(()), torch.zeros(()), 0
     for one in segments:
         log_probs, estimates, entropies = log_probs_of(algorithm, one)

@@ -1,4 +1,4 @@
-"""Torch modules of a user as networks: the graph that actors get, training, and what is refused."""
+"""Tests of torch modules of a user as networks: the graph that actors get, training, and refused modules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Options:
 
 
 class Residual(nn.Module):
-    """Two layers, of which the second one adds to the first one."""
+    """A network with a skip connection: it adds the output of its second layer to that of its first layer."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The parameter ``network``: kinds by name, their options, the short form for MLPs, and what is refused."""
+"""Tests of the parameter ``network``: kinds by name, their options, the short form for MLPs, and refused values."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def linear(monkeypatch: pytest.MonkeyPatch) -> NetworkEntry:
 
 
 def test_a_plugin_adds_a_kind(linear: NetworkEntry) -> None:
-    register_network(linear)  # again, without effect
+    register_network(linear)  # a second time, without effect
     assert {"linear", "mlp"} < set(network_names())
     algorithm = make_algorithm("A2C", BOX, DISCRETE, {"network": {"kind": "linear", "size": 2}}, 0)
     assert [tensor.shape for tensor in algorithm.spec().tensors][-2:] == [(4, 3), (4,)]

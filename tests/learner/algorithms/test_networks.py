@@ -1,4 +1,4 @@
-"""The flat perceptrons against torch's own modules, Adam against torch's Adam, and the policy twin."""
+"""Tests of the flat perceptrons against torch's own modules, of Adam against torch's Adam, and of the policy twin."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stack(
 def as_modules(
     network: MLPStack, outputs: tuple[int, ...], hidden: tuple[int, ...], activation: str, features: int, extras: int
 ) -> list[nn.Module]:
-    """The same networks as ordinary modules, read from the flat vector in manifest order; all as wide as network 0."""
+    """Return the same networks as ordinary modules, read from the flat vector in manifest order, all as wide as network 0."""
     modules: list[nn.Module] = []
     for k in range(len(outputs)):
         flat = network.flat[network.parts[k]].detach()
@@ -99,7 +99,7 @@ def test_one_network_by_itself_gives_the_outputs_and_the_gradient_of_the_stack(
     x = torch.randn(9, 5, generator=torch.Generator().manual_seed(2))
     for k in range(len(outputs)):
         every = network(x)[k]
-        network.gradient(torch.stack([out.square().sum() for out in network(x)]).sum())  # must leave nothing behind
+        network.gradient(torch.stack([out.square().sum() for out in network(x)]).sum())  # must not affect the next gradients
         torch.testing.assert_close(network.one(k, x), every, atol=1e-5, rtol=1e-5)
         losses = [every.square().sum(), network.one(k, x).square().sum()]
         if k == 0 and network.extras is not None:
@@ -128,7 +128,7 @@ def test_networks_compute_the_same_after_a_change_of_the_inputs_statistics(outpu
 
 
 def test_a_scale_that_jumps_changes_a_weight_by_a_bounded_factor() -> None:
-    """A feature that was nearly constant may begin to vary: its weights must not grow as its range does."""
+    """If a feature that was nearly constant begins to vary, its weights must not grow as much as its range."""
     network = stack()
     ones, mean = torch.ones(5), torch.zeros(5)
     weights = network.leaves[0].detach().clone()

@@ -1,4 +1,4 @@
-"""What DQN, SAC, TD3 and DDPG have in common: schedule, state, changes, devices, ranks, data that must go."""
+"""Tests of the common parts of DQN, SAC, TD3 and DDPG: schedule, state, changes, devices, ranks, and removal of bad data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch find
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does."""
+    """Use one thread of torch, as a learner process does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Parameters: the names of four projects, one meaning each; what is wrong is named."""
+"""Tests of parameters: each name of four projects has one meaning, and an error names the wrong parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO as its learner thread sees it: what it observes, when it updates, what comes out, and that it resumes exactly."""
+"""Tests of PPO as the learner thread uses it: its demand, its updates, its results, and exact resuming."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAIN = {**SMALL, "normalise_observations": False, "normalise_rewards": False}
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does: with such small products, two threads only wait for each other."""
+    """Use one thread of torch, as a learner process does. With such small products, two threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,7 +41,7 @@ def make(parameters: dict[str, Any] | None = None, seed: int = 0, observations: 
 
 
 def actor_log_probs(algorithm: PPO, observations: Any, actions: Any, masks: Any) -> Any:
-    """What an actor with the newest snapshot would have recorded."""
+    """Return the log-probabilities that an actor with the newest snapshot would have recorded."""
     spec, tensors = algorithm.spec(), algorithm.snapshot()
     action_space: Any = spec.action_space
     outputs = policy_outputs(spec, tensors, observations[: len(actions)])
@@ -178,7 +178,7 @@ def test_traj_per_epoch_counts_steps_and_waits_for_the_end_of_a_trajectory() -> 
 
 
 def moved_networks(algorithm: PPO, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """A list that grows with each gradient step: whether it moved the policy, and the value network."""
+    """Return a list that grows with each gradient step: True if it moved the policy, and True if it moved the value network."""
     seen = []
     policy, value = algorithm._network.parts
     step = algorithm._optimizer.step
@@ -202,7 +202,7 @@ def test_rl4sys_update_trains_the_policy_first_and_then_the_value_network(monkey
 
 
 def test_rl4sys_update_equals_its_slow_twin() -> None:
-    """Two optimizers, the whole batch, the losses as RL4Sys writes them."""
+    """The twin has two optimizers, takes the whole batch, and computes the losses as RL4Sys does."""
     given: dict[str, Any] = {
         "train_pi_iters": 4,
         "train_v_iters": 6,
@@ -421,12 +421,12 @@ def test_a_minibatch_keeps_rows_together() -> None:
 
 @pytest.mark.parametrize(("length", "updates"), [(12, 15), (32, 15), (7, 15), (40, 12)])
 def test_the_surplus_of_a_batch_belongs_to_the_next(length: int, updates: int) -> None:
-    """480 steps in batches of 32 are 15 updates, though segments do not divide a batch; a larger segment is one batch."""
+    """480 steps in batches of 32 are 15 updates, even if segments do not divide a batch. A larger segment is one batch."""
     algorithm, rng, done, fed = make(), np.random.default_rng(5), 0, 0
     while fed < 480:
         algorithm.observe(segment(algorithm, rng, min(length, 480 - fed)))
         fed += min(length, 480 - fed)
-        if done == 3:  # it outlasts a restart
+        if done == 3:  # the surplus survives a restart
             restarted = make()
             restarted.load(algorithm.state())
             for taken, correct in algorithm._taken:
@@ -501,7 +501,7 @@ def test_segments_with_and_without_masks_mix() -> None:
 
 
 def test_the_first_update_already_uses_the_statistics_of_its_batch() -> None:
-    """Trained before its first statistics, a policy would change when they come: Pendulum stood still at -600 so."""
+    """Statistics that come after the training change the policy. Because of that, Pendulum once stayed at a return of -600."""
     algorithm, rng = make({"normalise_observations": True}), np.random.default_rng(0)
     piece = segment(algorithm, rng, 64)
     piece.observations[:, 0] = 100.0 + 50.0 * rng.normal(size=len(piece.observations))
@@ -522,7 +522,7 @@ def test_the_first_update_already_uses_the_statistics_of_its_batch() -> None:
     algorithm.observe(segment(algorithm, rng, 64))
     algorithm.update(partial=True)
     assert algorithm._moments.count == 128
-    np.testing.assert_array_equal(seen[1][0], seen[0][0])  # later ones hold from the end of the update
+    np.testing.assert_array_equal(seen[1][0], seen[0][0])  # later statistics are used from the end of the update on
 
 
 def test_running_moments_are_those_of_all_rows() -> None:
@@ -584,7 +584,7 @@ def test_global_generators_are_left_alone() -> None:
 
 
 def plain(state: Any) -> Any:
-    """As a checkpoint might give it back: numpy where there was torch."""
+    """Return a state as a checkpoint can return it, with numpy arrays in place of tensors."""
     if isinstance(state, dict):
         return {key: plain(value) for key, value in state.items()}
     return state.numpy().copy() if isinstance(state, torch.Tensor) else state

@@ -1,4 +1,4 @@
-"""A2C, A3C, REINFORCE and RPO: PPO with their settings does what their papers and RL4Sys's programs do."""
+"""Tests of A2C, A3C, REINFORCE and RPO: PPO with their settings agrees with their papers and with RL4Sys's programs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RL4SYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does."""
+    """Use one thread of torch, as a learner process does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 
 def play(algorithm: Any, steps: int, seed: int = 0) -> list[Segment]:
-    """Segments of the algorithm's own policy."""
+    """Return segments with actions of the algorithm's own policy."""
     world = _RandomEnvironment(algorithm, seed)
     segments: list[Segment] = []
     while sum(s.steps for s in segments) < steps:
@@ -73,7 +73,7 @@ def columns_of(algorithm: PPO, segments: list[Segment]) -> Any:
 
 
 def adam_step(algorithm: PPO, where: slice, loss: Tensor, rate: float, betas: tuple[float, float]) -> Tensor:
-    """The parameters after one step of torch's Adam."""
+    """Return the parameters after one step of torch's Adam."""
     free = torch.nn.Parameter(algorithm._network.flat[where].detach().clone())
     free.grad = algorithm._network.gradient(loss)[where].clone()
     torch.optim.Adam([free], lr=rate, eps=1e-5, betas=betas).step()
@@ -85,7 +85,7 @@ def adam_step(algorithm: PPO, where: slice, loss: Tensor, rate: float, betas: tu
 
 @pytest.mark.parametrize("kind", [A2C, A3C])
 def test_a2c_is_one_step_along_the_policy_gradient(kind: type[PPO]) -> None:
-    """Mnih et al. 2016, with RMSProp: no ratio, no clipping, the whole batch once."""
+    """The update is that of Mnih et al. 2016 with RMSProp: no ratio, no clipping, the whole batch once."""
     given = {**PLAIN, "gamma": 0.9, "ent_coef": 0.02, "max_grad_norm": None}
     algorithm, twin = kind(OBS, ACT, given, 0), kind(OBS, ACT, given, 0)
     segments = play(algorithm, 80)
@@ -114,7 +114,7 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
     segments = play(PPO(OBS, ACT, PLAIN, 7), 80)
     for one in segments:
         one.log_probs.flags.writeable = True
-        one.log_probs[:] -= 1.0  # the actor's policy was almost three times less likely to do so
+        one.log_probs[:] -= 1.0  # the actor's policy was almost three times less likely to choose these actions
     columns = columns_of(twin, segments)
     outputs, estimates = twin._network(columns.features)
     log_probs = torch.distributions.Categorical(logits=outputs).log_prob(columns.actions)
@@ -131,14 +131,14 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
 
 
 def whole_episodes(algorithm: Any) -> list[Segment]:
-    """Segments that are episodes from their first to their last step."""
+    """Return segments that are whole episodes."""
     found = [s for s in play(algorithm, 400) if s.ended and s.segment_index == 0]
     assert len(found) > 3
     return found
 
 
 def discounted_returns(segments: list[Segment], gamma: float) -> Tensor:
-    """The discounted return after each step, without a value after the last one."""
+    """Return the discounted return from each step on, without a value after the last step."""
     returns: list[float] = []
     for one in segments:
         following, episode = 0.0, list[float]()
@@ -206,7 +206,7 @@ def test_the_kind_of_actions_in_rl4syss_block_must_be_the_clients() -> None:
 
 
 def test_rpo_moves_the_mean_of_each_action_by_a_uniform_number() -> None:
-    """Rahman & Xue 2022, algorithm 1: the log-probability under a normal distribution with a moved mean."""
+    """RPO is that of Rahman & Xue 2022, algorithm 1: the log-probability is under a normal distribution with a moved mean."""
     algorithm = RPO(OBS, ARM, PLAIN, 0)
     columns = columns_of(algorithm, play(algorithm, 400))
     moved = [algorithm._moved(columns).actions for _ in range(2)]

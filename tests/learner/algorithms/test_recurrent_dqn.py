@@ -57,7 +57,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does."""
+    """Use one thread of torch, as a learner process does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -70,7 +70,7 @@ def make(head: str = "plain", seed: int = 0, **parameters: Any) -> Any:
 
 
 def recurrent(seed: int, *, masked: bool = False, steps: int = 16) -> Iterator[Segment]:
-    """The segments of `segments`, with random recurrent states."""
+    """Yield the segments of `segments`, with random recurrent states."""
     rng = np.random.default_rng(seed)
     for segment in segments(FOUR, seed, masked=masked, steps=steps):
         yield replace(segment, initial={STATE: rng.uniform(-1.2, 1.2, UNITS).astype(np.float32)})
@@ -88,7 +88,7 @@ def observe(algorithm: Any, count: int = 8, seed: int = 1, *, masked: bool = Fal
 
 
 def unrolled(algorithm: Any, flat: Tensor, segment: Segment, start: int, stop: int) -> list[Tensor]:
-    """The vectors ``[n, W]`` of the observations from `start` to `stop`, one step after another, for one sequence."""
+    """Return the vectors ``[n, W]`` of the observations from `start` to `stop` of one sequence, computed step by step."""
     p, layers = algorithm.parameters, algorithm._online.views(flat)[0]
     begin = max(0, start - p.burn_in)
     state = torch.zeros(UNITS)
@@ -107,7 +107,7 @@ def unrolled(algorithm: Any, flat: Tensor, segment: Segment, start: int, stop: i
 
 
 def slow_sequence(algorithm: Any, online: Tensor, segment: Segment, start: int) -> list[tuple[Tensor, Tensor]]:
-    """The loss and the error of each trained step of one sequence."""
+    """Return the loss and the error of each trained step of one sequence."""
     p, head = algorithm.parameters, algorithm._head
     stop = min(start + p.steps_per_sequence, segment.steps)
     own = unrolled(algorithm, online, segment, start, stop)
@@ -129,7 +129,7 @@ def slow_sequence(algorithm: Any, online: Tensor, segment: Segment, start: int) 
 
 
 def starts_of(p: Any, segment: Segment) -> list[int]:
-    """The first trained step of each sequence."""
+    """Return the first trained step of each sequence."""
     found: list[int] = []
     covered = 0
     while not found or covered < segment.steps:
@@ -256,7 +256,7 @@ def test_training_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Pat
     through, resumed = (make(head, seed, **{"buffer_size": 150, **given.get(case, {})}) for seed in (3, 99))
     source = recurrent(11, masked=masked)
     updates(through, source, 18)
-    updates(resumed, recurrent(5), 2)  # a past of its own, which must be gone
+    updates(resumed, recurrent(5), 2)  # a history of its own, which `load` must remove
     resumed.load(through_disk(through, tmp_path))
     assert resumed.demand() == through.demand() and flat_of(resumed).tobytes() == flat_of(through).tobytes()
     further = [next(source) for _ in range(60)]
@@ -402,7 +402,7 @@ def test_a_segment_without_its_state_is_named() -> None:
 
 
 def test_it_learns_to_remember() -> None:
-    """The first observation of four says which action of the last step pays. Without a memory, the mean return is 0.5."""
+    """The first of four observations determines the best last action. Without a memory, the mean return is 0.5."""
     algorithm: Any = make_algorithm("DQN", BoxSpace((1,)), DiscreteSpace(2), {
         "network": {"kind": "gru", "units": 8}, "rollout_length": 4, "batch_size": 64, "learning_rate": 1e-2, "n_step": 1,
         "learning_starts": 200, "train_frequency": 4, "target_net_update_frequency": 20, "total_steps": 2000,

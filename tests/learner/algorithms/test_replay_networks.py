@@ -1,4 +1,4 @@
-"""Kinds of networks in the replay algorithms: values beside a slow twin, the published policy, resuming, and refusals."""
+"""Tests of kinds of networks in the replay algorithms: values against a slow twin, actors, resuming, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, FlatSpace, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does."""
+    """Use one thread of torch, as a learner process does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -134,7 +134,7 @@ def test_an_action_is_joined_to_the_features_of_a_module() -> None:
 
 
 def greedy_by_torch(algorithm: Any, case: str, images: Any) -> Any:
-    """The actions without exploration, as the networks in training choose them."""
+    """Return the actions without exploration, as the networks in training choose them."""
     x = encode_observations(IMAGE, images)
     with torch.no_grad():
         if case in ("SAC", "TD3", "DDPG"):
@@ -147,7 +147,7 @@ def greedy_by_torch(algorithm: Any, case: str, images: Any) -> Any:
 
 
 REFUSED = {("pooled", "dueling"), ("pooled", "quantiles")}
-"""Kinds of networks with settings that need another one, which `test_a_network_that_does_not_fit_is_refused` has."""
+"""Networks and settings that exclude each other. `test_a_network_that_does_not_fit_is_refused` tests them."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Algorithms that come back from a checkpoint on disk go on as if nothing had happened; the last part of a batch counts."""
+"""Tests of algorithms that continue from a checkpoint on disk as without a restart, and of the last part of a batch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ DQN_CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does."""
+    """Use one thread of torch, as a learner process does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +67,7 @@ def one_thread() -> Iterator[None]:
 
 
 def segments(actions: FlatSpace, seed: int, *, masked: bool = False, steps: int = 16) -> Iterator[Segment]:
-    """What three actors send in turn, without end: episodes that run over many segments, some masked, some ended."""
+    """Yield the segments of three actors in turn, without end. Episodes have many segments. Some have masks."""
     rng = np.random.default_rng(seed)
     episodes = [(int(rng.integers(2**64, dtype=np.uint64)), 0) for _ in range(3)]
     while True:
@@ -101,12 +101,12 @@ def segments(actions: FlatSpace, seed: int, *, masked: bool = False, steps: int 
 
 
 def flat_of(algorithm: Algorithm) -> Any:
-    """The weights, all of them float32."""
+    """Return the weights, all of them float32."""
     return algorithm.spec().flatten(algorithm.snapshot())[0]
 
 
 def updates(algorithm: Algorithm, source: Iterator[Segment], count: int) -> list[tuple[dict[str, float], bytes]]:
-    """Feeds until `count` updates are done: the metrics and the weights after each. Then nothing is owed and nothing waits."""
+    """Observe segments until `count` updates are done and no further one is due. Return the metrics and weights after each."""
     done: list[tuple[dict[str, float], bytes]] = []
     while len(done) < count:
         algorithm.observe(next(source))
@@ -128,7 +128,7 @@ def check_resume(name: str, actions: FlatSpace, parameters: dict[str, Any], befo
     source = segments(actions, 11, masked=masked)
     updates(through, source, before)
     resumed = make_algorithm(name, OBS, actions, parameters, 99)
-    updates(resumed, segments(actions, 5), 1)  # a past of its own, which must be gone
+    updates(resumed, segments(actions, 5), 1)  # a history of its own, which `load` must remove
     resumed.observe(next(segments(actions, 6)))
     resumed.load(through_disk(through, folder))
     assert resumed.demand() == through.demand()
@@ -195,7 +195,7 @@ def test_dqn_goes_on_to_the_last_bit(case: str, masked: bool, tmp_path: Path) ->
 
 
 def test_dqn_comes_back_with_a_full_replay_at_its_seam(tmp_path: Path) -> None:
-    """Capacity a multiple of the segments: the write position is back at row 0."""
+    """The capacity is a multiple of the length of the segments, so the write position is back at row 0."""
     parameters = {**DQN_SMALL, "buffer_size": 160}
     one, two = (make_algorithm("DQN", OBS, DISCRETE, parameters, seed) for seed in (0, 1))
     source = segments(DISCRETE, 1)
@@ -209,7 +209,7 @@ def test_dqn_comes_back_with_a_full_replay_at_its_seam(tmp_path: Path) -> None:
 
 
 def test_dqn_owes_after_a_checkpoint_what_it_owed_before(tmp_path: Path) -> None:
-    """An off-policy state may be taken while updates are owed: they are done afterwards."""
+    """The state of an off-policy algorithm can be taken while updates are due. They are done afterwards."""
     one, two = (make_algorithm("DQN", OBS, DISCRETE, {**DQN_SMALL, "buffer_size": 100}, seed) for seed in (0, 1))
     for segment, _ in zip(segments(DISCRETE, 1), range(9), strict=False):
         one.observe(segment)
@@ -268,7 +268,7 @@ def test_ppo_with_partial_and_a_full_batch_is_an_ordinary_update() -> None:
 
 
 def test_a_single_first_reward_is_taken_as_it_is() -> None:
-    """One return has no deviation; divided by almost nothing, any reward would be clipped to 10."""
+    """One return has no deviation. After a division by a number near 0, any reward would be clipped to 10."""
     algorithm: Any = make_algorithm("PPO", OBS, DISCRETE, PPO_SMALL, 0)
     scale = algorithm._reward_scale
     assert scale(np.array([0.5]), [1], [7], [False]).tolist() == pytest.approx([0.5])

@@ -36,7 +36,7 @@ def slow_vtrace_targets(
     lam: float,
     limits: tuple[float, float] = (1.0, 1.0),
 ) -> Floats:
-    """Espeholt et al. 2018, equation 1: a sum over all later steps of the run, written out. The limits are ρ̄ and c̄."""
+    """Return the targets of Espeholt et al. 2018, equation 1: sums over all later steps of a run. The limits are ρ̄ and c̄."""
     targets = np.zeros(len(rewards))
     for s in range(len(rewards)):
         total, product = values[s], 1.0

@@ -1,4 +1,4 @@
-"""SAC's formulas against slow twins, and against what Stable-Baselines3 computes in the same order."""
+"""Tests of SAC's formulas against slow twins, and against the results of Stable-Baselines3 in the same order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"hidden_sizes": [8, 8], "batch_size": 16, "learning_sta
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does. On a busy machine, two threads of torch take many times as long for such small networks."""
+    """Use one thread of torch, as a learner process does. On a busy machine, two threads are many times slower here."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,7 +45,7 @@ def discrete(**parameters: Any) -> DiscreteSAC:
 
 
 def modules(stack: Any, extras: int = 0) -> list[nn.Sequential]:
-    """The networks of a stack as ordinary modules with copies of the weights."""
+    """Return the networks of a stack as ordinary modules with copies of the weights."""
     found = []
     for part in stack.parts:
         flat, at, layers = stack.flat[part].detach(), 0, list[nn.Module]()
@@ -91,7 +91,7 @@ def test_a_saturated_action_has_a_finite_density_and_gradient() -> None:
 
 
 def test_actors_have_the_density_of_the_learner() -> None:
-    """An actor's density is that of its action in the units of the environment, the learner's that of the scaled one."""
+    """The actor has the density of the action in the units of the environment. The learner has that of the scaled action."""
     algorithm = continuous()
     policy: Any = build_policy(algorithm.spec(), PolicySnapshot(1, 0, 0, algorithm.spec().flatten(algorithm.snapshot())[0]))
     observation = np.array([0.3, -1.0, 2.0], np.float32)
@@ -176,7 +176,7 @@ def test_a_gradient_step_with_discrete_actions_is_that_of_the_twin(masked: bool)
     ]
 
     def expectation(logits: Any, allowed: Any, of: Any) -> Any:
-        """The expectation of of(action, log-probability) over the allowed actions of one row."""
+        """Return the expectation of ``of(action, log-probability)`` over the allowed actions of one row."""
         few = [action for action in range(4) if allowed[action]]
         log_probs = logits[few].log_softmax(0)
         return sum(log_probs[i].exp() * of(action, log_probs[i]) for i, action in enumerate(few))
@@ -256,7 +256,7 @@ def test_a_mask_that_forbids_everything_is_none() -> None:
 
 @pytest.mark.parametrize("target", [-2.0, 0.5])
 def test_the_temperature_moves_the_entropy_to_its_target(target: float) -> None:
-    """Each action is paid by its distance from the middle, so without the temperature the policy would become deterministic."""
+    """Actions near the middle have the largest rewards. Without the temperature, the policy would become deterministic."""
     algorithm = continuous(target_entropy=target, learning_rate=1e-2, train_frequency=1, gamma=0.0, batch_size=64)
     found = []
     for segment, _ in zip(paid_by_distance(), range(80), strict=False):

@@ -1,4 +1,4 @@
-"""The adapters of Stable-Baselines3: each algorithm trains on segments, resumes exactly, and actors act as the library would."""
+"""Tests of the adapters of Stable-Baselines3: they train on segments and resume exactly, and actors act as in the library."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make(name: str, actions: Space = DISCRETE, seed: int = 3, **parameters: Any)
 
 
 def segment(steps: int, actions: Space = DISCRETE, seed: int = 0, **options: Any) -> Segment:
-    """A segment of an episode that ends in a terminal state, unless the options say otherwise."""
+    """Return a segment of an episode that ends in a terminal state, unless the options set another end."""
     rng = np.random.default_rng(seed)
     terminated = options.pop("terminated", True)
     acts = rng.integers(1, 4, steps) if isinstance(actions, DiscreteSpace) else rng.normal(size=(steps, 2)).astype(np.float32)
@@ -83,7 +83,7 @@ def segment(steps: int, actions: Space = DISCRETE, seed: int = 0, **options: Any
 
 
 def log_probs(algorithm: Algorithm, given: Segment) -> np.ndarray[Any, Any]:
-    """The log-probabilities of a segment's actions, as the library computes them."""
+    """Return the log-probabilities of a segment's actions, as the library computes them."""
     observations = torch.from_numpy(np.array(given.observations[: given.steps]))
     start = 1 if given.actions.dtype.kind == "i" else 0
     with torch.no_grad():
@@ -94,7 +94,7 @@ def log_probs(algorithm: Algorithm, given: Segment) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_keeps_the_contract_of_an_algorithm(case: str) -> None:
-    """Among it: equal runs, bit-equal resume from a checkpoint, and untouched global generators."""
+    """The contract includes equal runs, bit-equal resuming from a checkpoint, and untouched global generators."""
     name, actions, parameters = CASES[case]
     entry = ALGORITHMS.get(f"sb3:{name}")
     same = log_probs if entry.kind == "onpolicy" else None
@@ -133,7 +133,7 @@ def test_the_defaults_are_those_of_the_library(name: str) -> None:
 
 
 def test_our_advantages_are_those_of_the_library() -> None:
-    """For one episode in two segments, the rollout that the library would have collected."""
+    """One episode in two segments is compared with the rollout that the library would have collected."""
     algorithm = make("PPO", **ON)
     first, second = segment(40, terminated=False), segment(24, seed=1, segment_index=1)
     for part in (first, second):
@@ -149,7 +149,8 @@ def test_our_advantages_are_those_of_the_library() -> None:
     theirs.rewards[:, 0] = np.concatenate([first.rewards, second.rewards])
     theirs.values[:] = values
     theirs.compute_returns_and_advantage(torch.zeros(1), np.array([True]))
-    # Between the segments, we estimate the value of the observation after the first one, which is here another observation.
+    # At the cut, our estimate uses the last observation of the first segment. In this test, the second segment begins with
+    # another one.
     delta = 0.99 * (middle[0, 0] - values[40, 0])
     decay = (0.99 * 0.95) ** np.arange(39, -1, -1)
     expected = theirs.advantages[:, 0].copy()

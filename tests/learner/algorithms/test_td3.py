@@ -1,4 +1,4 @@
-"""TD3's and DDPG's formulas against slow twins; what their actors get."""
+"""Tests of the formulas of TD3 and DDPG against slow twins, and of the exploration of their actors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(name: str = "TD3", **parameters: Any) -> Any:
     [("TD3", {}, 2, 2, 0.2), ("TD3", {"policy_delay": 3, "target_noise": 0.9}, 2, 3, 0.9), ("DDPG", {}, 1, 1, 0.0)],
 )
 def test_gradient_steps_are_those_of_the_twin(name: str, given: dict[str, Any], twins: int, delay: int, noise: float) -> None:
-    """Ordinary modules, torch's Adam, and the pseudocode of the papers."""
+    """The twin has ordinary modules and torch's Adam, and follows the pseudocode of the papers."""
     algorithm = filled(make(name, learning_rate=1e-2, critic_learning_rate=2e-2, tau=0.01, **given))
     (policy,), (slow_policy,) = modules(algorithm._policy), modules(algorithm._target_policy)
     critics, slow_critics = modules(algorithm._critics), modules(algorithm._target_critics)

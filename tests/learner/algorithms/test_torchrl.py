@@ -1,4 +1,4 @@
-"""The adapter of TorchRL's losses: each algorithm trains on segments, resumes exactly, and actors act as its networks do."""
+"""Tests of the adapter of TorchRL's losses: it trains on segments and resumes exactly, and actors act as its networks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make(name: str, actions: Space, **parameters: Any) -> Any:
 
 
 def segment(actions: Space, seed: int, act: int | None = None, **options: Any) -> Segment:
-    """An episode of 16 steps."""
+    """Return an episode of 16 steps."""
     rng = np.random.default_rng(seed)
     acts: Any = rng.integers(1, 4, 16) if isinstance(actions, DiscreteSpace) else rng.uniform(-1, 3, (16, 2)).astype(np.float32)
     columns: dict[str, Any] = {
@@ -81,7 +81,7 @@ def trained(name: str, actions: Space, **parameters: Any) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_keeps_the_contract_of_an_algorithm(case: str) -> None:
-    """Among it: equal runs, bit-equal resume from a checkpoint, and untouched global generators."""
+    """The contract includes equal runs, bit-equal resuming from a checkpoint, and untouched global generators."""
     name, actions = CASES[case]
     check_algorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space=OBS, action_space=actions, parameters=SMALL)
 

@@ -1,4 +1,4 @@
-"""After every update of every algorithm of this package some weight has moved, unless the learning rate is 0."""
+"""Tests that each update of each algorithm that trains by gradients moves a weight, unless the learning rate is 0."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OURS = [
     name for name in ALGORITHMS.names()
     if str(ALGORITHMS.get(name).factory).startswith("rl4sys_zmq.learner.algorithms.") and name != "BANDIT"
 ]  # fmt: skip
-"""The algorithms that train by gradients."""
+"""The algorithms of this package that train by gradients."""
 SMALL: dict[str, Any] = {
     "hidden_sizes": [8], "batch_size": 8, "rollout_length": 8, "steps_per_update": 24, "update_epochs": 2,
     "learning_starts": 8, "train_frequency": 8,
 }  # fmt: skip
-"""Small updates; an algorithm gets those of its parameters."""
+"""Parameters for small updates. An algorithm gets those that it has."""
 FIXED_INPUTS = {"normalise_observations": False}
-"""Without it, PPO's first layer follows the statistics of the observations, also where no gradient step changes it."""
+"""Without this, PPO's first layer changes with the statistics of the observations, even if no gradient step changes it."""
 KINDS: dict[str, list[dict[str, Any]]] = {
     "PPO": [{"train_pi_iters": 2, "train_v_iters": 3, "traj_per_epoch": 20, "steps_per_update": None, "target_kl": 0.01}],
     "DQN": [{"traj_per_epoch": 2, "train_iters": 2, "epsilon_decay": 0.995}],
@@ -44,7 +44,7 @@ UPDATES = 6
 
 
 class Message:
-    """Stands in for a `DecodedSegmentMessage` with one segment."""
+    """A fake `DecodedSegmentMessage` with one segment."""
 
     key = ("a", 1)
 
@@ -56,7 +56,7 @@ class Message:
 
 
 def names_of(entry: AlgorithmEntry) -> set[str]:
-    """The names of an algorithm's parameters."""
+    """Return the names of an algorithm's parameters."""
     assert entry.parameters is not None
     return {field.name for field in fields(entry.parameters)}
 
@@ -73,7 +73,7 @@ def cases() -> Iterator[Any]:
 
 
 def make(entry: AlgorithmEntry, parameters: dict[str, Any]) -> Any:
-    """The algorithm, with discrete actions if it has them."""
+    """Return the algorithm, with discrete actions if it supports them."""
     observations = BoxSpace((4,))
     try:
         return entry.load()(observations, DiscreteSpace(3), parameters, 3)
@@ -82,7 +82,7 @@ def make(entry: AlgorithmEntry, parameters: dict[str, Any]) -> Any:
 
 
 def moves(algorithm: Any) -> list[tuple[bool, bool]]:
-    """For each of `UPDATES` updates: whether a weight has moved, and whether the runner found that none had."""
+    """Return two flags for each of at least `UPDATES` updates: a weight has moved, and the runner found that no weight had."""
     runner, world = UpdateRunner(algorithm, CrashSuspectRecord(None)), _RandomEnvironment(algorithm, 5)
     found: list[tuple[bool, bool]] = []
     for seq in range(1000):

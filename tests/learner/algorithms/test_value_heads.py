@@ -1,4 +1,4 @@
-"""DQN's heads: dueling, categorical and quantile, against slow twins of their papers; the policy that they publish."""
+"""Tests of DQN's dueling, categorical and quantile heads against slow twins of their papers, and of the published policy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a learner process does."""
+    """Use one thread of torch, as a learner process does."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,7 +59,7 @@ def tensor(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 
 def test_rescaled_targets_are_those_of_the_paper() -> None:
-    """Pohlen et al. 2018: h(r + γ h⁻¹(q)), with h⁻¹ found by bisection."""
+    """The targets are those of Pohlen et al. 2018: h(r + γ h⁻¹(q)). The twin finds h⁻¹ by bisection."""
     rng = np.random.default_rng(0)
     returns, successors = 100.0 * tensor(rng, 20), 4.0 * tensor(rng, 20, 1)
     discounts = torch.tensor(rng.choice([0.0, 0.9], 20), dtype=torch.float32)
@@ -86,7 +86,7 @@ def test_rescaled_targets_are_those_of_the_paper() -> None:
 @given(atoms=st.integers(2, 9), low=st.floats(-5, 1), span=st.floats(0.5, 9), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_the_projection_is_that_of_the_paper(atoms: int, low: float, span: float, seed: int) -> None:
-    """Bellemare et al. 2017, algorithm 1, atom by atom."""
+    """The twin is Bellemare et al. 2017, algorithm 1, atom by atom."""
     rng = np.random.default_rng(seed)
     head = CategoricalHead(3, dueling=False, atoms=atoms, v_min=low, v_max=low + span)
     returns, logits = tensor(rng, 6), tensor(rng, 6, atoms)
@@ -123,7 +123,7 @@ def test_the_categorical_loss_is_the_cross_entropy_and_its_error_the_divergence(
 
 @pytest.mark.parametrize("kappa", [0.5, 1.0, 20.0])
 def test_the_quantile_loss_is_that_of_the_paper(kappa: float) -> None:
-    """Dabney et al. 2018, equations 9 and 10, pair by pair."""
+    """The twin is Dabney et al. 2018, equations 9 and 10, pair by pair."""
     rng = np.random.default_rng(1)
     head = QuantileHead(3, dueling=False, quantiles=4, kappa=kappa)
     estimates, targets = tensor(rng, 5, 4), tensor(rng, 5, 4)
@@ -142,7 +142,7 @@ def test_the_quantile_loss_is_that_of_the_paper(kappa: float) -> None:
 
 
 def test_quantiles_of_a_known_distribution_are_found() -> None:
-    """The minimum of the loss is at the quantiles of the returns (kappa near 0: those of the distribution itself)."""
+    """The minimum of the loss is at the quantiles of the returns. With kappa near 0, they are those of the distribution."""
     head = QuantileHead(1, dueling=False, quantiles=3, kappa=1e-3)
     quantiles = torch.zeros(1, 3, requires_grad=True)
     optimizer = torch.optim.Adam([quantiles], 0.05)
@@ -155,7 +155,7 @@ def test_quantiles_of_a_known_distribution_are_found() -> None:
 
 
 def test_dueling_is_that_of_the_paper() -> None:
-    """Wang et al. 2016, equation 9."""
+    """The values are those of Wang et al. 2016, equation 9."""
     head = ScalarHead(3, dueling=True, huber_delta=1.0)
     assert head.outputs == 4
     found = head.values(head.estimates(torch.tensor([[1.0, 2.0, 6.0, 10.0]])))

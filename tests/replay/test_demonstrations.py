@@ -1,4 +1,4 @@
-"""Files of demonstrations: what is written is read, and what is none is refused with the numbers."""
+"""Tests of files of demonstrations: written episodes are read again, and the error for an invalid file names the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ratio of samples to inserted steps against a slow simulation of both sides."""
+"""Tests of the ratio of samples to inserted steps against a slow simulation of both sides."""
 
 from __future__ import annotations
 

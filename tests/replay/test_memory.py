@@ -1,4 +1,4 @@
-"""The replay against a slow twin that walks each window step by step."""
+"""Tests of the replay against a slow twin that walks each window step by step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDS = ("terminated", "truncated", "cut")
 def make_segment(
     rewards: list[float], end: str, *, first: int = 0, start: int = 0, masks: NDArray[np.bool_] | None = None, dtype: str = "<f4"
 ) -> Segment:
-    """A segment whose observations count up from `first`, so that a row says where it came from."""
+    """Return a segment whose observations count up from `first`, so that a row shows its origin."""
     steps = len(rewards)
     rows = steps + (end != "terminated")
     return Segment(
@@ -43,7 +43,7 @@ def make_segment(
 
 
 def slow_target(segment: Segment, t: int, n: int, gamma: float, value: NDArray[np.float64]) -> float:
-    """The n-step target of row `t` as the textbook says it, with ``value[i]`` for the i-th observation."""
+    """Return the n-step target of row `t` as in the textbook, with ``value[i]`` for the i-th observation."""
     total, factor, at = 0.0, 1.0, t
     while at < segment.steps and at < t + n:
         total += factor * float(segment.rewards[at])
@@ -205,7 +205,7 @@ DTYPES = {"box": np.float32, "discrete": np.int64, "multi_discrete": np.int64, "
 
 
 def elements(space: LeafSpace, rows: int) -> NDArray[np.generic]:
-    """Elements of a space, `rows` of them."""
+    """Return `rows` elements of a space."""
     rng, bounds = np.random.default_rng(rows), integer_bounds(space)
     if bounds is None:
         return rng.normal(size=(rows, *space.shape)).astype(np.float32)
@@ -261,7 +261,7 @@ def test_a_full_replay_comes_back_with_the_same_rows(lengths: list[int], capacit
 
 
 def stacked(first: int, rows: int, shape: str) -> NDArray[np.uint8]:
-    """Successive stacks of 4 frames of 32 x 40 pixels; frame ``i`` is random, but always the same."""
+    """Return successive stacks of 4 frames of 32 x 40 pixels. Frame ``i`` is random, but always the same."""
     frames = np.stack([np.random.default_rng(i).integers(0, 256, (32, 40), np.uint8) for i in range(first, first + rows + 3)])
     stacks = np.stack([frames[i : i + 4] for i in range(rows)])
     return stacks if shape == "first" else np.ascontiguousarray(np.moveaxis(stacks, 1, -1)) if shape == "last" else stacks[:, 0]

@@ -1,4 +1,4 @@
-"""The state in pieces: what is new is copied, what is old is named, and any history comes back bit for bit."""
+"""Tests of the state in pieces: new pieces are copied, known pieces are named, and any history is restored bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_segment(steps: int, seed: int, image: bool = False, masked: bool = Fals
 
 
 class Shelf:
-    """The files of checkpoints: it keeps the pieces of the last one, and gives them back to a state that only names them."""
+    """A fake store of checkpoints. It keeps the pieces of the last one, and adds their arrays to a state that names them."""
 
     def __init__(self) -> None:
         self.pieces: dict[str, Any] = {}
@@ -89,10 +89,10 @@ def test_any_history_comes_back_from_what_was_written(operations: list[tuple[str
         elif what in ("save", "again"):
             state = shelf.write(replay)
             twin = make_replay(capacity, image)
-            twin.add(make_segment(5, 999, image))  # a past of its own, which must be gone
+            twin.add(make_segment(5, 999, image))  # a history of its own, which `load` must remove
             twin.load(state)
             assert_equal(replay, twin)
-            if what == "again":  # the resumed one goes on, and shares the pieces that it has read
+            if what == "again":  # the resumed replay continues, and shares the pieces that it has read
                 replay = twin
         if len(replay):
             rows = np.arange(len(replay))

@@ -1,4 +1,4 @@
-"""Draws by priority against the paper's formulas, written out slowly."""
+"""Tests of draws by priority against a slow form of the paper's formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_replay(capacity: int, alpha: float = 1.0, epsilon: float = 0.25) -> Rep
 
 
 def steps(first: int, count: int) -> Segment:
-    """A segment whose observations count up from `first`."""
+    """Return a segment whose observations count up from `first`."""
     return Segment(
         observations=np.arange(first, first + count, dtype=np.float32)[:, None],
         actions=np.zeros(count, np.int64),

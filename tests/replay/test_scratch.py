@@ -1,4 +1,4 @@
-"""A replay in files: the same as in memory, private, gone with its process, and refused when it does not fit."""
+"""Tests of a replay in files: it equals one in memory, is private, is removed with its process, and must fit on the disk."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_replay_in_files_has_the_same_transitions_as_one_in_memory(space: BoxS
 
 
 def test_the_space_is_reserved_and_given_back(tmp_path: Path) -> None:
-    """The files of a process are open in /proc; each has all of its blocks."""
+    """The process has one mapped file, whose name is already deleted. No file is left after the process is killed."""
     program = """
 import os, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sequences against a slow twin that cuts each segment step by step."""
+"""Tests of sequences against a slow twin that cuts each segment step by step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_replay(capacity: int = 1000, **options: Any) -> SequenceMemory:
 
 
 def make_segment(first: int, steps: int, end: str = "cut", masks: bool = False) -> Segment:
-    """A segment whose observations and rewards count up from `first`, with the recurrent state (first, first + 0.5)."""
+    """Return a segment whose observations and rewards count up from `first`, with the recurrent state (first, first + 0.5)."""
     rows = steps + (end != "terminated")
     return Segment(
         observations=np.arange(first, first + rows, dtype=np.float32)[:, None],
@@ -50,11 +50,11 @@ def everything(replay: SequenceMemory) -> Any:
 
 
 def slow_sequences(first: int, steps: int, end: str, length: int, burn_in: int, overlap: int) -> list[dict[str, Any]]:
-    """The sequences of one segment: what each of their steps must have."""
+    """Return the sequences of one segment, with the expected columns of each step."""
     found, start, covered = [], 0, 0
     while start == 0 or covered < steps:
         window = range(start - burn_in, start + length)
-        last = steps - (end == "terminated")  # the last step with an observation before it, or after the segment
+        last = steps - (end == "terminated")  # the index of the last observation
         found.append(
             {
                 "valid": [0 <= t < steps for t in window],
@@ -86,7 +86,7 @@ def test_sequences_match_the_slow_twin(
         replay.add(make_segment(100 * index, steps, end))
         expected.append(slow_sequences(100 * index, steps, end, length, burn_in, overlap))
         rows.append(steps + 1)
-    while sum(rows) > capacity:  # a segment with an overwritten step is gone
+    while sum(rows) > capacity:  # a segment with an overwritten step is removed
         rows.pop(0)
         expected.pop(0)
     slow = [sequence for segment in expected for sequence in segment]
@@ -180,7 +180,7 @@ def test_priorities_of_overwritten_sequences_draw_nothing() -> None:
 
 
 def test_n_step_returns_end_with_their_sequence() -> None:
-    """The columns of a whole segment, as a sequence, are those of the segment."""
+    """With a whole segment as one sequence, the columns are those of the segment."""
     rng = np.random.default_rng(0)
     for end, steps, n_step in product(("cut", "terminated", "truncated"), (1, 2, 7), (1, 3, 20)):
         segment = replace(make_segment(0, steps, end), rewards=rng.normal(size=steps).astype(np.float32))

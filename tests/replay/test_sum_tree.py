@@ -1,4 +1,4 @@
-"""The sum tree against a list of numbers."""
+"""Tests of the sum tree against a list of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of the constants: private, replaced as a whole, and read with suspicion."""
+"""Tests of the file of the constants: each user has one, it is private and replaced as a whole, and damage is detected."""
 
 from __future__ import annotations
 

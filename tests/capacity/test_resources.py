@@ -1,4 +1,4 @@
-"""The predictions: each formula beside a slow twin, and what must hold of all of them."""
+"""Tests of the predictions: each formula against a slow twin, and the rules for all of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_traffic_of_a_load() -> None:
 
 
 def test_a_segment_has_the_predicted_size() -> None:
-    """The formula, beside the bytes of a real message."""
+    """The formula agrees with the size of a real message."""
     pytest.importorskip("torch")
     from rl4sys_zmq.bench.ingress_load import SMALL, body_bytes
 

@@ -1,4 +1,4 @@
-"""The proxy against plain sockets, whose every byte and error can be seen."""
+"""Tests of the proxy with plain sockets, which show every byte and every error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def eventually(condition: Any) -> None:
 
 
 class Pair:
-    """A client and the upstream's side of its connection, the proxy between them."""
+    """A client and the upstream's side of its connection, with the proxy between them."""
 
     def __init__(self, faults: Any = None, seed: int = 1) -> None:
         self.server = plain.create_server(("127.0.0.1", 0))
@@ -48,7 +48,7 @@ class Pair:
 
 
 def receive(side: Any, size: Any) -> bytes:
-    """Up to `size` bytes: fewer when the stream ends."""
+    """Receive `size` bytes, or fewer if the stream ends."""
     got = bytearray()
     while len(got) < size:
         try:
@@ -119,7 +119,7 @@ def test_half_open_leaves_the_client_in_belief() -> None:
     with Pair(NetworkFaults(cut_probability=1.0, half_open=True)) as pair:
         pair.client.sendall(b"x" * 1000)
         assert len(receive(pair.upstream, 1000)) < 1000
-        pair.client.sendall(DATA)  # taken and swallowed
+        pair.client.sendall(DATA)  # received by the proxy, and discarded
         eventually(lambda: pair.proxy.counters.get("swallowed_bytes") == len(DATA))
         pair.client.settimeout(0.02)
         with pytest.raises(TimeoutError):
@@ -209,7 +209,7 @@ def test_a_dealer_comes_back_after_a_cut() -> None:
         poller.register(router)
         peers = set()
         for round_ in range(2):
-            while not poller.poll(0.02):  # one sent just as the connection broke may be lost: that is the point
+            while not poller.poll(0.02):  # a message that is sent just as the connection breaks may be lost, so send it again
                 dealer.send([b"hello"])
             while (message := router.recv()) is not None:
                 peers.add(message[0])

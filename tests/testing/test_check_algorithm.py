@@ -1,4 +1,4 @@
-"""The conformance checks of algorithms and policies: ours keep the contracts, and each planted fault is found."""
+"""Tests of the conformance checks: the algorithms and policies of this package pass them, and each planted fault is found."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As `serve` does: with such small products, two threads only wait for each other."""
+    """Use one thread of torch, as `serve` does. With such small products, two threads only wait for each other."""
     if importlib.util.find_spec("torch") is None:
         yield
         return
@@ -56,7 +56,7 @@ def one_thread() -> Iterator[None]:
 
 
 def ppo_log_probs(algorithm: Any, segment: Segment) -> Any:
-    """The log-probabilities that PPO's own network gives."""
+    """Return the log-probabilities that PPO's own network gives."""
     import torch
 
     from rl4sys_zmq.learner.algorithms.networks import encode_observations, standardise
@@ -88,7 +88,7 @@ def test_ppo_keeps_the_contract(observations: Space, actions: Space) -> None:
 @pytest.mark.parametrize("name", ["A2C", "A3C", "IMPALA", "REINFORCE", "RPO"])
 def test_the_other_on_policy_algorithms_keep_the_contract(name: str, actions: Space) -> None:
     if name == "RPO" and isinstance(actions, DiscreteSpace):
-        return  # it refuses them
+        return  # RPO refuses them
     entry, parameters = ALGORITHMS.get(name), SMALL[name]
     check_algorithm(entry, action_space=actions, parameters=parameters, log_probs=ppo_log_probs)
 
@@ -212,7 +212,7 @@ SPECS = [
 
 
 def mlp_log_probs(spec: PolicySpec) -> Callable[..., Any]:
-    """The twin in float64, for a spec without hidden layers or with tanh ones, without normalisation."""
+    """Return the twin in float64, for a spec without normalisation that has tanh layers or no hidden layers."""
 
     def of(tensors: Mapping[str, Any], observations: Any, raw: Any) -> Any:
         h = observations.reshape(len(observations), -1).astype(np.float64)

@@ -1,4 +1,4 @@
-"""A contract test is worth what it catches: each planted defect must be named by its clause."""
+"""Tests of the contract tests for transports: for each planted defect, the error names its clause."""
 
 from __future__ import annotations
 

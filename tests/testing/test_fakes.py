@@ -66,7 +66,7 @@ def test_weights_are_a_function_of_seed_and_updates() -> None:
         assert np.array_equal(flat, fake_weights(fake.spec(), update, 5)) and flat.dtype == np.float32
         seen.add(flat.tobytes())
         for tensor in snapshot.values():
-            tensor += 1  # a copy: the algorithm does not notice
+            tensor += 1  # a copy, which the algorithm does not use
         fake.observe(segment(1))
         fake.update()
     assert len(seen) == 4
@@ -106,7 +106,7 @@ def test_state_goes_back() -> None:
     fake.observe(segment(3))
     other.load(fake.state())
     assert other.state() == fake.state()
-    assert other.demand() == 10 and other.keys == fake.keys[:1]  # what waits for an update is delivered again
+    assert other.demand() == 10 and other.keys == fake.keys[:1]  # segments that wait for an update are delivered again
     assert np.array_equal(other.spec().flatten(other.snapshot())[0], fake.spec().flatten(fake.snapshot())[0])
 
 

@@ -1,4 +1,4 @@
-"""The video example runs small: both roles in one process, and as two processes that Ctrl-C ends."""
+"""Tests of the video example in a small form: both roles in one process, and two processes that Ctrl-C ends."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_the_throughput_says_how_long_the_socket_was_full() -> None:
 
 @pytest.mark.parametrize("action", [0, len(data.LEVELS) - 1])
 def test_the_virtual_link_is_the_slower_of_the_link_and_the_processor(action: int) -> None:
-    """Blocks that all cost the same: after the buffers are full, each takes the longer of both times."""
+    """All blocks cost the same. Once the buffers are full, each block takes the longer of both times."""
     size, took_s = 5e4, 0.004
     for rate, slowness, expected_s in (
         (1e6, 1.0, size / 1e6),
@@ -119,7 +119,7 @@ def test_after_a_stall_the_virtual_link_carries_no_more_than_the_bandwidth(chunk
 
 
 def test_a_block_that_the_idle_thread_is_about_to_take_does_not_wait() -> None:
-    """Without this, a sender whose queue is always empty would look like one that the link holds up."""
+    """Without this, a sender whose queue is always empty would look like one that the link delays."""
     with sockets.Link(constant(1e9)) as link:
         sender = sockets.Sender(link, USUAL_S)
         sender._queue.put(b"a block")

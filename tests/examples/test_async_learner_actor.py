@@ -1,4 +1,4 @@
-"""`examples/async_learner_actor.py` as its users start it: SAC through a trainer, in threads and in processes."""
+"""Tests of `examples/async_learner_actor.py` as its users start it: SAC through a trainer, in threads and in processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs, as a user would start it, against a learner of this process."""
+"""Tests of the examples. Each runs as a user would start it, most of them against a learner of this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def learner() -> Iterator[Learner]:
 
 
 def run(*words: object) -> str:
-    """Runs Python with these arguments; returns what it printed, and fails with it when it failed."""
+    """Run Python with these arguments, and return its output. Fail with the output if the program fails."""
     done = subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=LIMIT_S, cwd=EXAMPLES.parent, check=False
     )
@@ -111,7 +111,7 @@ def test_lunar_lander_waits_for_its_learner_and_ctrl_c_ends_it() -> None:
         _, err = copy.communicate(timeout=LIMIT_S)
         assert copy.returncode == 130, err
         assert "Traceback" not in err
-        assert time.monotonic() - asked < 10.0  # two seconds on a machine that does nothing else
+        assert time.monotonic() - asked < 10.0  # two seconds on an idle machine
     finally:
         copy.kill()
         copy.wait()
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_running_lunar_lander(learner: Learner) -> None:
         out, err = copy.communicate(timeout=LIMIT_S)
         assert copy.returncode == 130, err
         assert "Traceback" not in err
-        assert "episodes" in out  # the last line tells what was done
+        assert "episodes" in out  # the last line is a summary
     finally:
         copy.kill()
         copy.wait()
@@ -167,7 +167,7 @@ def test_the_edge_script_goes_on_without_its_learner() -> None:
     out, err = copy.communicate(timeout=LIMIT_S)
     assert copy.returncode == 0, err
     assert "minute 9600" in out
-    assert "joining" in out  # it looked for the learner all the while
+    assert "joining" in out  # it tried to join the learner meanwhile
 
 
 def test_the_edge_script_is_short() -> None:
@@ -203,7 +203,7 @@ def test_remote_environments_can_run_elsewhere() -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of some ports in a row that nobody uses now."""
+    """Return the first of `count` ports in a row that are free now."""
     for first in range(20_000, 60_000, 97):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):

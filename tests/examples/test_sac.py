@@ -1,4 +1,4 @@
-"""The mathematics of `examples/async_learner_actor.py`, against slow twins, and the pace of its learner and its actor."""
+"""Tests of the formulas of `examples/async_learner_actor.py` against slow twins, and of the pace of learner and actor."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_stacked_critics_are_two_networks(sac: ModuleType) -> None:
 
 @pytest.mark.parametrize("terminated", [True, False])
 def test_the_critics_loss_is_that_of_the_paper(sac: ModuleType, terminated: bool) -> None:
-    """Row by row: the target is the reward alone where the task ended, and bootstrapped where it goes on or time ran out."""
+    """The target of a row is the reward alone if the task has ended, and bootstrapped if it goes on or the time has run out."""
     learner = make_learner(sac, discount=0.9, reward_scale=0.5)
     batch = make_batch(reward=3.0, terminated=terminated)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_unbounded_actions_are_refused(sac: ModuleType) -> None:
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 3.5])
 def test_the_replay_ratio_is_never_exceeded(sac: ModuleType, ratio: float) -> None:
-    """Whatever comes when: the learner does all that is allowed, and nothing more."""
+    """The steps come in bursts. The learner does all updates that the ratio allows, and no more."""
     rng = np.random.default_rng(4)
     pace, steps = sac.ReplayRatio(ratio, 100), 0
     for burst in rng.integers(0, 60, 100):
@@ -180,7 +180,7 @@ def test_an_actor_takes_the_newest_network_once(sac: ModuleType) -> None:
 
 
 class Store:
-    """A replay of Python rows: the two loops joined in one process."""
+    """A replay of Python rows, which joins the two loops in one process."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -219,7 +219,7 @@ def test_the_two_loops_keep_their_pace_together(sac: ModuleType) -> None:
     assert not actor.is_alive()
     assert published == list(range(10, 101, 10))
     assert updates == learner.updates == 100
-    assert not any(row["terminated"] for row in store.rows)  # Pendulum only runs out of time
+    assert not any(row["terminated"] for row in store.rows)  # Pendulum ends only by its time limit
 
 
 def test_acting_loads_no_torch() -> None:

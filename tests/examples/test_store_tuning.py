@@ -15,7 +15,7 @@ from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import Segment
 
 STEPS = 700
-"""Three and a half episodes."""
+"""The number of steps: three and a half episodes."""
 
 
 def test_a_store_returns_the_newest_value_of_each_key() -> None:

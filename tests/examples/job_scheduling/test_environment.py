@@ -128,7 +128,7 @@ def test_the_features_of_a_decision(backfilling: bool) -> None:
         "score of F1": (math.log10(1 + math.log10(99) * 2 - math.log10(9)) / 5, 0.0),
         "delay": (3 / 5, 0.0),  # 999 s
         "free processors after the start": (-1 / 4, 0.0),
-        # The rate of the other one; or: if job 1 is next, job 2 waits for 999 s, and has the smaller size.
+        # With backfilling: the rate of the other job. Else: if job 1 is next, job 2 waits for 999 s, and has the smaller size.
         "outlook": (math.log10(1 + 100 / 10) / 5, math.log10(1 + 100 / 99) / 5)
         if backfilling
         else (math.log10(1 + 99.9 - 0.1 + LATER_COST) / 5, 0.0),

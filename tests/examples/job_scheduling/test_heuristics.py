@@ -9,7 +9,7 @@ from job_scheduling.heuristics import HEURISTICS, schedule
 from job_scheduling.trace import Jobs
 
 ONE = Jobs(np.array([1000.0]), np.array([7.0]), np.array([100.0]), np.array([16]))
-"""A job submitted at 1000 s, which has requested 100 s on 16 processors, and runs for 7 s, which no scheduler knows."""
+"""A job submitted at 1000 s that requests 100 s on 16 processors. It runs for 7 s, which no scheduler knows."""
 
 SCORES = {
     "FCFS": 1000.0,

@@ -1,4 +1,4 @@
-"""The generator of workloads: the shares and the hours of the model, and the load that is asked for."""
+"""Tests of the generator of workloads: the shares and the hours of the model, and the requested load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_larger_jobs_run_longer() -> None:
 
 
 def by_half_hours(even_s: np.ndarray, weights: np.ndarray) -> list[float]:
-    """Return the times at which a clock that goes at a rate of its own in each half hour has counted so many seconds."""
+    """Return the times at which a clock with its own rate in each half hour has counted these seconds."""
     times = []
     for due in even_s:
         counted, half_hour = 0.0, 0

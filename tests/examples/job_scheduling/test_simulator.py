@@ -64,7 +64,9 @@ def test_time_moves_to_the_next_submission_if_no_job_waits() -> None:
 
 
 def by_seconds(jobs: Jobs, machine: int, order: list[int], *, backfilling: bool) -> list[int]:
-    """Return the start times of jobs chosen in this order (those that wait, first in the list), by a look at every second."""
+    """Return the start times of jobs chosen in this order, found by a check at every second. The first job that waits is
+    chosen.
+    """
     start: dict[int, int] = {}
     chosen: int | None = None
     reserved = second = 0
@@ -84,7 +86,7 @@ def by_seconds(jobs: Jobs, machine: int, order: list[int], *, backfilling: bool)
                 if not waiting:
                     break
                 chosen = min(waiting, key=lambda job: rank[job])
-                # The first second at which, by the requested times, it fits.
+                # The first second at which the job fits, by the requested times.
                 reserved = second
                 while machine - used(reserved, np.maximum(jobs.requested_s, 1)) < jobs.processors[chosen]:
                     reserved += 1

@@ -56,7 +56,7 @@ def train_with_threads(settings: train.Settings, run_dir: Path) -> dict[str, Any
             deadline = time.monotonic() + 60.0
             while not learner.status()["clients"][train.CLIENT]["evaluator"].get("evaluations"):
                 assert time.monotonic() < deadline, learner.status()
-                stop.wait(0.02)  # nobody announces an evaluation
+                stop.wait(0.02)  # no message reports the end of an evaluation
         finally:
             stop.set()
             for actor in actors:

@@ -1,4 +1,4 @@
-"""The live scheduler: its journal, its processes, and the daemon that is stopped, killed and started again."""
+"""Tests of the live scheduler: its journal, its processes, and the daemon when it is stopped, killed and started again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def job(name: str, *command: str, slots: int = 1, requested_s: float = 1.0, subm
 def served(
     folder: Path, journal: Journal, talk: Callable[[Client], Any], scheduler: str | Scheduler = "FCFS", slots: int = 2
 ) -> Any:
-    """Runs a daemon in this process while `talk` talks to it in a thread; returns what that returns."""
+    """Run a daemon in this process while `talk` uses it from a thread. Return the result of `talk`."""
 
     async def run() -> Any:
         stop = asyncio.Event()
@@ -124,7 +124,7 @@ def test_requests_that_are_refused_leave_the_daemon_running(tmp_path: Path) -> N
             client.ask("cancel")
         assert b"one line of JSON" in raw(b"hello\n")
         assert b"the key" in raw(b"[1]\n") and b"the key" in raw(b'{"op": 7}\n')
-        assert b"one line of JSON" in raw(b'{"op": "sta')  # a user who dies in the middle of a request
+        assert b"one line of JSON" in raw(b'{"op": "sta')  # a client that ends in the middle of a request
         assert b"at most 65536 bytes" in raw(b"x" * 70_000, b"\n")
         assert client.ask("submit", **good) == client.ask("submit", **good) == {"ok": True, "id": "a"}
         with pytest.raises(ConfigError, match="another job has the id a"):
@@ -156,12 +156,12 @@ def test_a_job_that_cannot_be_started_ends_with_the_reason(tmp_path: Path, monke
 
 
 class Gate:
-    """A pipe at which jobs wait, each until a byte comes."""
+    """A pipe at which jobs wait. Each written byte releases one job."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self.wait = f"read x < {path}"
-        self._descriptor = os.open(path, os.O_RDWR)  # for as long as this is open, no job finds the end of the pipe
+        self._descriptor = os.open(path, os.O_RDWR)  # while this is open, no job reads the end of the pipe
 
     def release(self, jobs: int) -> None:
         os.write(self._descriptor, b"\n" * jobs)
@@ -204,7 +204,7 @@ def test_a_journal_is_read_again(tmp_path: Path) -> None:
         journal.ended(journal.jobs["a"], 7.5, 0)
         known, now_s = journal.jobs, journal.now_s()
     with path.open("ab") as file:
-        file.write(b'{"event": "submit')  # never answered
+        file.write(b'{"event": "submit')  # this request was never answered
     with Journal(path, 100.0) as journal:
         assert journal.jobs == known and journal.jobs["a"].end_s == 7.5 and journal.now_s() >= now_s
         journal.submitted(job("c"))
@@ -299,7 +299,7 @@ def test_a_job_whose_shell_was_killed_is_not_run_again(tmp_path: Path, gate: Gat
     blocked = job("a", "sh", "-c", f"echo > {fifo}; {gate.wait}")
     assert processes.status(blocked).state is State.NEW
     shell = processes.start(blocked)
-    fifo.read_text()  # now it runs
+    fifo.read_text()  # the job runs now
     assert processes.status(blocked).state is State.RUNNING
     with pytest.raises(BlockingIOError):
         processes.start(blocked)
@@ -451,7 +451,7 @@ PARAMETERS = {
 
 
 def submit(client: Client, gate: Gate, name: str, count: int) -> dict[str, Any]:
-    """Submits jobs that wait for the first one; returns all jobs that have ended."""
+    """Submit jobs that wait for the first one, and release it. Return all jobs that have ended."""
     client.ask("submit", id=name, command=["sh", "-c", gate.wait], slots=2, requested_s=1.0)
     for k in range(count):
         client.ask("submit", id=f"{name}-{k}", command=["true"], slots=1 + k % 2, requested_s=1.0 + 7 * k % 11)
@@ -461,7 +461,7 @@ def submit(client: Client, gate: Gate, name: str, count: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a learner with a policy of the daemon, which has not learned yet."""
+    """The run directory of a learner with a policy of the daemon that is not trained so far."""
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     import job_scheduling.plugin  # registers the network

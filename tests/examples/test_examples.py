@@ -1,4 +1,4 @@
-"""Tests of the examples. Each runs as a user would start it, most of them against a learner of this process."""
+"""Tests of the examples. Each runs as a user would start it, several of them against a learner of this process."""
 
 from __future__ import annotations
 

@@ -64,9 +64,7 @@ def test_time_moves_to_the_next_submission_if_no_job_waits() -> None:
 
 
 def by_seconds(jobs: Jobs, machine: int, order: list[int], *, backfilling: bool) -> list[int]:
-    """Return the start times of jobs chosen in this order, found by a check at every second. The first job that waits is
-    chosen.
-    """
+    """Return the start times, found by a check at every second. Of the waiting jobs, the first one in `order` is chosen."""
     start: dict[int, int] = {}
     chosen: int | None = None
     reserved = second = 0

@@ -125,8 +125,8 @@ def test_targets_match_the_slow_twin(size: int, double: bool, masked: bool, seed
 
 
 def test_it_learns_the_values_of_a_corridor_with_a_start_offset_and_one_hot_observations() -> None:
-    # From state 4, action 6 has the reward 0 and leads to state 5, where action 7 has the reward 1 and ends the episode: Q*(4,
-    # 6) = gamma, Q*(5, 7) = 1.
+    # From state 4, action 6 has the reward 0 and leads to state 5. There, action 7 has the reward 1 and ends the episode. So
+    # Q*(4, 6) = gamma, and Q*(5, 7) = 1.
     space = DiscreteSpace(2, start=4)
     algorithm = make(2, space=space, start=6, gamma=0.5, learning_rate=0.01, gradient_steps=10, target_net_update_frequency=20)
     walk = Segment(

@@ -1,4 +1,4 @@
-"""The numbers of starts: unique though the clock stands still, and within their bounds whatever it says."""
+"""Tests of incarnations: they are unique although the clock stands still, and within their bounds for any clock."""
 
 from __future__ import annotations
 

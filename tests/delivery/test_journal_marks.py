@@ -1,4 +1,4 @@
-"""The file of marks: what it remembers, what a loss is and is not, and what the journal does without it."""
+"""Tests of the file of marks: its content, the detection of losses with it, and a journal without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE_S = 10.0
 
 
 class Bench:
-    """A journal of one client, whose one stream grows by what is appended."""
+    """A journal of one client in a folder."""
 
     def __init__(self, folder: Path, recovery: JournalLossPolicy = NO_RECOVERY) -> None:
         self.news = threading.Event()
@@ -33,7 +33,7 @@ class Bench:
         self.restored = self.journal.open()
 
     def append(self, first: int, end: int, actor: str = "a") -> None:
-        """Returns when these segments are told to be committed."""
+        """Append these segments, and return after they are committed."""
         self.journal.append([JournalEntry("c", actor, 1, first, end, 10, 0, 0, (b"frame",))])
         deadline = time.monotonic() + DEADLINE_S
         while not self.journal.committed():
@@ -46,7 +46,7 @@ class Bench:
 
 
 def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
-    """A journal in which a client has so many segments; returns its lineage."""
+    """Write a journal in which a client has this number of segments, and return its id."""
     bench = Bench(folder)
     if client:
         bench.journal.put_client(ClientRow("c", 3, {"seed": 7}, 0, 0, 0))
@@ -207,7 +207,7 @@ def test_checkpoints_tell_too(tmp_path: Path) -> None:
     bench = Bench(tmp_path, JournalLossPolicy(accept_loss=True, witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})]))
     bench.close()
     assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
-    Bench(tmp_path, JournalLossPolicy(witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})])).close()  # 99 was given up
+    Bench(tmp_path, JournalLossPolicy(witnesses=[ahead, JournalStateInCheckpoint("other", 99, 3, {})])).close()  # loss accepted
     with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and those accepted after"):
         Bench(tmp_path, JournalLossPolicy(witnesses=[JournalStateInCheckpoint("third", 98, 3, {})]))
 
@@ -317,7 +317,7 @@ def test_marks_that_are_deleted_under_it_are_written_again(tmp_path: Path) -> No
 
 
 def test_a_place_that_another_learner_has_taken_is_left_to_it(tmp_path: Path) -> None:
-    """The folder is moved, and another learner begins in its old place: the first one stops acknowledging and says why."""
+    """The folder is moved, and another learner starts in its old place. The first one stops acknowledging and reports why."""
     place = tmp_path / "run"
     place.mkdir()
     one = Bench(place)

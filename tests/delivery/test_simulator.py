@@ -1,4 +1,4 @@
-"""Random schedules of faults break no guarantee, and the rules would notice if one were broken."""
+"""Simulations with random faults, in which no guarantee breaks, and with planted bugs, which the rules detect."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from rl4sys_zmq.wire.messages import Ack, CheckpointResult, Hello, Message, Refu
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
 SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "20000" if SOAK else "300"))
 MUTANT_SCHEDULES = 400
-"""Each planted bug shows in 7 % of its schedules or more, so that all of them miss it once in 10^12 runs."""
+"""Each planted bug shows in at least 7 % of its schedules, so that all 400 miss it once in 10^12 runs."""
 CALM = Schedule(2, 20, 5.0)
 MANY_LIVES = replace(CALM, segments=25, faults_s=12.0, drop=0.05, repeat=0.1, reorder=True, delay_s=2.0, actor_restarts=6)
 LONG_SILENCES = replace(CALM, segments=25, faults_s=20.0, drop=0.3, delay_s=0.2, lease_s=4.0, partitions=4)
@@ -119,7 +119,7 @@ def test_without_faults_everything_is_trained_and_nothing_sent_twice(durable: bo
     history = simulate(1, schedule=replace(CALM, durable=durable, spooled=spooled)).history
     done = sum(history.counts[v] for v in (Verdict.TRAINED, Verdict.EVALUATED, Verdict.STALE, Verdict.QUARANTINED))
     assert done >= history.counts["accepted"] == history.counts["submitted"] - history.counts["refused"]
-    assert durable or done == history.counts["accepted"]  # else the last start trains what no checkpoint has
+    assert durable or done == history.counts["accepted"]  # a durable learner trains again what no checkpoint has
     assert not any(history.counts[k] for k in ("redials", "refused.gap", "refused.no_session", "dropped_at_source", "gap"))
 
 
@@ -159,7 +159,7 @@ class DurableNeverMoves(SegmentStream):
 
 
 def table_of(stream_class: type[SegmentStream]) -> LearnerParts:
-    """A table whose streams are of another class."""
+    """Return parts with a table whose streams are of another class."""
 
     class Table(StreamTable):
         def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
@@ -194,7 +194,7 @@ class OneStreamForAllIncarnations(StreamTable):
 
 
 class FencedByTheClock(StreamTable):
-    """An incarnation below the one on record is fenced for good, whoever lives: a clock that once was ahead locks a name."""
+    """Fences a lower incarnation permanently, even if no other start is live. A clock that once was ahead locks the name."""
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
         try:
@@ -204,14 +204,14 @@ class FencedByTheClock(StreamTable):
 
 
 class ForgetsEarlierSpools(StreamTable):
-    """An overtaken spool that comes back finds no mark."""
+    """Deletes the mark of a spool that a later start has overtaken, so that the spool finds no mark when it comes back."""
 
     def _earlier_spools(self) -> set[Key]:
         return set()
 
 
 class NumbersAnewWhenRaised(ActorSession):
-    """An overtaken one that comes back takes another origin for what it has numbered."""
+    """Takes a new origin for numbered segments when an overtaken start raises its incarnation."""
 
     def _raise(self, now: float, known: int) -> list[Action]:
         actions = super()._raise(now, known)
@@ -233,7 +233,7 @@ class GrantsTwice(CreditAllocator):
 
 
 class LeaksCredit(CreditAllocator):
-    """Counts what is accepted twice, so that the demand is used up too soon."""
+    """Counts accepted steps twice, so that the demand is used up too soon."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,14 +266,14 @@ class LosesEntries(SlowJournal):
 
 
 class ForgetsItsRows(SimJournal):
-    """Nothing that was written before the restart is fed again."""
+    """Replays no entry after a restart."""
 
     def _page(self, read: PageRequest) -> JournalPage:
         return replace(super()._page(read), entries=(), more=False)
 
 
 class EarlyJournal(SimJournal):
-    """Says that entries are committed when they are queued."""
+    """Reports entries as committed when they are queued."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -289,7 +289,7 @@ class EarlyJournal(SimJournal):
 
 
 class MarksApart(SimThread):
-    """The marks are in a file of their own, written after the state."""
+    """Writes the marks to a separate file, after the state."""
 
     marks = ()
 
@@ -308,7 +308,7 @@ class NoMarks(SimThread):
 
 
 class MarksBeforeItTrains(SimThread):
-    """What waits for a batch is marked as done; the state leaves it out."""
+    """Moves the marks over segments that wait for a batch. The state does not include them."""
 
     def _after_message(self) -> None:
         self.progress.barrier()
@@ -325,7 +325,7 @@ class NoVerdicts(SimThread):
 
 
 class LastWordsComeLate(SimThread):
-    """A thread that was replaced writes its last checkpoint when its successor has written three."""
+    """Lets a replaced thread write its last checkpoint after its successor has written three."""
 
     def __init__(self, history: History, *args: Any) -> None:
         super().__init__(history, *args)
@@ -357,7 +357,7 @@ class TrimsToTheNewest(ClientState):
 
 
 class FeedsTwice(ClientState):
-    """What is written while it catches up is handed on at once, and comes in a page again."""
+    """Sends the learner thread each replayed entry that is counted already once more."""
 
     def replay(self, entry: JournalEntry) -> None:
         super().replay(entry)
@@ -367,7 +367,7 @@ class FeedsTwice(ClientState):
 
 
 class CountsWhatIsSkipped(ClientState):
-    """An entry that a checkpoint's mark lies inside is counted whole when it is fed again; its first part is never taken."""
+    """Counts the whole of a replayed entry, although a checkpoint covers its first part, which the thread never takes."""
 
     def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
         super().send(entry, skip, load, waited=waited)
@@ -376,7 +376,7 @@ class CountsWhatIsSkipped(ClientState):
 
 
 class LosesAMessage(ClientState):
-    """One message in twenty never reaches the learner thread, and is counted as sent."""
+    """Loses one message in twenty on its way to the learner thread."""
 
     sent = 0
 
@@ -387,7 +387,7 @@ class LosesAMessage(ClientState):
 
 
 class PartsAGap(SimJournal):
-    """A learner may die with a gap counted, and the stream still where it was; the disk takes its time in between."""
+    """Writes the count of a gap and the row of its stream apart. The learner may die in the long time between them."""
 
     pause_turns = 0
 
@@ -410,7 +410,7 @@ class PartsAGap(SimJournal):
 
 
 class HandsOnWhatWasOvertaken(ClientState):
-    """What the thread before was owed is new to this one, whatever became of it."""
+    """Sends entries that were accepted under an earlier thread without checking whether the checkpoint includes them."""
 
     def send_committed(self, entry: JournalEntry) -> None:
         stream = self.table.get(entry.actor_id, entry.origin)
@@ -419,7 +419,7 @@ class HandsOnWhatWasOvertaken(ClientState):
 
 
 class ReadsOn(ClientState):
-    """A restarted thread's first page begins where the last one of the thread before ended."""
+    """Lets the first page of a restarted thread begin where the last page of the thread before ended."""
 
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         after = self.page_after
@@ -428,7 +428,7 @@ class ReadsOn(ClientState):
 
 
 class DoesNotGoBack(ClientState):
-    """The new learner thread loads a checkpoint, and the table stays where it was."""
+    """Leaves the table as it was when a new learner thread has loaded a checkpoint."""
 
     def rewind(self, message: ThreadReady) -> None:
         if self.life == 1:
@@ -441,7 +441,7 @@ class DoesNotGoBack(ClientState):
 
 
 class AcksBeforeTheLedger(ActorSessionHandler):
-    """A message counts as durable as soon as it is taken."""
+    """Counts a message as durable as soon as it is received."""
 
     def _on_submit(
         self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
@@ -451,7 +451,7 @@ class AcksBeforeTheLedger(ActorSessionHandler):
 
 
 class HandsOnAtOnce(ActorSessionHandler):
-    """The learner thread gets a message before the journal has it."""
+    """Sends a message to the learner thread before the journal has it."""
 
     def _on_submit(
         self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
@@ -469,14 +469,14 @@ class HandsOnAtOnce(ActorSessionHandler):
 
 
 class PromisesWhatItReceived(ActorSessionHandler):
-    """A HELLO is answered with a durable mark that is the received one."""
+    """Sends the received mark as the durable mark in each WELCOME."""
 
     def _send(self, peer: bytes, message: Message) -> None:
         super()._send(peer, replace(message, durable=message.received) if isinstance(message, Welcome) else message)
 
 
 class HearsTheOvertaken(ActorSessionHandler):
-    """A session survives its end, and that another process has taken over."""
+    """Keeps a session after its end, even if another process has taken over."""
 
     def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
         super().close_session(peer, client, stream)
@@ -484,7 +484,7 @@ class HearsTheOvertaken(ActorSessionHandler):
 
 
 class KeepsNoGap(ActorSessionHandler):
-    """A gap is announced and counted, and the journal is told of the mark alone."""
+    """Announces and counts a gap, but writes only the mark to the journal."""
 
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
         client.accepted, client.gap, client.rolled_back = client.accepted + gap, client.gap + gap, client.rolled_back + gap
@@ -497,7 +497,7 @@ class AnnouncesNoGap(ActorSessionHandler):
 
 
 class AsksForOnePage(SegmentDispatcher):
-    """A learner thread that goes back is fed the first page, and no other is asked for."""
+    """Requests only the first page for a learner thread that has returned to a checkpoint."""
 
     def _on_page(self, client: ClientState, page: JournalPage) -> None:
         super()._on_page(client, page)
@@ -505,14 +505,14 @@ class AsksForOnePage(SegmentDispatcher):
 
 
 class TakesAPageForAll(SegmentDispatcher):
-    """What is beyond the first page is given up."""
+    """Takes each page as the last one, and gives up the entries after it."""
 
     def _on_page(self, client: ClientState, page: JournalPage) -> None:
         super()._on_page(client, replace(page, more=False))
 
 
 class TakesAnyPage(SegmentDispatcher):
-    """A page that the thread before had asked for is fed to its successor."""
+    """Replays a page that was requested for the thread before to its successor."""
 
     def dispatch(self) -> None:
         committed = self._journal.committed
@@ -532,7 +532,7 @@ class TakesAnyPage(SegmentDispatcher):
 
 
 class LosesWhatDoesNotFit(SegmentDispatcher):
-    """A message that finds the learner thread's queue full is thrown away."""
+    """Discards the messages for which the learner thread's queue has no room."""
 
     def dispatch(self) -> None:
         super().dispatch()
@@ -541,7 +541,7 @@ class LosesWhatDoesNotFit(SegmentDispatcher):
 
 
 class NeverCommits(SegmentDispatcher):
-    """Entries are handed on, and their streams never hear that they are safe."""
+    """Sends entries to the learner thread, but never moves the durable marks of their streams."""
 
     def dispatch(self) -> None:
         durable = {stream: stream.durable for client in self._registry for stream in client.table.all()}
@@ -551,28 +551,28 @@ class NeverCommits(SegmentDispatcher):
 
 
 class ForgetsWithoutAWord(SegmentDispatcher):
-    """A stream is forgotten, and the journal keeps it."""
+    """Forgets a stream without deleting it from the journal."""
 
     def expire(self, client: ClientState, now: float) -> None:
         client.table.expire(now, client.trimmed)
 
 
 class TrimsOnFailure(ClientState):
-    """A checkpoint that could not be written counts as one."""
+    """Counts a checkpoint that could not be written as a written one."""
 
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         return super().checkpointed(replace(message, error="", number=message.number or 1))
 
 
 class RollsBackNothing(ClientState):
-    """Without a disk, what a learner thread takes with it is pending for good."""
+    """Leaves the segments that a learner thread without a disk has lost pending permanently."""
 
     def roll_back(self) -> int:
         return 0
 
 
 class KeepsThePool(ClientState):
-    """A new learner thread inherits what was on its way to the one before."""
+    """Keeps the credit allocator of the thread before, with its counts of data in transit."""
 
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         pool, life = self.pool, self.life
@@ -582,7 +582,7 @@ class KeepsThePool(ClientState):
 
 
 class HearsTheDead(ClientRegistry):
-    """The last words of a learner thread that was replaced are taken for its successor's."""
+    """Takes the late messages of a replaced learner thread for those of its successor."""
 
     def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
         key = client.key
@@ -603,7 +603,7 @@ class RestoresNoTotals(ClientRegistry):
 
 
 class GivesUpPending(OperatorCommandExecutor):
-    """A restart gives up what is pending, though nobody asked for that."""
+    """Gives up the pending segments at each restart, although the operator did not request it."""
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         return super()._restart(client_id, give_up_pending=True)
@@ -655,7 +655,7 @@ class IgnoresCredit(ActorSession):
 
 
 class KeepsItsWindowWhenExpired(ActorSession):
-    """Sends again, under new numbers, what it can't know about."""
+    """Sends segments that are in doubt again, under new numbers."""
 
     def _renew(self, now: float) -> list[Action]:
         window = [item.packed for item in self._window]
@@ -666,7 +666,7 @@ class KeepsItsWindowWhenExpired(ActorSession):
 
 
 class OffByOne(SimSpool):
-    """Takes one row too few as received, if there is one, so that it is numbered anew."""
+    """Takes one row too few as received, so that this row gets another number."""
 
     def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
         gone, kept = super().reconcile(received - 1, min(durable, received - 1))
@@ -674,7 +674,7 @@ class OffByOne(SimSpool):
 
 
 class NumbersAnew(SimSpool):
-    """Forgets after a restart how far it had counted."""
+    """Restarts its numbering at 0 after a restart."""
 
     def reopen(self, rng: random.Random) -> None:
         super().reopen(rng)
@@ -682,14 +682,14 @@ class NumbersAnew(SimSpool):
 
 
 class ResendsReceived(SimSpool):
-    """Does not give up what is durable when it is reopened."""
+    """Takes only durable segments as received, so that the other received ones are numbered and sent again."""
 
     def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
         return super().reconcile(durable, durable)
 
 
 Planted = dict[str, tuple[dict[str, Any], set[str]]]
-"""By name: the arguments of `simulate` that plant a bug, and the rules that can notice it."""
+"""The planted bugs by name: the arguments of `simulate`, and the rules that may detect the bug."""
 
 TWELVE: Planted = {
     "ackearly": ({"parts": LearnerParts(disk_journal=EarlyJournal), "schedule": CRASHES}, {"promised", "released", "ahead"}),
@@ -875,7 +875,7 @@ def test_a_planted_bug_is_caught(name: str, seed: int) -> None:
             print(f"{name}: caught after {offset + 1} schedules by {caught}")
             if caught.rule in rules:
                 return
-            # Another rule may notice first. Then it is the bug that it has noticed: without it nothing is wrong.
+            # Another rule may detect the bug first. Without the bug, the same schedule must then break no rule.
             simulate(seed + offset, **{key: value for key, value in planted.items() if key == "schedule"})
         except (AssertionError, KeyError, ProtocolError) as exc:
             pytest.fail(f"{name}: {exc!r}")
@@ -884,9 +884,9 @@ def test_a_planted_bug_is_caught(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["credit_leak", "counts_what_is_skipped"])
 def test_what_no_account_shows_stands_still_and_is_noticed(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch finds by itself what leaves the learner thread and the actors waiting for each other."""
+    """The detection of stalls alone finds the bugs that let the learner thread and the actors wait for each other."""
     monkeypatch.setattr(SimLearner, "_check_transit", lambda self: None)
-    monkeypatch.setattr(LearnerThreadBacklog, "correct_waiting", lambda self: None)  # nor is the count put right
+    monkeypatch.setattr(LearnerThreadBacklog, "correct_waiting", lambda self: None)  # the learner does not correct the count
     planted = MUTANTS[name][0]
     rules: Counter[str] = Counter()
     for offset in range(MUTANT_SCHEDULES):
@@ -898,7 +898,7 @@ def test_what_no_account_shows_stands_still_and_is_noticed(name: str, seed: int,
             break
     print(f"{name}: {dict(rules)} in {offset + 1} schedules")
     assert rules["stalled"] >= 3
-    assert rules["wedged"] == 0  # the watch was there before anything waited for it
+    assert rules["wedged"] == 0  # the stall is found before the end of the schedule
 
 
 def test_all_twelve_of_the_study_are_planted() -> None:

@@ -1,4 +1,4 @@
-"""What a learner thread was given and has not taken, and whether a client stands still."""
+"""Tests of the counts of data on the way to a learner thread, and of the detection of stalled clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_data_wait_then_travel_then_are_taken() -> None:
     transit.accept(ONE)
     assert (transit.waiting, transit.steps, transit.items, transit.nbytes) == (ONE, 10, 1, 500)
     transit.send(DataAmount(10, 1, 500), waited=True)
-    transit.send(DataAmount(4, 2, 300), waited=False)  # given back by the journal, and in part already taken
+    transit.send(DataAmount(4, 2, 300), waited=False)  # replayed by the journal; a part was trained before
     assert (transit.waiting, transit.in_transit, transit.messages_on_way) == (DataAmount(), DataAmount(14, 3, 800), 2)
     transit.take(1)
     transit.take(1)

@@ -1,4 +1,4 @@
-"""What a gateway keeps of a policy: whom it answers with what, how much it remembers, and what a beacon says."""
+"""Tests of `WeightHistory`, the versions that a gateway keeps of a policy: its replies, its limits and its beacons."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ Way = Callable[[int], np.ndarray[Any, Any]]
 
 
 def wandering(version: int) -> np.ndarray[Any, Any]:
-    """Each version a little way from a common start, in a direction of its own: nothing is to be predicted."""
+    """Return the weights of a version, each a small random step from a common start. Prediction does not help."""
     rng = np.random.default_rng(version)
     start = np.random.default_rng(0).normal(0.0, 0.1, sum(SIZES))
     return start + rng.normal(0.0, 1e-4, start.size)
 
 
 def drifting(version: int) -> np.ndarray[Any, Any]:
-    """On and on in one direction: each diff is shorter with the version before its base."""
+    """Return the weights of a version, which moves on in one direction. Prediction makes each diff shorter."""
     start, move = np.random.default_rng(0).normal(0.0, (0.1, 1e-3), (sum(SIZES), 2)).T
     out: np.ndarray[Any, Any] = start + version * move
     return out
 
 
 class Learner:
-    """Publishes as a learner thread does, to publications that are looked at."""
+    """A publisher of versions, as a learner thread is, with a `WeightHistory` to test."""
 
     def __init__(self, way: Way = wandering, writing: EncodingOptions | None = None) -> None:
         self.weight_history = WeightHistory(GENERATION)
@@ -55,7 +55,7 @@ class Learner:
         self.weight_history.describe(POLICY, self._writing)
 
     def publish(self, count: int = 1) -> tuple[Any, ...]:
-        """Publishes so many versions; returns what goes out on the PUB for the last of them."""
+        """Publish `count` versions, and return the frames that the PUB socket sends for the last of them."""
         out: tuple[Any, ...] = ()
         for _ in range(count):
             version = len(self.states)
@@ -71,7 +71,7 @@ class Learner:
         return out
 
     def answer(self, version: int, generation: int = GENERATION) -> list[WeightsHeader]:
-        """The headers of what an actor at `version` is answered; applied, and compared with the last version."""
+        """Apply the reply to an actor at `version`, compare the result with the last version, and return the headers."""
         answer = self.weight_history.catch_up(generation, version)
         held = self.states[version] if generation == GENERATION and 0 <= version < len(self.states) else None
         before: PolicySnapshot | None = None
@@ -171,7 +171,7 @@ def test_many_who_ask_at_once_are_answered_once(monkeypatch: pytest.MonkeyPatch)
     assert all(answer == answers[0] for answer in answers) and coded == [3]
     for generation in range(50):
         learner.weight_history.catch_up(generation, 9 if generation == GENERATION else 0)
-    assert coded == [3, -1]  # and who has the last version but one gets the diff that was published
+    assert coded == [3, -1]  # an actor with the last version but one gets the diff that was published
     learner.publish()
     learner.answer(3)
     assert coded == [3, -1, 3]

@@ -1,1 +1,1 @@
-"""Delivery under random schedules of faults, without sockets, threads or a clock; `simulation.simulator` runs one schedule."""
+"""Simulations of the delivery under random faults, on a virtual clock. `simulation.simulator` runs one schedule."""

@@ -1,10 +1,10 @@
-"""What happened in a simulation, as an onlooker would write it down, and the rules that it must not break.
+"""The record of a simulation, and the checks of its rules.
 
-The onlooker knows what neither side can: which segment really is behind a sequence number, and what really is on the disk.
-Notes that contradict each other, and the checks at the end, are a `Violation` with the name of the rule.
+The record knows more than the learner and the actors: which segment a sequence number stands for, and what the disk has.
+A contradiction in the record, or a failed check at the end, raises a `Violation` with the name of the rule.
 
-A *lineage* is what a journal has written. It ends with the process when the journal is in memory, goes back to what it was when
-an older copy of the disk is put in its place, and begins anew with an empty disk.
+A *lineage* is what a journal has written. A lineage in memory ends with the process. If an older copy of the disk replaces
+the disk, the lineage returns to its state at that copy. An empty disk begins a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["RULES", "Books", "History", "Lineage", "Violation"]
 
 
 class History:
-    """The notes. Segments are called by their episode ids, which are unique in a simulation."""
+    """The record of one simulation. A segment is identified by its episode id, which is unique in a simulation."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -47,33 +47,33 @@ class History:
     # ---- the actors' side
 
     def submit(self, owner: str, segment: int) -> None:
-        """A host handed over a segment to an actor's process, or to its spool."""
+        """Record that a host gave a segment to an actor's process or to its spool."""
         self._submitted.setdefault(owner, set()).add(segment)
         self.counts["submitted"] += 1
 
     def drop(self, segment: int) -> None:
-        """The queue was full."""
+        """Record that an actor discarded a segment because its queue was full."""
         self._dropped.add(segment)
         self.counts["dropped_at_source"] += 1
 
     def doubt(self, segments: Iterable[int]) -> None:
-        """An actor gave up segments of which it does not know whether they arrived."""
+        """Record that an actor gave up segments that are in doubt."""
         for segment in segments:
             self._doubted.add(segment)
             self.counts["in_doubt"] += 1
 
     def abandon(self, stream: Key) -> None:
-        """Its actor is gone with its numbers: nobody can tell another journal any more what it had forgotten."""
+        """Record that the actor of a stream ended with its numbers. No process can report its released segments any more."""
         self._abandoned.add(stream)
 
     def assign(self, stream: Key, seq: int, segment: int) -> None:
-        """A segment left the queue under a sequence number."""
+        """Record that an actor took a segment from its queue and gave it a sequence number."""
         known, place = self.assigned.setdefault((stream, seq), segment), self._place.setdefault(segment, (stream, seq))
         if known != segment or place != (stream, seq):
             raise Violation("identity", f"{stream} sent {segment} as {seq}, which is {known}; {segment} is {place}")
 
     def release(self, stream: Key, seq: int) -> None:
-        """An actor forgot a segment."""
+        """Record that an actor forgot a segment. The journal must have it."""
         if seq >= self.lineage.marks.get(stream, 0) and (stream, seq) not in self._released:
             raise Violation("released", f"{stream} forgot {seq}")
         self._released.add((stream, seq))
@@ -81,7 +81,7 @@ class History:
     # ---- the learner's side: its process and its journal
 
     def begin_life(self, lineage: Lineage | None) -> None:
-        """A learner starts, on what its journal has written; or on something else than was written last."""
+        """Record that a learner starts. Give `lineage` if its journal is not the one that was written last."""
         self.counts["lives"] += 1
         self._fresh.clear()
         self._gaps.clear()
@@ -93,7 +93,7 @@ class History:
         self._next = dict(self.lineage.marks)
 
     def begin_thread(self, judged: Iterable[int], *, rolls_back: bool = False) -> None:
-        """A learner thread starts from a state in which these segments were judged."""
+        """Record that a learner thread starts from a state that includes these segments."""
         self._observed = set(judged)
         if rolls_back:
             self._rolled_back |= self.lineage.accepted - self._observed
@@ -103,7 +103,7 @@ class History:
             self._last[stream] = max(seq, self._last.get(stream, -1))
 
     def begin_stream(self, stream: Key, first_seq: int, gap: int) -> None:
-        """The learner goes on with a stream, or begins it, and says that so many segments are gone."""
+        """Record that the learner begins or continues a stream, and announces a gap of this many segments."""
         expected = self._next.get(stream, 0)
         if gap != max(0, first_seq - expected):
             raise Violation("gap", f"{gap} announced of {stream}; {expected} was next, the actor has {first_seq}")
@@ -118,32 +118,32 @@ class History:
         self._next[stream] = max(first_seq, expected)
 
     def forget_stream(self, stream: Key, silent_s: float, lease_s: float, *, current: bool) -> None:
-        """The learner forgot a stream."""
+        """Record that the learner forgot a stream."""
         if current and silent_s <= lease_s:
             raise Violation("expired", f"{stream} was forgotten after {silent_s:.1f} s")
         self.lineage.forgotten.add(stream)
         self.counts["forgotten"] += 1
         if stream not in self.lineage.touched:
-            self._untouched[stream] += 1  # its actor may not have heard of this learner, and then says all again
+            self._untouched[stream] += 1  # its actor may have received no message from this learner, and then sends all again
             self._next.pop(stream, None)
 
     def drop_stream(self, stream: Key) -> None:
-        """The journal has no row of a stream any more."""
+        """Record that the journal deleted the row of a stream."""
         if stream not in self.lineage.touched:
             self.lineage.marks.pop(stream, None)
             self.lineage.streams.discard(stream)
 
     def expire(self, stream: Key) -> None:
-        """An actor was told that its stream is forgotten."""
+        """Record that the learner refused an actor because its stream is forgotten."""
         forgotten = stream in self.lineage.forgotten
         if not forgotten and stream in self.lineage.streams:
             raise Violation("expired", f"{stream} was refused")
         self.counts["expired" if forgotten else "expired.unwritten"] += 1
-        if stream in self._estranged:  # forgotten by a copied disk that is older than the stream: nobody can tell
+        if stream in self._estranged:  # the learner runs on another disk, and cannot know that this stream existed
             self.counts["lost.unannounced"] += sum(key == stream for key, _ in self._released)
 
     def take(self, stream: Key, seq: int, segment: int, *, refused: bool) -> None:
-        """The learner moved its mark over a segment."""
+        """Record that the learner accepted or refused the next segment of a stream."""
         if self.assigned.get((stream, seq)) != segment:
             raise Violation("identity", f"the learner took {segment} as {seq} of {stream}")
         if seq != self._next.get(stream, 0):
@@ -154,13 +154,13 @@ class History:
         self.counts["refused" if refused else "accepted"] += 1
 
     def write_stream(self, stream: Key, received: int) -> None:
-        """The journal has a row of a stream."""
+        """Record that the journal wrote the row of a stream."""
         self._check_jump(stream, received)
         self.lineage.streams.add(stream)
         self.lineage.marks[stream] = max(received, self.lineage.marks.get(stream, 0))
 
     def _check_jump(self, stream: Key, first: int) -> None:
-        """Segments that a journal does not have are below a mark of it only as a gap that it has counted."""
+        """Check that the journal has counted, as a gap, all segments before `first` that it does not have."""
         written = self.lineage.marks.get(stream, 0)
         if first > written:
             missing = {(stream, seq) for seq in range(written, first)} - {(key, seq) for key, seq, _ in self.lineage.gaps}
@@ -168,13 +168,13 @@ class History:
                 raise Violation("gap", f"the journal has no segments {sorted(seq for _, seq in missing)[:5]} of {stream}")
 
     def write_gap(self) -> None:
-        """The journal has counted the gap that was announced first."""
+        """Record that the journal counted the oldest of the announced gaps."""
         if not self._gaps:
             raise Violation("gap", "the journal has counted a gap that nobody was told of")
         self.lineage.gaps |= _each(self._gaps.popleft())
 
     def write(self, stream: Key, first: int, end: int) -> None:
-        """The journal has segments."""
+        """Record that the journal wrote segments."""
         self._check_jump(stream, first)
         for seq in range(first, end):
             found = self._fresh.pop((stream, seq), None)
@@ -185,7 +185,7 @@ class History:
         self.lineage.streams.add(stream)
 
     def say(self, stream: Key, received: int, durable: int) -> None:
-        """The learner tells an actor its marks."""
+        """Record that the learner sent an actor its marks."""
         written = self.lineage.marks.get(stream, 0)
         if received < written:
             raise Violation("promised", f"{stream} was told that {received} is next; {written} are written")
@@ -195,7 +195,7 @@ class History:
     # ---- the learner thread
 
     def observe(self, segment: int) -> None:
-        """The algorithm got a segment."""
+        """Record that the algorithm received a segment."""
         if segment in self._observed:
             raise Violation("once", f"segment {segment} reached the algorithm again")
         if segment not in self.lineage.accepted:
@@ -209,12 +209,12 @@ class History:
     # ---- the checks
 
     def check_owner(self, owner: str, held: int, said: int) -> None:
-        """At quiescence: an actor has got rid of everything, and everything has one place.
+        """Check that an actor holds nothing any more, and that each of its segments was counted exactly once.
 
         Args:
-            owner: the process, or the spool.
-            held: what it still has.
-            said: how many segments were refused or accepted or are with it, by its own account.
+            owner: The process or the spool.
+            held: The number of segments that it still has.
+            said: The actor's own count of the segments that were accepted or refused, or that it still has.
         """
         if held:
             raise Violation("wedged", f"{held} segments are still in {owner}")
@@ -227,7 +227,7 @@ class History:
             raise Violation("conserved", f"{owner} speaks of {said} segments of {len(submitted)} it was given")
 
     def check_lineage(self, judged: Iterable[tuple[int, str]], *, all_of_it: bool) -> None:
-        """The state that survives holds what it must, once."""
+        """Check that the state of the learner thread has no segment twice, and has every segment that it must have."""
         times = Counter(segment for segment, _ in judged)
         twice = [segment for segment, count in times.items() if count > 1]
         if twice:
@@ -242,13 +242,13 @@ class History:
                 raise Violation("lost", f"{seq} of {stream}")
 
     def check_books(self, books: Books) -> None:
-        """A learner's own account is right."""
+        """Check the learner's counters."""
         fresh = sum(not refused for _, refused in self._fresh.values())
         gap = len(self.lineage.gaps.union(*map(_each, self._gaps)))
         if books.gap != gap:
             raise Violation("gap", f"{books.gap} are counted, {gap} are gone")
         refused = len(self.lineage.refused) + len(self._fresh) - fresh
-        if books.refused != refused and not self._fresh:  # a restarted thread counts what the journal gives it
+        if books.refused != refused and not self._fresh:  # a restarted thread counts only what the journal replays to it
             raise Violation("verdicts", f"{books.refused} are counted as refused, {refused} were")
         accepted, undone = len(self.lineage.accepted) + fresh + gap, gap + len(self._rolled_back)
         right = (accepted, undone, accepted)
@@ -256,7 +256,7 @@ class History:
             raise Violation("conserved", f"{accepted} were accepted, {undone} of them rolled back; {books}")
 
     def check_verdicts(self, stream: Key, judged: Iterable[tuple[int, str]], counted: Mapping[str, int]) -> None:
-        """What an actor says became of its segments."""
+        """Check the verdicts that an actor has counted."""
         given = Counter(verdict for segment, verdict in judged if self._place[segment][0] == stream)
         said = {verdict: counted[verdict] for verdict in JUDGED}
         if said != {verdict: given[verdict] for verdict in JUDGED}:

@@ -1,4 +1,4 @@
-"""The faults of one simulation."""
+"""The schedule of the faults of one simulation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 __all__ = ["CLOCKS", "CRASH_POINTS", "Schedule"]
 
 CRASH_POINTS = ("anywhere", "before_commit", "after_commit", "in_checkpoint", "after_checkpoint")
-"""Where a learner dies: between two turns; between taking and writing; between writing and acknowledging; with a checkpoint
-half written; with a checkpoint written and the journal not trimmed."""
+"""The points at which a learner dies: between two turns; between receiving and writing; between writing and acknowledging;
+with a checkpoint half written; with a checkpoint written and the journal not trimmed."""
 
 CLOCKS = ("right", "steps", "still")
-"""The time that a starting actor reads: the right one; that, a day more or a day less; or always the same."""
+"""The clocks that a starting actor may read: the right one; one that may be a day ahead or behind; one that stands still."""
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,27 @@ class Schedule:
     """The faults of one simulation, drawn from its seed.
 
     Attributes:
-        actors: how many.
-        segments: how many each actor's host hands over while there are faults.
-        faults_s: how long there are faults, in virtual seconds.
-        drop, repeat, damage: the chances that a message is lost, comes twice, or comes with a byte changed.
-        lie: the chance that an actor is sent an acknowledgement of things that it never sent.
-        reorder: whether messages of one connection may overtake each other.
-        delay_s: the longest delay of a message.
-        lease_s: of the learner.
-        learner_restarts, thread_restarts, actor_restarts, partitions: how many of each.
-        durable: whether the learner has a disk: a journal and checkpoints that survive it.
-        spooled: whether the actors' queues and numbers survive them.
-        offpolicy: whether a segment is trained as soon as it is observed.
-        pace: how likely the learner thread reads on in a turn.
-        checkpoint_s: the mean time between checkpoints.
-        rot: the chance that a starting learner finds its newest checkpoint damaged.
-        stalls: how often the disk takes nothing for a while.
-        copies: how often a dead learner's disk is replaced by a copy made earlier.
-        wipes: how often it is replaced by an empty one.
-        clock: one of `CLOCKS`.
-        relics: how often an actor's process is stopped, another starts under its name (with a
-            spool of its own, if there are any), and the first one wakes up again.
+        actors: The number of actors.
+        segments: The number of segments that each actor's host produces during the faults.
+        faults_s: The duration of the faults, in virtual seconds.
+        drop, repeat, damage: The chances that a message is lost, arrives twice, or arrives with one bit changed.
+        lie: The chance that an actor receives an acknowledgement of segments that it never sent.
+        reorder: True if messages of one connection may overtake each other.
+        delay_s: The longest delay of a message.
+        lease_s: The lease of the learner.
+        learner_restarts, thread_restarts, actor_restarts, partitions: The number of each.
+        durable: True if the learner has a disk: a journal and checkpoints that survive the process.
+        spooled: True if the actors' queues and numbers survive their processes.
+        offpolicy: True if a segment is trained as soon as it is observed.
+        pace: The chance that the learner thread reads one more message in a turn.
+        checkpoint_s: The mean time between checkpoints.
+        rot: The chance that a starting learner finds its newest checkpoint damaged.
+        stalls: The number of times that the disk is full for up to 8 seconds.
+        copies: The number of times that an earlier copy replaces the learner's disk.
+        wipes: The number of times that an empty disk replaces the learner's disk.
+        clock: One of `CLOCKS`.
+        relics: The number of times that an actor's process is stopped, another one starts under its name (with a
+            spool of its own, if there are any), and the first one continues later.
     """
 
     actors: int
@@ -71,14 +71,14 @@ class Schedule:
 
     @property
     def clean(self) -> bool:
-        """Nothing goes wrong and nobody is slow: credit is kept to the letter."""
+        """True without faults and long delays. No actor may then exceed its credit by more than one segment."""
         faults = self.drop, self.repeat, self.damage, self.lie, self.reorder, self.partitions, self.stalls
         restarts = self.learner_restarts, self.thread_restarts, self.actor_restarts, self.copies, self.wipes, self.relics
         return not any(faults) and not any(restarts) and self.delay_s <= 0.2
 
     @classmethod
     def draw(cls, rng: random.Random) -> Schedule:
-        """A random schedule."""
+        """Draw a random schedule."""
         bad, durable = rng.random() < 0.8, rng.random() < 0.65
         return cls(
             actors=rng.randint(1, 3),

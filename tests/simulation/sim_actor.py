@@ -1,4 +1,4 @@
-"""An actor for the simulator: a host that hands over segments, the bounded queue, and the session in earnest."""
+"""A simulated actor: a host that produces segments, a bounded queue, and the production session."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ BATCH_ITEMS = 4
 BEGAN_S = 1.8e9
 DAY_S = 86_400.0
 LOST_SPOOL = 0.25
-"""How likely a start with a wrong clock finds its spool gone."""
+"""The chance that an actor with a wrong clock finds its spool gone at a start."""
 
 
 @dataclass
 class Link:
-    """One connection of one actor to one life of the learner."""
+    """One connection of one actor to one start of the learner."""
 
     peer: bytes
     life: int
@@ -54,12 +54,12 @@ class Link:
 
 @dataclass(frozen=True)
 class ActorParts:
-    """What an actor is built from.
+    """The classes that an actor is built from.
 
     Attributes:
-        session: its side of the protocol.
-        spool: its queue.
-        reuse_incarnations: plants a bug: a restarted actor takes the incarnation of its predecessor.
+        session: The actor's side of the protocol.
+        spool: The queue.
+        reuse_incarnations: True to plant a bug: a restarted actor uses the incarnation of its predecessor.
     """
 
     session: Callable[[Hello, Counters, random.Random], ActorSession] = ActorSession
@@ -68,20 +68,22 @@ class ActorParts:
 
 
 class SimActor:
-    """A host that hands over segments, the bounded queue, and the session.
+    """A host that produces segments, with its queue and its session.
 
     Attributes:
-        stream: the actor's id and the origin of its numbers.
-        owner: what its segments belong to: the process, or the spool.
-        pure: all its segments are in one stream, which one journal counted.
-        ended: its process is gone, and no other begins here.
+        stream: The actor's id and the origin of its numbers.
+        owner: The owner of its segments: the process, or the spool.
+        pure: True if all its segments are in one stream that one journal counted.
+        ended: True if its process has ended permanently.
     """
 
     def __init__(self, sim: SimNetwork, index: int, number: int) -> None:
-        """Args:
-        sim: where it is.
-        index: of its name.
-        number: its own, since another one may have its name.
+        """Create the actor, without starting it.
+
+        Args:
+            sim: The simulation.
+            index: The number in its name.
+            number: Its own number. Another actor may have the same name.
         """
         self.index, self.number, self.ended = index, number, False
         self.stream: Key = (f"actor-{index}", 0)
@@ -98,23 +100,23 @@ class SimActor:
 
     @property
     def held(self) -> int:
-        """Segments that it has not got rid of."""
+        """The number of segments in its queue."""
         return len(self._spool.rows)
 
     @property
     def accounted(self) -> int:
-        """Segments that it has, or that the learner took, by its own account."""
+        """The actor's count of the segments that it has or that the learner accepted or refused."""
         session = self.session
         accepted, refused = session.accepted, session.verdicts[Verdict.REFUSED]
         return self._spool.waiting + session.unreceived + accepted + refused
 
     @property
     def is_caught_up(self) -> bool:
-        """It is in touch with the learner, and has got rid of everything."""
+        """True if it has joined and its queue is empty."""
         return not self.held and self.session.state is SessionState.JOINED
 
     def start(self) -> None:
-        """A process begins, with nothing or with what is in its spool."""
+        """Start a process, with an empty queue or with the segments of its spool."""
         rng, wrong = self._sim.rng, self._sim.schedule.clock != "right"
         again = self._spooled and self._starts > 0 and not (wrong and rng.random() < LOST_SPOOL)
         if not (self._sim.actor_parts.reuse_incarnations and self._starts):
@@ -147,7 +149,7 @@ class SimActor:
         self._dial()
 
     def restart(self) -> None:
-        """It ends, with a word or without, and another process takes its name."""
+        """End the process, with or without closing its session, and start another one under its name."""
         self._sim.history.counts["actor_restarts"] += 1
         if self._sim.rng.random() < 0.5 and self._stopped is None:
             self._do(self.session.close(self._sim.now))
@@ -155,7 +157,7 @@ class SimActor:
         self.start()
 
     def end(self) -> None:
-        """It ends, with a word or without."""
+        """End the process permanently, with or without closing its session."""
         self.ended = True
         self._sim.history.abandon(self.stream)
         if self._sim.rng.random() < 0.5 and self._stopped is None:
@@ -163,21 +165,21 @@ class SimActor:
         self._stopped = deque()
 
     def stop(self) -> None:
-        """SIGSTOP: what it is sent waits."""
+        """Stop the process, as with SIGSTOP. Its messages wait."""
         self._stopped = deque() if self._stopped is None else self._stopped
 
     def wake(self) -> None:
-        """SIGCONT."""
+        """Continue the process, as with SIGCONT, and process the messages that waited."""
         if self._stopped is None or self.ended:
             return
         waiting, self._stopped = self._stopped, None
         for life, message in waiting:
-            if life == self._sim.life:  # as with all messages: the connection went with the learner
+            if life == self._sim.life:  # as with all messages: the connection ended with the learner's process
                 self.on_message(message)
         self._work()
 
     def _clock_s(self) -> float:
-        """The time that it reads."""
+        """Return the time that the actor reads from its clock."""
         sim = self._sim
         if sim.schedule.clock == "still":
             return BEGAN_S
@@ -185,7 +187,7 @@ class SimActor:
         return BEGAN_S + sim.now + step_s
 
     def produce(self) -> None:
-        """The host hands over a segment; one in ten is longer than the learner takes."""
+        """Produce a segment. One in ten is longer than the learner accepts."""
         if self._stopped is not None:
             return
         history = self._sim.history
@@ -200,7 +202,7 @@ class SimActor:
         self._work()
 
     def on_message(self, message: Message) -> None:
-        """The learner said something."""
+        """Process a message from the learner."""
         if self._stopped is not None:
             self._stopped.append((self._sim.life, message))
             return
@@ -211,7 +213,7 @@ class SimActor:
         self._work()
 
     def hear(self, frames: list[Frame], link: Link) -> None:
-        """Somebody sends it a message; the network decides what comes of it."""
+        """Send a message to this actor over the faulty network, and sometimes an ack that lies."""
         self._sim.carry(self, link, frames, up=False)
         if not self._sim.quiet and self._sim.rng.random() < self._sim.schedule.lie:
             end = self._spool.base_seq + self._spool.taken + self._sim.rng.choice([1000, 1 << 62])
@@ -224,7 +226,7 @@ class SimActor:
         self._schedule_tick()
 
     def _work(self) -> None:
-        """What the I/O thread does in a turn."""
+        """Do one turn of the I/O thread: number and send segments, request credit, and run the timers."""
         if self._stopped is not None:
             return
         now, session, spool = self._sim.now, self.session, self._spool
@@ -263,7 +265,7 @@ class SimActor:
                     self._on_joined(welcome)
                 case StreamRestarted():
                     self._on_renewed()
-                    self._dial()  # a HELLO of the old incarnation, still on its way, must find nobody to answer
+                    self._dial()  # a late reply to an old HELLO must not reach this session
                     return
                 case ReplaceSockets(incarnation):
                     self._sim.history.counts["raised"] += 1

@@ -1,4 +1,4 @@
-"""What survives a simulated learner: its journal's rows and its checkpoints; and a journal that writes there."""
+"""The disk of a simulated learner, with its checkpoints and the rows of its journal, and a journal that writes to it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Checkpoint:
     """One checkpoint.
 
     Attributes:
-        number: grows.
-        judged: the state: which segments met which verdict, in order.
-        marks: how far it goes, by stream.
-        verdicts: the client's totals.
+        number: The number of the checkpoint. It grows.
+        judged: The state: the segments with their verdicts, in order.
+        marks: The progress of each stream.
+        verdicts: The client's totals of the verdicts.
     """
 
     number: int
@@ -49,10 +49,10 @@ class SimDisk:
     """A run directory.
 
     Attributes:
-        journal_id: of the journal.
-        clients, streams, entries: its tables.
-        checkpoints: oldest first.
-        sound: how many checkpoints were written since one was damaged; one in two may be.
+        journal_id: The id of the journal.
+        clients, streams, entries: The tables of the journal.
+        checkpoints: The checkpoints, oldest first.
+        sound: The number of checkpoints that were written since the last damage. The next damage needs two.
     """
 
     journal_id: int
@@ -65,18 +65,18 @@ class SimDisk:
     sound: int = 2
 
     def copy(self) -> SimDisk:
-        """A backup."""
+        """Return a copy."""
         tables = dict(self.clients), dict(self.streams), list(self.entries), list(self.checkpoints)
         return SimDisk(self.journal_id, *tables, self.next_row, self.next_number, self.sound)
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Adds a checkpoint, in one step, and removes the oldest."""
+        """Add a checkpoint in one step, and keep the newest three."""
         self.checkpoints = [*self.checkpoints, checkpoint][-KEEP:]
         self.next_number = checkpoint.number + 1
         self.sound += 1
 
     def rot(self) -> bool:
-        """Damages the newest checkpoint, if another may stand in for it."""
+        """Remove the newest checkpoint, as if it were damaged, and return whether this was possible."""
         if self.sound < 2 or not self.checkpoints:
             return False
         self.checkpoints = self.checkpoints[:-1]
@@ -84,7 +84,7 @@ class SimDisk:
         return True
 
     def apply(self, operation: Write) -> None:
-        """Does what a journal's transaction does."""
+        """Apply one operation of the journal to the tables."""
         match operation:
             case JournalEntry() as e:
                 self.entries.append((self.next_row, e))
@@ -145,40 +145,44 @@ class SimDisk:
 
 
 class SlowJournal(MemoryJournal):
-    """Commits what it was given one call later, as a disk would, and forgets it with the process."""
+    """A journal in memory that commits its entries one call later, as a disk would."""
 
     def __init__(self) -> None:
         super().__init__()
         self._writing: list[JournalEntry | JournalPage] = []
 
     def waiting(self) -> list[JournalEntry]:
-        """The entries that it has not handed out."""
+        """Return the entries that `committed` has not returned."""
         return [item for item in (*self._writing, *self._fresh) if isinstance(item, JournalEntry)]
 
     def queued(self, client_id: str) -> int:
-        """Return how many entries of a client are not handed out."""
+        """Return the number of a client's entries that `committed` has not returned."""
         return sum(entry.client_id == client_id for entry in self.waiting())
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """What the call before this one found."""
+        """Return the entries that were committed before the last call."""
         done, self._writing = self._writing, super().committed()
         return done
 
 
 class SimJournal:
-    """A journal on a `SimDisk`. It writes what it had at the call before, or a part of that; the learner may die in between.
+    """A journal on a `SimDisk`. A call writes the operations queued at the call before, or a part of them.
+
+    The learner may die between two parts.
 
     Attributes:
-        full: it takes no entries; what needs no room goes on.
+        full: True while the disk has no room for entries. Operations that need no room continue.
     """
 
     durable = True
 
     def __init__(self, disk: SimDisk, rng: random.Random, written: Callable[[Write], None]) -> None:
-        """Args:
-        disk: where it writes.
-        rng: how much at a time.
-        written: told of each operation that is on the disk.
+        """Open the journal.
+
+        Args:
+            disk: The disk that it writes to.
+            rng: The generator of the sizes of the parts.
+            written: Called with each operation that is on the disk.
         """
         self.journal_id = disk.journal_id
         self.full = False
@@ -187,55 +191,55 @@ class SimJournal:
         self._due = 0
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Queues entries."""
+        """Queue entries."""
         self._backlog.extend(batch)
 
     def put_client(self, row: ClientRow) -> None:
-        """Queues a row."""
+        """Queue a row."""
         self._backlog.extend([row])
 
     def put_stream(self, row: StreamRow) -> None:
-        """Queues a row."""
+        """Queue a row."""
         self._backlog.extend([row])
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Queues a deletion."""
+        """Queue a deletion."""
         self._backlog.extend([DropStream(client_id, actor_id, origin, expires)])
 
     def drop_client(self, client_id: str) -> None:
-        """Queues a deletion."""
+        """Queue a deletion."""
         self._backlog.extend([DropClient(client_id)])
 
     def drop_entries(self, client_id: str) -> None:
-        """Queues a deletion."""
+        """Queue a deletion."""
         self._backlog.extend([DropClientEntries(client_id)])
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Queues a change."""
+        """Queue a change."""
         self._backlog.extend([RetireActorStreams(client_id, actor_id)])
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Queues a count."""
+        """Queue a count."""
         self._backlog.extend([CountSegmentsLostByJournal(client_id, count, stream)])
 
     def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
-        """Queues a deletion."""
+        """Queue a deletion."""
         self._backlog.extend([DeleteCoveredEntries(client_id, tuple(marks.items()))])
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Queues a read, of pages of any size."""
+        """Queue a read, with a random size of the page."""
         self._backlog.extend([PageRequest(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
 
     def waiting(self) -> list[JournalEntry]:
-        """The entries that are not written."""
+        """Return the entries that are not written."""
         return [item for item in self._backlog if isinstance(item, JournalEntry)]
 
     def queued(self, client_id: str) -> int:
-        """Return how many operations of a client are not done."""
+        """Return the number of a client's operations that are not done."""
         return sum(operation.client_id == client_id for operation in self._backlog)
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Writes, and says what has been written."""
+        """Do the operations that are due, and return the written entries and the pages that were read."""
         left = self._due if self._rng.random() < 0.7 else self._rng.randint(0, self._due)
         fresh: list[JournalEntry | JournalPage] = []
         while left > 0:
@@ -252,7 +256,7 @@ class SimJournal:
         return fresh
 
     def _cut(self, group: list[Operation], left: int) -> list[Operation]:
-        """Return the part that is written before the learner may die."""
+        """Return the part of a group that is written before the learner may die."""
         return group[:left]
 
     def _do(self, operation: Operation, fresh: list[JournalEntry | JournalPage]) -> None:
@@ -276,12 +280,12 @@ class SimJournal:
         return JournalPage(read.client_id, read.token, tuple(e for _, e in rows[:count]), last, len(rows) > count, 0)
 
     def state(self) -> JournalHealth:
-        """Well, or full."""
+        """Return the health: no error, or a full disk."""
         return JournalHealth(True, 0, 0, 0, len(self._backlog), "full" if self.full else "", 0, 0, 0.0, 0)
 
     def stop(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Nothing to wait for."""
+        """Return at once."""
         return True

@@ -1,7 +1,7 @@
-"""The learner's core in a simulation: driven on a virtual clock, watched from outside.
+"""The learner's core in a simulation, on a virtual clock.
 
-`SimLearner` gives a `LearnerCore` its inputs and notes what an onlooker sees: the messages that go in and out, the calls of
-the journal, and the figures of the production objects before and after. It decides nothing that the core decides.
+`SimLearner` gives a `LearnerCore` its inputs, and records the messages in both directions, the calls of the journal, and the
+counters of the production objects before and after. All decisions are those of the core.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ CLIENT_ID = "sim"
 CREDIT_ITEMS = 64
 BEGAN_S = 1.8e9
 FAILS = 0.3
-"""How likely a learner thread that is restarted has failed before."""
+"""The chance that a learner thread fails before its restart."""
 
 GONE = 0.5
-"""How likely the learner notices that a connection is gone when it answers."""
+"""The chance that the learner detects a closed connection when it sends."""
 
 MAX_STALL_S = 2.0
-"""How long a client may stand still that could go on: a turn of the learner's and the network's delays lie in between."""
+"""The longest time for which a client may be stalled. A turn of the learner and the delays of the network take that long."""
 
 Answers = list[tuple[bytes, list[Frame]]]
-"""What is to be sent, as (peer, message in frames)."""
+"""The messages to send, as (peer, frames)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerParts:
-    """What a learner is built from; a test plants a bug by giving another part."""
+    """The classes that a learner is built from. A test plants a bug by replacing one of them."""
 
     core: type[LearnerCore] = LearnerCore
     endpoint: type[ActorSessionHandler] = ActorSessionHandler
@@ -106,7 +106,7 @@ class LearnerParts:
 
 @contextlib.contextmanager
 def planted(parts: LearnerParts) -> Iterator[None]:
-    """Build learners from these parts meanwhile, with small queues and short segments."""
+    """Replace the parts of the learner inside the `with` block, and use small queues and short segments there."""
     places: list[tuple[Any, str, Any]] = [
         (core_module, "ActorSessionHandler", parts.endpoint),
         (core_module, "SegmentDispatcher", parts.dispatcher),
@@ -131,7 +131,7 @@ def planted(parts: LearnerParts) -> Iterator[None]:
 
 
 class _EventSink(NullEventSink):
-    """Listens for what must never be told."""
+    """An event sink that reports the alarms and failures that must never occur."""
 
     def __init__(self, wrong: Callable[[str, str], None]) -> None:
         self._wrong = wrong
@@ -145,7 +145,7 @@ class _EventSink(NullEventSink):
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """A stream as it was before an input."""
+    """The counters of a stream before an input."""
 
     received: int
     accepted_steps: int
@@ -158,31 +158,31 @@ class _Before:
 
 
 class SimLearner:
-    """One life of a learner with one client.
+    """One start of a learner with one client.
 
-    `on_frames`, `turn`, `each_second` and `restart_thread` return what is to be sent.
+    `on_frames`, `turn`, `each_second` and `restart_thread` return the messages to send.
 
     Attributes:
         core: The learner's core.
-        now: The time.
-        reach: Called with the name of each of `schedule.CRASH_POINTS` that is passed; it may raise.
-        is_gone: Return whether no actor has a peer's end of the connection any more.
-        full: The disk takes nothing at the moment.
-        thread: The present life of the learner thread; None before the client is there.
+        now: The virtual time.
+        reach: Called with the name of each of `schedule.CRASH_POINTS` that the learner passes. It may raise.
+        is_gone: Return whether the actor has left the connection of a peer.
+        full: True while the disk is full.
+        thread: The present learner thread, or None before the client exists.
     """
 
     def __init__(
         self, now: float, disk: SimDisk | None, schedule: Schedule, parts: LearnerParts, history: History, rng: random.Random
     ) -> None:
-        """Begin.
+        """Start the learner.
 
         Args:
-            now: The time.
-            disk: What it finds; None for a journal in memory.
-            schedule: Of the simulation.
-            parts: What it is built from.
-            history: The onlooker.
-            rng: Of everything random here.
+            now: The virtual time.
+            disk: The disk with its journal, or None for a journal in memory.
+            schedule: The schedule of the simulation.
+            parts: The classes that it is built from.
+            history: The record of the simulation.
+            rng: The generator of all random choices here.
         """
         self.reach: Callable[[str], None] = lambda point: None
         self.is_gone: Callable[[bytes], bool] = lambda peer: False
@@ -225,7 +225,7 @@ class SimLearner:
 
     @property
     def client(self) -> ClientState | None:
-        """The client; None before the first actor has come to a new learner."""
+        """The client, or None before the first actor of a new learner has joined."""
         return self.core.registry.get(CLIENT_ID)
 
     @property
@@ -235,7 +235,7 @@ class SimLearner:
 
     @property
     def _ready(self) -> ClientState | None:
-        """The client, if its learner thread runs and has been fed what the journal held."""
+        """The client, if its learner thread runs and has received all entries of the journal."""
         client = self.client
         return client if client is not None and client.is_caught_up else None
 
@@ -251,7 +251,7 @@ class SimLearner:
         return SendResult.GONE if gone else SendResult.OK
 
     def _start_thread(self, assign: AssignClient, key: bytes) -> LearnerThreadHandle:
-        """A learner thread starts; it is ready some turns later."""
+        """Start a learner thread. It is ready a few turns later."""
         before = self.thread
         judged = before.judged_now if before is not None and self._disk is None else None
         site = ThreadSite(key=key, disk=self._disk, is_full=lambda: self.full, reach=self._pass)
@@ -267,10 +267,10 @@ class SimLearner:
     def _pass(self, point: str) -> None:
         self.reach(point)
 
-    # ---- the journal, as an onlooker sees it
+    # ---- the calls of the journal
 
     def _watch_journal(self) -> None:
-        """Note the calls that tell what a journal in memory has, and which streams are given up."""
+        """Record the content of a journal in memory, and the streams that are dropped from any journal."""
         journal: Any = self._journal
         drop_stream = journal.drop_stream
 
@@ -320,7 +320,7 @@ class SimLearner:
     # ---- inputs
 
     def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
-        """Takes a message as it came from the network."""
+        """Pass a message from the network to the core."""
         self.now = now
         message = _decoded(frames)
         if isinstance(message, Hello):
@@ -335,7 +335,7 @@ class SimLearner:
         return self._answers()
 
     def turn(self, now: float, *, flush: bool = False) -> Answers:
-        """Dispatches what is written, lets the learner thread work, writes checkpoints, grants credit and acknowledges."""
+        """Dispatch the written entries, let the learner thread work and save checkpoints, and send credit and acks."""
         self.now = now
         self.reach("before_commit")
         self._dispatch()
@@ -356,7 +356,7 @@ class SimLearner:
         return self._answers()
 
     def each_second(self, now: float) -> Answers:
-        """Hangs up on the silent, ends leases and looks after the counts."""
+        """Let the core do the work of each second, and check the counters."""
         self.now = now
         client = self.client
         self._current = {s.key for s in client.table.current()} if client is not None else set()
@@ -366,7 +366,7 @@ class SimLearner:
         return self._answers()
 
     def restart_thread(self) -> Answers:
-        """The learner thread dies or fails, perhaps with a last checkpoint, and an operator has another one take its place."""
+        """Let the learner thread die or fail, perhaps with a last checkpoint, and restart it by the operator's command."""
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return []
@@ -376,9 +376,9 @@ class SimLearner:
             if thread.is_ready and not self.full and self._rng.random() < 0.5:
                 thread.work(flush=self._rng.random() < 0.5)
                 thread.save(self._disk, self.reach)
-                late = thread.words  # they come when its successor has begun
+                late = thread.words  # these messages arrive after the start of its successor
         else:
-            for _ in range(2):  # in earnest the journal in memory writes at once
+            for _ in range(2):  # the production journal in memory commits at once
                 self._dispatch()
         if client.state is LearnerThreadState.RUNNING and self._rng.random() < FAILS:
             self._history.counts["thread_failures"] += 1
@@ -387,7 +387,7 @@ class SimLearner:
             self._input(self._hear)
             self._fails = False
         self._input(lambda: self.core.do(OperatorCommand(RESTART, CLIENT_ID)))
-        self._slack_steps = 0  # what comes now comes under new credit, or without any
+        self._slack_steps = 0  # later segments arrive under new credit, or without any
         for frames in late:
             self._input(functools.partial(self.core.on_worker, frames))
         return self._answers()
@@ -402,9 +402,9 @@ class SimLearner:
             self.check_books()
 
     def _input(self, act: Callable[[], object], *, feeds: bool = False) -> None:
-        """Let the core act, and note by how much more may come now than the learner thread has asked for.
+        """Let the core act, and record the number of steps that may now arrive beyond the demand of the learner thread.
 
-        Credit that is taken back may be used already. What a learner thread is fed again it has not asked for.
+        An actor may have used credit that is taken back. Entries that a learner thread receives again are not in its demand.
         """
         client = self.client
         streams = [(stream, stream.credit_steps) for stream in client.table.all()] if client is not None else []
@@ -416,7 +416,7 @@ class SimLearner:
             self._slack_steps += max(0, pool.transit.steps - steps)
 
     def _answers(self) -> Answers:
-        """Note what the core has said, and hand it over."""
+        """Record the messages of the core, and return those to send."""
         out, self._out = self._out, []
         for peer, frames, leaves in out:
             self._note(peer, decode(frames, verify=False), leaves=leaves)
@@ -428,7 +428,7 @@ class SimLearner:
         return [(peer, frames) for peer, frames, leaves in out if leaves]
 
     def _note(self, peer: bytes, message: Message, *, leaves: bool) -> None:
-        """Write down what the core has said to a peer, whether that leaves or finds the connection gone."""
+        """Record a message of the core to a peer. `leaves` is false if the core found the connection closed."""
         history = self._history
         match message:
             case Welcome():
@@ -449,8 +449,8 @@ class SimLearner:
                     raise Violation("internal", message.reason)
 
     def _on_submit(self, peer: bytes, stream: SegmentStream, before: _Before, message: Submit) -> None:
-        """The onlooker sees how far the mark has moved, and what of the message that must be."""
-        if self.now - before.progress_at >= IDLE_S:  # its credit may have been granted once more, to another
+        """Record the segments of a SUBMIT by which the received mark has moved."""
+        if self.now - before.progress_at >= IDLE_S:  # another actor may have received the same credit
             self._slack_steps += max(0, before.credit_steps - before.accepted_steps)
         moved, key = stream.received - before.received, self._keys[peer]
         if moved <= 0:
@@ -470,7 +470,7 @@ class SimLearner:
 
     @property
     def busy(self) -> bool:
-        """There is something that a turn would do."""
+        """True if there is work for another turn."""
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return False
@@ -478,7 +478,7 @@ class SimLearner:
         return bool(not client.is_caught_up or waits)
 
     def check_books(self) -> None:
-        """The client's accounts are right."""
+        """Check the counters of the client."""
         client = self.client
         if client is not None:
             judged = sum(client.verdicts[verdict] for verdict in JUDGED)
@@ -496,7 +496,7 @@ class SimLearner:
             raise Violation("credit", f"{came} came, {promised} are promised; the limit is {limit}")
 
     def _check_transit(self) -> None:
-        """The pool counts as waiting and on its way what really is."""
+        """Check that the allocator's counts of the waiting segments and of those in transit are right."""
         client, thread = self._ready, self.thread
         if client is None or thread is None:
             return
@@ -517,7 +517,7 @@ class SimLearner:
                 raise Violation("transit", f"{counted} are counted as {name}, {real} are")
 
     def _check_stall(self) -> None:
-        """Nothing stands still that could go on, once the faults are over."""
+        """Check that the client is never stalled for longer than `MAX_STALL_S`."""
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return
@@ -530,7 +530,7 @@ class SimLearner:
 
 
 def _decoded(frames: Sequence[Frame]) -> Message | None:
-    """Return a message, None for a damaged one."""
+    """Return the message, or None if it is damaged."""
     try:
         return decode(frames)
     except ProtocolError:

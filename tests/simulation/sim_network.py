@@ -20,17 +20,17 @@ __all__ = ["SimNetwork"]
 
 
 class SimNetwork:
-    """Events in their order, and messages that a schedule may lose, repeat, damage, delay and reorder.
+    """A queue of timed events, and a network whose messages a schedule may lose, repeat, damage, delay and reorder.
 
     Attributes:
-        rng: of everything random.
-        schedule: the faults.
-        history: the onlooker.
-        now: the time.
-        messages: how many were sent.
-        quiet: the faults are over.
-        life: of the learner.
-        actors: all of them, two of one name among them.
+        rng: The generator of all random choices.
+        schedule: The faults.
+        history: The record of the simulation.
+        now: The virtual time.
+        messages: The number of messages that were sent.
+        quiet: True after the end of the faults.
+        life: The number of starts of the learner.
+        actors: All actors. Two of them may have one name.
     """
 
     def __init__(self, seed: int, schedule: Schedule | None, actor_parts: ActorParts) -> None:
@@ -48,49 +48,49 @@ class SimNetwork:
         self.actors = [SimActor(self, index, index) for index in range(self.schedule.actors)]
 
     def learner_hears(self, peer: bytes, frames: list[Frame]) -> None:
-        """A message has come up; the owner says what that means."""
+        """Pass a message from an actor to the learner. A subclass implements this method."""
         raise NotImplementedError
 
     def at(self, time: float, event: Callable[[], None]) -> None:
-        """Calls `event` when the clock shows `time`."""
+        """Call `event` at `time`."""
         heapq.heappush(self._events, (time, next(self._count), event))
 
     def play(self, until: float) -> None:
-        """Lets time go by."""
+        """Run all events up to the time `until`."""
         while self._events and self._events[0][0] <= until:
             self.now, _, event = heapq.heappop(self._events)
             event()
         self.now = until
 
     def calm(self) -> None:
-        """The faults end."""
+        """End the faults of the network."""
         self.quiet = True
         self._partitioned.clear()
 
     def partition(self) -> None:
-        """Cuts one actor off for a while."""
+        """Cut the network of one random actor for 1, 5 or 9 seconds."""
         self._partitioned[self.rng.randrange(self.schedule.actors)] = self.now + self.rng.choice([1.0, 5.0, 9.0])
 
     def deliver(self, answers: Answers) -> None:
-        """Sends what the learner says."""
+        """Send the messages of the learner to the actors."""
         for peer, frames in answers:
             actor, link = self._peers[peer]
             actor.hear(frames, link)
 
     def is_gone(self, peer: bytes) -> bool:
-        """Return whether its actor has left a connection."""
+        """Return whether the actor of a connection has opened another one since."""
         actor, link = self._peers[peer]
         return actor.link is not link
 
     def dial(self, actor: SimActor) -> Link:
-        """A fresh connection."""
+        """Open and return a new connection."""
         peer = next(self._count).to_bytes(5, "big")
         link = Link(peer, self.life)
         self._peers[peer] = actor, link
         return link
 
     def carry(self, actor: SimActor, link: Link, frames: list[Frame], *, up: bool) -> None:
-        """Puts a message on a connection, which does with it what the schedule allows."""
+        """Send a message over a connection, with the faults of the schedule."""
         plan, rng = self.schedule, self.rng
         self.messages += 1
         if self._partitioned.get(actor.index, -1.0) > self.now or (not self.quiet and rng.random() < plan.drop):
@@ -109,7 +109,10 @@ class SimNetwork:
             self.at(arrival, partial(arrive, self.life, sent))
 
     def _arrive_up(self, link: Link, life: int, frames: list[Frame]) -> None:
-        """What an actor had queued may reach the next life of the learner; what was on the wire does not."""
+        """Deliver a message to the learner. After a restart of the learner, deliver it with a chance of 0.5.
+
+        After a restart, the delivered messages stand for those in the actor's queue, and the others for those on the wire.
+        """
         if life == self.life or self.rng.random() < 0.5:
             self.learner_hears(link.peer, frames)
 

@@ -1,4 +1,4 @@
-"""The rules that a simulation must not break, and what an onlooker notes of a journal."""
+"""The rules of a simulation, and the record of what a journal has written."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ JUDGED = Verdict.FINAL
 
 
 class Violation(AssertionError):
-    """A rule that was broken.
+    """Raised when a rule is broken.
 
     Attributes:
-        rule: one of `RULES`.
+        rule: One of `RULES`.
     """
 
     def __init__(self, rule: str, detail: str) -> None:
@@ -47,7 +47,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Books:
-    """What a learner says of its client."""
+    """The learner's counters of its client."""
 
     accepted: int
     refused: int
@@ -59,15 +59,16 @@ class Books:
 
 @dataclass
 class Lineage:
-    """What a journal has written.
+    """The record of what a journal has written.
 
     Attributes:
-        marks: by stream, the next sequence number.
-        accepted, refused: segments.
-        gaps: what was announced as gone, as (stream, sequence number, how often the stream had been forgotten untouched).
-        touched: streams that segments came in.
-        streams: those that have a row.
-        forgotten: those that had one until their lease was over.
+        marks: The next sequence number of each stream.
+        accepted, refused: The segments.
+        gaps: The announced gaps: the stream, the sequence number, and the number of times that the learner had
+            forgotten the stream before it wrote a segment of it.
+        touched: The streams with at least one segment.
+        streams: The streams that have a row.
+        forgotten: The streams that the learner forgot at the end of their lease.
     """
 
     marks: dict[Key, int] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Lineage:
     forgotten: set[Key] = field(default_factory=set)
 
     def copy(self) -> Lineage:
-        """As it is now."""
+        """Return a copy."""
         return replace(
             self,
             marks=dict(self.marks),

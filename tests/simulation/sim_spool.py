@@ -1,4 +1,4 @@
-"""An actor's queue for the simulator: a FIFO in which numbers are positions, as `actor.spool` keeps it on a disk."""
+"""The queue of a simulated actor: a FIFO in which a number is a position, as in the spool of `actor.spool`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["SimSpool"]
 
 
 class SimSpool:
-    """Segments, oldest first; the first `taken` of them have numbers, from `base_seq` on.
+    """A queue of segments, oldest first. The first `taken` of them have numbers, from `base_seq` on.
 
     Attributes:
-        rows: (segment, packed).
-        base_seq: the number of the oldest.
-        taken: how many have numbers.
-        reconciled: it is known which.
-        journal_id: as the last Welcome said.
+        rows: Pairs of a segment and its packed form.
+        base_seq: The number of the oldest segment.
+        taken: The number of segments that have numbers.
+        reconciled: True if it is known which segments have numbers.
+        journal_id: The journal of the last WELCOME.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class SimSpool:
 
     @property
     def waiting(self) -> int:
-        """How many have no number."""
+        """The number of segments without a number."""
         return len(self.rows) - self.taken
 
     @property
     def waiting_steps(self) -> int:
-        """The steps of those."""
+        """The number of steps of those segments."""
         return sum(packed.steps for _, packed in list(self.rows)[self.taken :])
 
     def put(self, segment: int, packed: PackedSegment, max_items: int) -> int | None:
-        """Adds a segment; returns the one that had to be dropped for it."""
+        """Add a segment, and return the segment that was dropped to make room, if any."""
         self.rows.append((segment, packed))
         if self.waiting <= max_items or not self.reconciled:
             return None
@@ -47,31 +47,34 @@ class SimSpool:
         return dropped
 
     def take(self) -> tuple[int, int, PackedSegment]:
-        """Gives the next segment its number."""
+        """Give the next segment its number, and return both."""
         segment, packed = self.rows[self.taken]
         self.taken += 1
         return self.base_seq + self.taken - 1, segment, packed
 
     def release(self) -> tuple[int, int]:
-        """Gives up the oldest, which is durable; the disk may hear of it later."""
+        """Remove the oldest segment, which is durable. The change may reach the disk later."""
         self._released.append(self.rows.popleft())
         self.base_seq += 1
         self.taken -= 1
         return self.base_seq - 1, self._released[-1][0]
 
     def sync(self) -> None:
-        """The disk has heard of everything."""
+        """Write all removals to the disk."""
         self._released.clear()
 
     def forget_taken(self) -> list[int]:
-        """Gives up all that have numbers, and begins to count anew."""
+        """Remove and return all segments that have numbers, and restart the numbering at 0."""
         gone = [self.rows.popleft()[0] for _ in range(self.taken)]
         self.base_seq = self.taken = 0
         self._released.clear()
         return gone
 
     def reopen(self, rng: random.Random) -> None:
-        """The process is killed, and another one opens the file: nobody knows what has a number."""
+        """Open the queue in a new process after a kill. It is not known which segments have numbers.
+
+        With a chance of 0.5, the removals since the last `sync` are lost.
+        """
         if rng.random() < 0.5:
             self.rows.extendleft(reversed(self._released))
             self.base_seq -= len(self._released)
@@ -80,10 +83,10 @@ class SimSpool:
         self.reconciled = False
 
     def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
-        """Takes the learner's word for it.
+        """Number the segments by the marks of the learner, and remove the durable ones.
 
         Returns:
-            What it has, and is given up, as (number, segment); and what it received and must be kept.
+            The removed segments, as (number, segment), and the segments that the learner received and that must be kept.
         """
         self.reconciled = True
         self.taken = max(0, min(received - self.base_seq, len(self.rows)))

@@ -1,4 +1,4 @@
-"""A learner thread for the simulator: its state is the list of what it was trained on; its marks and its words are real."""
+"""A simulated learner thread. Its state is the list of the segments with their verdicts; its marks and messages are real."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from simulation.sim_disk import Checkpoint, SimDisk
 __all__ = ["BATCH_STEPS", "Given", "MAX_STEPS", "SCHEMA", "SPEC", "SimThread", "ThreadSite"]
 
 MAX_STEPS = 6
-"""Longer segments are refused as items."""
+"""The largest number of steps in a segment. Longer segments are refused one by one."""
 
 BATCH_STEPS = 24
 INBOX_MESSAGES = 4
-"""How many messages have a place in the pipeline to a learner thread."""
+"""The capacity of the pipeline to a learner thread, in messages."""
 
 SPEC = mlp_spec(BoxSpace((1,)), DiscreteSpace(2), "categorical", ())
 SCHEMA = SegmentSchema(SPEC.observation_space, SPEC.action_space, MAX_STEPS)
@@ -52,13 +52,13 @@ _FLAT = np.zeros(SPEC.size, dtype=np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSite:
-    """Where a learner thread lives.
+    """The surroundings of a learner thread.
 
     Attributes:
-        key: What it puts before all that it says.
-        disk: Where its checkpoints are; None without any.
-        is_full: Return whether the disk takes nothing at the moment.
-        reach: Called with the crash points that are passed; it may raise.
+        key: The first frame of each of its messages.
+        disk: The disk with its checkpoints, or None.
+        is_full: Return whether the disk is full.
+        reach: Called with each crash point that is passed. It may raise.
     """
 
     key: bytes
@@ -68,15 +68,15 @@ class ThreadSite:
 
 
 class Given:
-    """A message with data, as a learner thread has it.
+    """A message with segments, decoded by a learner thread.
 
     Attributes:
-        key: Whose it is.
-        skip: How many of its segments the thread must skip.
-        first_seq: The number of its first segment.
-        batch: Its segments.
-        refused: The places of those that are refused as items.
-        load: What the thread takes of it, counted from its frames alone.
+        key: The stream.
+        skip: The number of segments that the thread must skip.
+        first_seq: The number of the first segment.
+        batch: The segments.
+        refused: The places of the segments that are refused one by one.
+        load: The amount of data that the thread takes, counted from the frames alone.
     """
 
     def __init__(self, message: DeliverSegments) -> None:
@@ -91,16 +91,16 @@ class Given:
 
 
 class SimThread:
-    """One life of a learner thread: a `LearnerThreadHandle`.
+    """One start of a learner thread: a `LearnerThreadHandle`.
 
     Attributes:
-        inbox: What it has been given and has not read.
-        words: What it has said and nobody has heard.
+        inbox: The messages that it has not read.
+        words: The messages that it has sent and that the core has not received.
         progress: The marks of its state.
-        judged: The state at the last barrier: (segment, verdict).
-        taken_messages: How many messages with data it has taken.
-        is_ready: It has said what it goes on from.
-        alive: It was not told to end.
+        judged: The state at the last barrier, as (segment, verdict).
+        taken_messages: The number of messages with segments that it has read.
+        is_ready: True after it has sent the state that it starts from.
+        alive: True until `end` is called.
     """
 
     crash = ""
@@ -110,14 +110,14 @@ class SimThread:
     def __init__(
         self, history: History, rng: random.Random, schedule: Schedule, judged: list[tuple[int, str]] | None, site: ThreadSite
     ) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            history: Told of what is observed.
-            rng: Of verdicts and of pace.
-            schedule: How fast it is, and whether it trains on each segment at once.
-            judged: The state of the thread before, where there is one and no disk; nothing feeds it again.
-            site: Where it lives.
+            history: The record of the segments that are observed.
+            rng: The generator of verdicts and of the pace.
+            schedule: The pace, and the choice between training on each segment at once and in batches.
+            judged: The state of the thread before this one, if there was one and there is no disk to load from.
+            site: Its surroundings.
         """
         self.inbox: deque[Message | Given] = deque()
         self.words: list[list[Frame]] = []
@@ -137,7 +137,7 @@ class SimThread:
     # ---- the port
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Take a message, if there is room."""
+        """Queue a message and return True, or return False if there is no room."""
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
         message = decode(frames)
@@ -149,28 +149,28 @@ class SimThread:
         self.alive = False
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Nothing to wait for."""
+        """Return at once."""
         return True
 
     def abort(self) -> bool:
-        """It has ended with `end`."""
+        """Return True: the thread has ended with `end`."""
         return True
 
     def describe(self) -> dict[str, Any]:
-        """Nothing more to say."""
+        """Return the name of the engine."""
         return {"engine": "simulated"}
 
     def _say(self, message: Message) -> None:
         self.words.append([self._site.key, *encode(message)])
 
     def fail(self) -> None:
-        """Say that the algorithm has raised."""
+        """Report that the algorithm has raised."""
         self._say(ThreadFailed("ArithmeticError: planted", ""))
 
     # ---- checkpoints
 
     def load(self, disk: SimDisk) -> ThreadReady:
-        """Takes up the newest checkpoint."""
+        """Load the newest checkpoint, if there is one."""
         number = 0
         if disk.checkpoints:
             saved = disk.checkpoints[-1]
@@ -184,7 +184,7 @@ class SimThread:
         return ThreadReady(spec_to_document(SPEC), "onpolicy", 0, -1, number, marks, verdicts, [])
 
     def save_and_say(self, token: int = 0) -> None:
-        """Write a checkpoint, and say so; or say why there is none."""
+        """Write a checkpoint, and report it or the reason for which there is none."""
         disk = self._site.disk
         if disk is None:
             self._say(CheckpointResult(token, 0, 0, [], 0.0, ""))
@@ -197,7 +197,7 @@ class SimThread:
             self._say(CheckpointResult(token, message.number, message.version, message.marks, 0.0, ""))
 
     def save(self, disk: SimDisk, reach: Callable[[str], None]) -> CheckpointResult:
-        """Writes a checkpoint of the last barrier; `reach` is told how far it is, and may not return."""
+        """Write a checkpoint of the last barrier. `reach` is called in the middle of it, and may raise."""
         saved = self._checkpoint(disk.next_number)
         reach("in_checkpoint")
         disk.keep(saved)
@@ -211,16 +211,16 @@ class SimThread:
 
     @property
     def judged_now(self) -> list[tuple[int, str]]:
-        """What has met its verdict, since the last barrier too."""
+        """The segments with their verdicts, with those since the last barrier."""
         return self.judged + self._since
 
     @property
     def wants_steps(self) -> int:
-        """How many more steps make a batch."""
+        """The number of steps that are missing for a batch."""
         return BATCH_STEPS - self._batch_steps
 
     def work(self, *, flush: bool) -> None:
-        """Reads some of what it was given, or all of it, and says what has become of it."""
+        """Read some of the messages, or all with `flush`, and report the verdicts and the demand."""
         while self.inbox and (flush or self._rng.random() < self._pace):
             self._follow(self.inbox.popleft())
         if flush:
@@ -261,7 +261,7 @@ class SimThread:
                 raise AssertionError(f"{type(message).__name__} is not for a learner thread")
 
     def _begin(self, assign: AssignClient) -> None:
-        """Say what it goes on from, and publish that."""
+        """Load the state, report it and publish the policy."""
         if self._site.disk is not None:
             self._say(self.load(self._site.disk))
         else:

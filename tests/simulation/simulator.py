@@ -1,13 +1,13 @@
-"""Delivery under a random schedule of faults, without sockets, threads or a clock: one learner, some actors, a bad network.
+"""A simulation of one learner and a few actors over a faulty network, on a virtual clock, without sockets or threads.
 
-`simulate(seed)` runs one schedule and raises `Violation` when a guarantee breaks; the same seed does the same again. The
-parts that are tested are those that run in earnest: `ActorSession` for the actors; `LearnerCore` with all that it is made of for
-the learner; the order of the journal's operations, a learner thread's marks, the codec. A planted bug goes in through
-`LearnerParts` or `ActorParts`, to see that the rules would catch it.
+`simulate(seed)` runs one random schedule of faults and raises `Violation` if a guarantee is broken. A seed always gives the
+same run. The simulation runs production code: `ActorSession` for the actors, `LearnerCore` with all its parts for the
+learner, and the order of the journal's operations, the marks of a learner thread and the codec. A test plants a bug through
+`LearnerParts` or `ActorParts`, to check that the rules detect it.
 
-A connection does not outlive the life of the learner that it was made to: what a learner sent before it died never arrives
-after what its successor sends, as with TCP. Within a connection a schedule may lose, repeat, damage and (some schedules)
-reorder whatever it likes, which TCP would not.
+A connection ends with the learner process that it was made to. As with TCP, the messages of a learner that died never arrive
+after those of its successor. Within a connection a schedule may lose, repeat and damage messages, and some schedules
+reorder them. TCP does none of this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JOIN_S = 10.0
 
 
 class _Crash(Exception):
-    """The learner's process is gone, here."""
+    """Raised at the point where the learner's process dies."""
 
 
 class Simulation(SimNetwork):
@@ -47,11 +47,13 @@ class Simulation(SimNetwork):
     def __init__(
         self, seed: int, *, schedule: Schedule | None = None, parts: LearnerParts | None = None, actor: ActorParts | None = None
     ) -> None:
-        """Args:
-        seed: of everything random.
-        schedule: the faults; drawn from the seed unless given.
-        parts: what the learner is built from.
-        actor: what the actors are built from.
+        """Build the actors and the disk.
+
+        Args:
+            seed: The seed of all random choices.
+            schedule: The faults. They are drawn from the seed by default.
+            parts: The classes that the learner is built from.
+            actor: The classes that the actors are built from.
         """
         super().__init__(seed, schedule, actor or ActorParts())
         self._parts = parts or LearnerParts()
@@ -62,10 +64,10 @@ class Simulation(SimNetwork):
         self._doom = ""
 
     def run(self) -> History:
-        """Plays the schedule, waits until everything has drained, and checks.
+        """Run the schedule, wait until all segments have been delivered, and check the rules.
 
         Raises:
-            Violation: when a guarantee is broken.
+            Violation: If a guarantee is broken.
         """
         with planted(self._parts):
             self._run()
@@ -99,7 +101,7 @@ class Simulation(SimNetwork):
             self.at(self.rng.uniform(0, self.schedule.faults_s), event)
 
     def _leave_relic(self) -> None:
-        """An actor's process is stopped, another starts under its name, and the first wakes up sooner or later."""
+        """Stop an actor's process, start another one under its name, and continue the first one after 0.1, 4 or 12 seconds."""
         relic = self.rng.choice(self.actors)
         relic.stop()
         self.at(self.now + self.rng.choice([0.1, 4.0, 12.0]), relic.wake)
@@ -114,12 +116,12 @@ class Simulation(SimNetwork):
     # ---- the end
 
     def _end_faults(self) -> None:
-        """The faults end; every actor hands over a few more segments, which must get through too."""
+        """End the faults, and let each actor send a few more segments, which must arrive too."""
         self.calm()
         self._doom = ""
         for index in range(self.schedule.actors):
             rivals = [actor for actor in self.actors if actor.index == index]
-            left = self.rng.choice(rivals)  # of those of one name, the last one to live gets in, whichever it is
+            left = self.rng.choice(rivals)  # one actor of each name goes on, any of its starts, and must join
             for actor in rivals:
                 actor.wake() if actor is left else actor.end()
         self.actors = [actor for actor in self.actors if not actor.ended]
@@ -133,9 +135,9 @@ class Simulation(SimNetwork):
         self.play(self.now + 5.0)
 
     def _check_joined(self) -> None:
-        """An actor joins soon if no other process has its name, or after a lease if a process with a later number was heard.
+        """Check that each actor joins within `JOIN_S`, or within `JOIN_S` and a lease if a newer incarnation may be known.
 
-        With a clock that steps back, a HELLO of an earlier process has the later number. It may arrive late.
+        With a clock that steps back, a HELLO of an earlier process may have the higher incarnation. It may arrive late.
         """
         overtaken = self.schedule.relics or (self.schedule.clock != "right" and self.schedule.delay_s)
         deadline = self.now + JOIN_S + (self.schedule.lease_s if overtaken else 0.0)
@@ -154,14 +156,14 @@ class Simulation(SimNetwork):
         judged = learner.judged
         lossless = not (self.schedule.reorder or self.schedule.copies or self.schedule.wipes)
         for actor in self.actors:
-            if lossless and actor.pure and actor.is_caught_up:  # an ack before its Welcome may be counted twice
+            if lossless and actor.pure and actor.is_caught_up:  # verdicts of an ack before its WELCOME may be counted twice
                 self.history.check_verdicts(actor.stream, judged, actor.session.verdicts)
-        if self._disk is not None:  # what is on the disk now is all that there ever will be
+        if self._disk is not None:  # a new learner that starts from the disk must pass the checks too
             self._start_learner()
             self._settle()
 
     def _settle(self) -> SimLearner:
-        """Lets the learner do all that is left to do, and checks what has become of everything."""
+        """Run the learner until it has nothing left to do, and check its counters and the lineage."""
         learner = self._learner
         assert learner is not None
         for _ in range(SETTLE_TURNS):
@@ -176,7 +178,7 @@ class Simulation(SimNetwork):
     # ---- the learner
 
     def _start_learner(self, lineage: Lineage | None = None) -> None:
-        """A process begins on what is on its disk; `lineage` is given when that is not what the last one wrote."""
+        """Start a learner process on the disk. Give `lineage` if the disk is not the one that the last process wrote."""
         self.life += 1
         self._doom = ""
         self.history.begin_life(lineage if self._disk is not None or lineage is not None else Lineage())
@@ -195,7 +197,7 @@ class Simulation(SimNetwork):
             self.at(self.now + TURN_S, lambda: self._turn(learner))
 
     def _guard(self, act: Callable[[], Answers]) -> None:
-        """Lets the learner act; what it said before it died in the middle of that, nobody hears."""
+        """Let the learner act, and send its messages. If it dies meanwhile, none of them is sent."""
         try:
             answers = act()
         except _Crash:
@@ -236,7 +238,7 @@ class Simulation(SimNetwork):
             self._guard(learner.restart_thread)
 
     def learner_hears(self, peer: bytes, frames: list[Frame]) -> None:
-        """Hands it a message, if it lives."""
+        """Pass a message to the learner, if one runs."""
         learner = self._learner
         if learner is not None:
             self.deliver(learner.on_frames(self.now, peer, frames))
@@ -250,7 +252,7 @@ class Simulation(SimNetwork):
             self.at(self.now + self.rng.uniform(0, STALL_S), lambda: setattr(learner, "full", False))
 
     def _back_up(self) -> None:
-        """Copies the disk, of a learner that is between two turns."""
+        """Copy the disk. The learner is between two turns."""
         if self._disk is not None:
             self._backup = self._disk.copy(), self.history.lineage.copy()
 
@@ -271,10 +273,10 @@ class Simulation(SimNetwork):
 def simulate(
     seed: int, *, schedule: Schedule | None = None, parts: LearnerParts | None = None, actor: ActorParts | None = None
 ) -> Simulation:
-    """Runs one schedule, and returns the simulation with its history.
+    """Run one schedule, and return the simulation with its history.
 
     Raises:
-        Violation: when a guarantee is broken; its message names the seed.
+        Violation: If a guarantee is broken. A note on the exception gives the seed.
     """
     simulation = Simulation(seed, schedule=schedule, parts=parts, actor=actor)
     try:

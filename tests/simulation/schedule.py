@@ -39,8 +39,8 @@ class Schedule:
         copies: The number of times that an earlier copy replaces the learner's disk.
         wipes: The number of times that an empty disk replaces the learner's disk.
         clock: One of `CLOCKS`.
-        relics: The number of times that an actor's process is stopped, another one starts under its name (with a
-            spool of its own, if there are any), and the first one continues later.
+        relics: The number of times that an actor's process is stopped, another one starts under its name (with
+            another spool, if there are spools), and the first one continues later.
     """
 
     actors: int

@@ -95,7 +95,7 @@ class SimThread:
 
     Attributes:
         inbox: The messages that it has not read.
-        words: The messages that it has sent and that the core has not received.
+        words: The messages that the thread has sent and the core has not received.
         progress: The marks of its state.
         judged: The state at the last barrier, as (segment, verdict).
         taken_messages: The number of messages with segments that it has read.
@@ -184,7 +184,7 @@ class SimThread:
         return ThreadReady(spec_to_document(SPEC), "onpolicy", 0, -1, number, marks, verdicts, [])
 
     def save_and_say(self, token: int = 0) -> None:
-        """Write a checkpoint, and report it or the reason for which there is none."""
+        """Write a checkpoint, and report it or the reason of a failure."""
         disk = self._site.disk
         if disk is None:
             self._say(CheckpointResult(token, 0, 0, [], 0.0, ""))

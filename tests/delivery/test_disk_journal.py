@@ -1,4 +1,7 @@
-"""The journals: what is safe is told once and in order, what is full or fails waits, what was told survives."""
+"""Tests of the journals.
+
+A journal reports committed entries once and in order. Entries wait while the disk is full or fails. Reported entries survive.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def stream_row(received: int = 0, first_seq: int = 0, incarnation: int = 1, acto
 
 
 class Faults:
-    """Makes the connections of a journal, and breaks their commits or reads while it is told to."""
+    """A source of connections for a journal. Statements that begin with `broken` fail, if it is not empty."""
 
     connection: sqlite3.Connection
 
@@ -85,7 +88,7 @@ class Faults:
 
 
 class Bench:
-    """A journal and what has come out of it."""
+    """A journal under test."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class Bench:
         self.restored: JournalContent = self.journal.open()
 
     def take(self, count: int) -> list[Any]:
-        """The next `count` things that come out; none more may come with them."""
+        """Wait for the next `count` entries and pages, and return them. No more may arrive with them."""
         found: list[Any] = self.journal.committed()
         deadline = time.monotonic() + DEADLINE_S
         while len(found) < count:
@@ -115,7 +118,7 @@ class Bench:
         return found
 
     def until(self, condition: Callable[[JournalHealth], object]) -> JournalHealth:
-        """Waits until the journal's state is as it should be."""
+        """Wait until the journal's state meets a condition, and return the state."""
         state: JournalHealth
         deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
         while not condition(state := self.journal.state()):
@@ -441,7 +444,7 @@ def test_what_has_gathered_is_one_transaction(bench: MakeBench) -> None:
     for i in range(1, 400):
         b.journal.append([entry(i)])
     failures = b.journal.state().failures
-    b.until(lambda state: state.failures >= failures + 2)  # the last try began when all had gathered
+    b.until(lambda state: state.failures >= failures + 2)  # the last try began after the last append
     before = b.journal.state().commits
     faults.statements.clear()
     faults.broken = ""
@@ -529,7 +532,7 @@ def test_a_drop_frees_room_but_not_before_its_streams_own_entries(bench: MakeBen
     b.journal.append([entry(0), entry(0, actor="b"), entry(1)])
     b.take(2)
     b.until(lambda state: state.error)
-    b.journal.drop_stream("c", "a", 1)  # its second entry waits: this waits too
+    b.journal.drop_stream("c", "a", 1)  # this waits, because the second entry of the stream waits
     b.journal.drop_stream("c", "b", 1)  # this makes room for it
     b.take(1)
     assert b.settled().used_bytes == 0

@@ -1,4 +1,4 @@
-"""Streams, the table of a client's streams, credit and the journal: one rule each."""
+"""Tests of the learner's side: streams, the table of a client's streams, credit and the journal in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stream_of(first_seq: int = 0, actor_id: str = "a", **kwargs: Any) -> Segment
 
 
 def take(stream: SegmentStream, count: int, steps: int = 2) -> None:
-    """Accepts segments whose checksums are their numbers."""
+    """Accept segments whose checksums are their numbers."""
     for _ in range(count):
         stream.accept(steps, stream.received)
 
@@ -180,7 +180,7 @@ def test_an_ack_says_all_of_it() -> None:
     assert ack.generation == 9
     assert (ack.received, ack.durable, ack.trained, ack.accepted_steps) == (5, 3, 3, 4)
     assert (ack.credit_steps, ack.credit_items, ack.credit_bytes, ack.min_version) == (20, 9, 1000, 6)
-    assert ack.checkpointed == 3  # the learner went back to before that checkpoint
+    assert ack.checkpointed == 3  # not 5: the learner returned to a state before that checkpoint
     stream.verdicts[Verdict.TRAINED] += 1
     assert ack.verdicts[Verdict.TRAINED] == 0
 
@@ -247,7 +247,7 @@ def test_what_is_not_committed_yet_is_no_hole() -> None:
 
 
 def test_a_mark_beyond_what_was_received_is_cut() -> None:
-    """The journal was put back to an older copy than the checkpoint."""
+    """The journal was replaced by a copy that is older than the checkpoint."""
     stream = stream_of()
     take(stream, 3)
     stream.rewind(9, {Verdict.TRAINED: 9})
@@ -294,7 +294,7 @@ def test_a_gap_within_a_hole_is_not_subtracted_twice() -> None:
 
 
 def test_a_gap_over_what_is_not_committed_stays_a_gap() -> None:
-    """No honest actor says so: it holds everything beyond the durable mark."""
+    """A correct actor never causes this gap, because it keeps all segments from the durable mark on."""
     stream = stream_of()
     stream.rewind(0, {})
     take(stream, 3)
@@ -331,7 +331,7 @@ def test_a_refused_item_in_a_hole_is_not_subtracted_twice() -> None:
 @settings(max_examples=300)
 @given(st.data())
 def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data: st.DataObject) -> None:
-    """Against a model that keeps one word for each number."""
+    """A stream agrees with a model that keeps one state for each number."""
     stream, model, journal = stream_of(), {}, []
     replayed = 0
     replaying = False
@@ -455,7 +455,10 @@ def test_two_actors_under_one_name_are_noticed() -> None:
 
 
 def entries() -> tuple[list[JournalEntry], SegmentStream]:
-    """Eight segments in three messages, the first of each sent twice; numbers 1 and 5 are refused."""
+    """Return the entries of three messages with eight segments, and their stream. Numbers 1 and 5 are refused.
+
+    The second and third message begin with a segment that was sent before.
+    """
     bad = packed(9)
     source = stream_of()
     taken = [
@@ -467,7 +470,7 @@ def entries() -> tuple[list[JournalEntry], SegmentStream]:
 
 
 def replayed(stream: SegmentStream, entry: JournalEntry | None) -> tuple[int, int, int] | None:
-    """What the learner thread is given of an entry: segments to skip, steps, segments."""
+    """Return the part of an entry that the learner thread gets: the number of segments to skip, of steps and of segments."""
     assert entry is not None
     again = replay_entry(stream, SCHEMA, entry)
     return None if again is None else (again.skip, again.load.steps, again.load.items)
@@ -534,7 +537,7 @@ def test_an_older_incarnation_is_fenced_and_a_live_one_defended() -> None:
 
 
 def fence(streams: StreamTable, hello: Hello, now: float) -> int:
-    """The incarnation that a fenced one may exceed."""
+    """Check that a HELLO is fenced, and return the incarnation in the refusal. 0 means that the refusal is final."""
     with pytest.raises(ProtocolError) as caught:
         streams.open(hello, b"z", now)
     assert caught.value.code is RefusalReason.FENCED
@@ -542,13 +545,13 @@ def fence(streams: StreamTable, hello: Hello, now: float) -> int:
 
 
 def test_a_start_with_a_clock_that_went_back_is_told_what_to_exceed() -> None:
-    """Nobody has welcomed it yet, so that it is no relic; it waits like any other for the silence of the one that is live."""
+    """A start that was never welcomed is the latest one. It waits, as any other, until the live one has fallen silent."""
     streams = table()
     old = streams.open(hello(90), b"p", 0.0).stream
     take(old, 2)
     assert fence(streams, hello(4), 1.0) == 90
     assert code_of(streams.open, hello(91), b"q", 1.0) is RefusalReason.CONFLICT
-    assert fence(streams, hello(4), 99.0) == 90  # in any order, over restarts of the learner: the numbers grow
+    assert fence(streams, hello(4), 99.0) == 90  # numbers must grow, even after the lease
     opened = streams.open(hello(91), b"q", 4.0)
     assert (opened.fresh, opened.stream.key, opened.gap) == (True, ("a", 91), 0)
 
@@ -572,7 +575,7 @@ def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_fo
 
 
 def test_the_marks_of_a_spool_outlive_its_successors() -> None:
-    """Two spools take turns under one name; a relic that wakes up again has one, too."""
+    """Different spools may take turns under one name. An old process that continues may have a spool too."""
     streams = table()
     for origin in range(1, 13):
         stream = streams.open(spooled(origin, origin=origin), b"p", 9.0 * origin).stream
@@ -583,12 +586,12 @@ def test_the_marks_of_a_spool_outlive_its_successors() -> None:
 
 
 def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back() -> None:
-    """The copy of a spool has taken them up: what they mean to it nobody knows."""
+    """A copy of the spool has continued the same stream. The first start can not know which segments its numbers mean now."""
     streams = table()
     take(streams.open(spooled(3, origin=3), b"p", 0.0).stream, 2)
     streams.close_session(streams.open(spooled(4, 2, origin=3), b"q", 9.0).stream)
     assert fence(streams, spooled(3, 1, origin=3, previously_welcomed=True), 1e6) == 0
-    assert fence(streams, spooled(3, 1, origin=3), 1e6) == 4  # a new start asks for its marks
+    assert fence(streams, spooled(3, 1, origin=3), 1e6) == 4  # a new start may take a higher number
 
 
 def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin() -> None:
@@ -601,10 +604,10 @@ def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin() -> None:
 
 
 def test_two_starts_with_one_number_are_told_apart() -> None:
-    """A clock that stands still, and chance on top of it."""
+    """Two starts have the same incarnation by chance, on a clock that stands still."""
     streams = table()
     stream = streams.open(hello(5), b"p", 0.0).stream
-    assert streams.open(hello(5), b"p", 0.1).stream is stream  # its Welcome was lost
+    assert streams.open(hello(5), b"p", 0.1).stream is stream  # its WELCOME was lost
     take(stream, 1)
     assert fence(streams, hello(5), 1.0) == 5
     assert streams.open(hello(5, 1, previously_welcomed=True), b"p", 1.0).stream is stream
@@ -691,7 +694,7 @@ def test_two_numberings_of_one_incarnation_are_not_mixed() -> None:
 
 
 def test_an_old_copy_of_a_spool_goes_on_with_its_own_marks() -> None:
-    """Another stream of its actor came between; what it sends again must still be known."""
+    """The actor used another stream meanwhile. The segments that the copy sends again must still be known."""
     streams = table()
     old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
     take(old, 4)
@@ -750,7 +753,7 @@ def test_a_mark_that_ran_out_is_never_begun_again() -> None:
 
 
 def test_numbers_that_an_actor_left_out_are_no_entries_of_the_journal() -> None:
-    """A stream can go when a checkpoint covers the last accepted segment, whatever numbers its actor gave up after it."""
+    """A stream can be deleted when a checkpoint covers its last accepted segment. Numbers in a gap after it do not count."""
     stream = table().open(hello(first_seq=7), b"p", 0.0).stream
     assert (stream.received, stream.accepted_end) == (7, 0)
     take(stream, 3)
@@ -759,7 +762,10 @@ def test_numbers_that_an_actor_left_out_are_no_entries_of_the_journal() -> None:
 
 
 def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before() -> None:
-    """Nor is one that was welcomed by a learner that died before it could note it: none as late as it was forgotten."""
+    """A start that a learner welcomed, but did not record before it died, is not expired either.
+
+    All streams that were forgotten have lower origins.
+    """
     streams = table()
     streams.close_session(streams.open(hello(1), b"p", 0.0).stream)
     assert streams.open(hello(2), b"p", 1.0).fresh
@@ -797,10 +803,10 @@ def test_places_are_for_those_who_are_live_or_within_their_lease() -> None:
     third = hello(actor_id="c")
     assert code_of(streams.open, third, b"3", 1.0) is RefusalReason.QUOTA
     streams.close_session(second)
-    assert code_of(streams.open, third, b"3", 30.0) is RefusalReason.QUOTA  # its lease runs
-    assert streams.open(third, b"3", 30.5).fresh  # its mark is kept, its place is not; the first is live
+    assert code_of(streams.open, third, b"3", 30.0) is RefusalReason.QUOTA  # the lease is not over
+    assert streams.open(third, b"3", 30.5).fresh  # the second keeps its mark, but loses its slot
     assert len(streams.all()) == 3
-    assert streams.open(spooled(2, actor_id="b"), b"2", 31.0).stream is second  # who is known always may come back
+    assert streams.open(spooled(2, actor_id="b"), b"2", 31.0).stream is second  # a known actor may always come back
     assert streams.is_live(first)
     assert code_of(streams.open, hello(actor_id="d"), b"4", 99.0) is RefusalReason.QUOTA
 
@@ -816,12 +822,12 @@ def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer() -> Non
     assert streams.open(hello(actor_id="c", journal_id=OURS), b"3", 1.0).evicted == [empty], (
         "which may come back as if it were new"
     )
-    assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is RefusalReason.QUOTA  # two are live, and one has data
+    assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is RefusalReason.QUOTA  # two are live, and the third has data
     assert streams.get("a", 1) is with_data
 
 
 def test_no_hello_looks_at_all_records() -> None:
-    """The cost of a HELLO that has to look for a place is the same with a hundred times as many records."""
+    """The cost of a HELLO that searches for a free slot is the same with a hundred times as many records."""
 
     def lines(actors: int) -> int:
         streams, count = table(max_actors=actors), 0
@@ -843,7 +849,7 @@ def test_no_hello_looks_at_all_records() -> None:
             sys.settrace(before)
         return count
 
-    lines(10)  # whatever is imported late, or cached
+    lines(10)  # warm up: late imports and caches
     assert lines(1_000) <= lines(10)
 
 
@@ -918,7 +924,7 @@ def test_a_table_takes_up_what_a_journal_remembers() -> None:
     streams.rewind({spool.key: (5, {Verdict.TRAINED: 4, Verdict.REFUSED: 1}), b.key: (1, {Verdict.STALE: 1})})
     assert [s.pending for s in (spool, b, old)] == [0, 2, 9]
     assert (spool.verdicts[Verdict.TRAINED], b.verdicts[Verdict.STALE], old.verdicts[Verdict.TRAINED]) == (4, 1, 0)
-    assert streams.expire(129.0, lambda s: True) == []  # leases begin anew with the learner
+    assert streams.expire(129.0, lambda s: True) == []  # leases begin again with the learner's start
     assert code_of(streams.open, hello(6, actor_id="b"), b"p", 101.0) is RefusalReason.FENCED
     assert streams.open(hello(7, 2, actor_id="b", journal_id=OURS, previously_welcomed=True), b"p", 101.0).stream is b
     assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool

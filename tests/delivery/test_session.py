@@ -1,4 +1,4 @@
-"""The actor's side, message by message, on a clock of its own."""
+"""Tests of `ActorSession`, the actor's side of the protocol, message by message on a virtual clock."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def sent(actions: Iterable[object]) -> list[Any]:
 
 
 def spooled(first_seq: int, counters: Counters, incarnation: int = 4, journal_id: int = LEDGER) -> ActorSession:
-    """A session of a start that found a spool; it has said HELLO."""
+    """Return a session of an actor that has a spool. It has sent its HELLO."""
     hello = Hello("c", "a", incarnation, first_seq, 0, 0, origin=2, journal_id=journal_id, spooled=True)
     session = ActorSession(hello, counters, random.Random(1))
     assert sent(session.open(0.0, (0, 0))) == [hello]
@@ -106,12 +106,12 @@ def spooled(first_seq: int, counters: Counters, incarnation: int = 4, journal_id
 
 
 def law(session: ActorSession) -> int:
-    """Every number is somewhere: accepted, refused, unreceived or in doubt."""
+    """Return the number of segments that are accepted, refused, unreceived or in doubt. Together these are all segments."""
     return session.accepted + session.verdicts[Verdict.REFUSED] + session.unreceived + session.in_doubt
 
 
 def joined(counters: Counters, **options: Any) -> ActorSession:
-    """A session with credit for a hundred steps."""
+    """Return a session that has joined, with credit for a hundred steps."""
     session = ActorSession(HELLO, counters, random.Random(1), **options)
     session.open(0.0, (0, 0))
     session.on_message(0.0, welcome())
@@ -127,7 +127,7 @@ def counters() -> Counters:
 
 @pytest.fixture
 def session(counters: Counters) -> ActorSession:
-    """One that has joined, with credit for a hundred steps."""
+    """A session that has joined, with credit for a hundred steps."""
     return joined(counters)
 
 
@@ -175,7 +175,7 @@ def test_no_credit_no_segment(session: ActorSession) -> None:
 def test_a_message_asks_for_the_credit_of_the_next(session: ActorSession) -> None:
     session.on_message(0.0, ack(credit_steps=2))
     (submit,) = sent(session.take(0.0, [packed(2)], ahead_steps=2))
-    assert (submit.want_steps, session.can_take()) == (100, False)  # it never wants less than it said
+    assert (submit.want_steps, session.can_take()) == (100, False)  # a SUBMIT never lowers the requested credit
     session.want(0.0, 2)
     session.on_message(0.0, ack(1, 1, accepted_steps=2, credit_steps=4))
     assert not session.can_take()
@@ -230,7 +230,10 @@ def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session: ActorSessio
 
 
 def test_a_stream_behind_the_window_is_not_a_wedge(session: ActorSession, counters: Counters) -> None:
-    """A HELLO from before the last acks reached a new learner, which then waits for what nobody holds any more."""
+    """A new learner receives a HELLO that the actor sent before its last acks.
+
+    The learner must not wait for segments that no process has.
+    """
     session.take(0.0, [packed() for _ in range(4)])
     session.on_message(0.0, ack(4, 3, accepted_steps=8))
     session.on_message(0.0, refused("no_session"))
@@ -306,9 +309,9 @@ def test_wishes_are_told_once_and_may_shrink(session: ActorSession) -> None:
 
 def test_steps_are_counted_from_what_the_learner_says(session: ActorSession) -> None:
     session.take(0.0, [packed(2), packed(3), packed(4)])
-    session.on_message(0.0, ack(2, 1, accepted_steps=2))  # the second was refused as an item, its steps not counted
+    session.on_message(0.0, ack(2, 1, accepted_steps=2))  # the second was refused, and its steps do not count
     assert session.sent_steps == 2 + 4
-    session.on_message(0.0, ack(1, 1, accepted_steps=2))  # late: says nothing new
+    session.on_message(0.0, ack(1, 1, accepted_steps=2))  # a late ack changes nothing
     assert session.sent_steps == 6
     session.on_message(0.0, ack(3, 3, accepted_steps=6))
     assert session.sent_steps == 6
@@ -328,7 +331,7 @@ def test_a_rejoin_sends_the_window_again_and_counts_the_gap(session: ActorSessio
 
 
 def test_a_new_life_that_found_an_old_hello_is_joined(session: ActorSession) -> None:
-    """The learner died, and its successor answers a HELLO that was still in a queue: nobody says NO_SESSION."""
+    """The learner died, and its successor answers a HELLO that was still in a queue. The actor gets no NO_SESSION."""
     session.take(0.0, [packed(), packed()])
     session.on_message(0.0, ack(2, 1, accepted_steps=4))
     assert session.on_message(0.0, welcome(1, 1, 0, generation=1)) == []
@@ -373,15 +376,15 @@ def test_credit_in_bytes_counts_what_is_in_flight(session: ActorSession) -> None
     assert not session.can_take()
     session.on_message(0.0, ack(credit_bytes=one + 1))
     session.take(0.0, [packed()])
-    assert session.can_take()  # one may reach over
+    assert session.can_take()  # one segment may exceed the credit
     session.take(0.0, [packed()])
     assert not session.can_take()
-    session.on_message(0.0, ack(1, 0, credit_bytes=one, accepted_steps=2))  # one is still on its way
+    session.on_message(0.0, ack(1, 0, credit_bytes=one, accepted_steps=2))  # one segment is in flight
     assert not session.can_take()
     session.on_message(0.0, ack(1, 0, credit_bytes=one + 1, accepted_steps=2))
     assert session.can_take()
     session.on_message(0.0, ack(2, 0, credit_bytes=1, accepted_steps=4))
-    assert session.can_take()  # what was received is no more in flight, durable or not
+    assert session.can_take()  # a received segment is not in flight, even before it is durable
     session.take(0.0, [packed()])
     assert not session.can_take()
     session.on_message(0.0, ack(3, 3, credit_bytes=1, accepted_steps=6))
@@ -418,7 +421,7 @@ def test_verdicts_go_back_with_a_learner_that_goes_back_to_a_checkpoint(session:
     session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6, stale=2))
     session.on_message(0.0, refused("no_session"))
     session.on_message(0.0, welcome(9, 9, 18, generation=2))
-    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (6, 2)  # nothing else is known yet
+    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (6, 2)  # no newer counts so far
     session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=3, trained_mark=3))
     assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (3, 0)
     session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=2, trained_mark=2))  # late
@@ -478,7 +481,7 @@ def test_a_new_start_takes_a_number_above_the_one_on_record(counters: Counters) 
     (hello,) = sent(session.open(0.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.previously_welcomed) == (raised.incarnation, 0, False)
     assert session.origin == raised.incarnation
-    assert session.on_message(0.2, fenced(50)) == []  # the answer to a HELLO that was said twice
+    assert session.on_message(0.2, fenced(50)) == []  # the reply to a HELLO that was sent twice
     session.on_message(0.3, welcome())
     session.on_message(0.4, refused("no_session"))
     (hello,) = sent(session.tick(0.4, (0, 0)))
@@ -516,7 +519,7 @@ def test_in_a_session_nobody_is_fenced(session: ActorSession) -> None:
 
 
 def test_a_welcome_of_another_journal_is_news_though_its_clock_went_back(session: ActorSession) -> None:
-    """To a HELLO that another learner found queued; generations are times, which only one journal keeps in order."""
+    """Another learner replies to a queued HELLO. Generations are times, which are in order only within one journal."""
     session.on_message(0.0, welcome(0, 0, 0, generation=0, journal_id=OTHER))
     assert (session.generation, session.journal_id) == (0, OTHER)
     session.want(0.0, 9)
@@ -529,7 +532,7 @@ def test_a_welcome_of_another_journal_is_news_though_its_clock_went_back(session
 
 @pytest.fixture
 def forgotten(session: ActorSession) -> ActorSession:
-    """One of whose nine segments seven are durable and eight received, two refused; the learner has forgotten it."""
+    """A session that the learner has lost, with nine segments: eight received, two of them refused, and seven durable."""
     session.take(0.0, [packed() for _ in range(9)])
     session.on_message(0.0, ack(8, 7, accepted_steps=18, trained=4, refused=2))
     session.on_message(0.0, refused("no_session"))
@@ -590,7 +593,7 @@ def test_nothing_of_before_is_sent_after_it_was_forgotten(forgotten: ActorSessio
 
 
 def test_the_table_and_the_session_agree_about_it() -> None:
-    """The whole way, against the learner's own rules."""
+    """A session and the learner's table exchange messages until a new stream begins after an expiry."""
     session = ActorSession(HELLO, Counters(), random.Random(1))
     table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1, journal_id=LEDGER)
     (hello,) = sent(session.open(0.0, (0, 0)))
@@ -615,7 +618,7 @@ def test_in_a_session_nobody_is_forgotten(session: ActorSession) -> None:
 
 
 def test_a_second_answer_does_not_make_it_begin_anew_once_more(forgotten: ActorSession) -> None:
-    """Two HELLOs were on their way, or one answer came twice."""
+    """The actor had sent two HELLOs, or one reply arrived twice."""
     forgotten.on_message(1.0, refused("expired"))
     (hello,) = sent(forgotten.tick(1.0, (0, 0)))
     assert forgotten.on_message(1.1, refused("expired")) == []
@@ -625,7 +628,7 @@ def test_a_second_answer_does_not_make_it_begin_anew_once_more(forgotten: ActorS
 
 @pytest.mark.parametrize("journal_id", [0, LEDGER])
 def test_what_is_in_a_spool_is_never_given_up(counters: Counters, journal_id: int) -> None:
-    """A learner that says so all the same is wrong."""
+    """The session ignores a learner that reports the stream of a spool as expired."""
     session = spooled(5, counters, journal_id=journal_id)
     assert session.on_message(0.0, refused("expired")) == []
     (hello,) = sent(session.tick(1.0, (0, 0)))
@@ -708,7 +711,7 @@ def test_a_welcome_beyond_what_was_ever_sent_is_ignored(session: ActorSession, c
 
 def test_a_spool_believes_a_higher_number_once(counters: Counters) -> None:
     session = spooled(5, counters)
-    assert session.on_message(0.0, welcome(3, 9)) == []  # contradicts itself, whoever is asked
+    assert session.on_message(0.0, welcome(3, 9)) == []  # contradictory: less received than durable
     session.on_message(0.0, welcome(9, 7, 18))
     session.recover([packed(), packed()])
     assert session.on_message(0.0, welcome(50, 50, generation=2)) == []
@@ -743,7 +746,7 @@ def test_a_place_that_is_taken_is_waited_for(counters: Counters) -> None:
 
 
 def test_a_hello_that_came_too_fast_is_said_again(counters: Counters) -> None:
-    """Many words of an actor may reach a learner that has just been started; that is no refusal of the actor."""
+    """A refusal by the rate limit is temporary: many messages of an actor may reach a learner right after its start."""
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     too_fast = Refused("quota", FIELD_RATE, "this connection exceeds its rate limit")

@@ -194,7 +194,7 @@ class OneStreamForAllIncarnations(StreamTable):
 
 
 class FencedByTheClock(StreamTable):
-    """Fences a lower incarnation permanently, even if no other start is live. A clock that once was ahead locks the name."""
+    """A table that fences lower incarnations permanently, even without a live start. A clock that was ahead locks a name."""
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
         try:
@@ -204,14 +204,14 @@ class FencedByTheClock(StreamTable):
 
 
 class ForgetsEarlierSpools(StreamTable):
-    """Deletes the mark of a spool that a later start has overtaken, so that the spool finds no mark when it comes back."""
+    """A table that keeps no marks of earlier spools. A spool that comes back finds no mark."""
 
     def _earlier_spools(self) -> set[Key]:
         return set()
 
 
 class NumbersAnewWhenRaised(ActorSession):
-    """Takes a new origin for numbered segments when an overtaken start raises its incarnation."""
+    """A session that takes a new origin for numbered segments when it raises its incarnation."""
 
     def _raise(self, now: float, known: int) -> list[Action]:
         actions = super()._raise(now, known)
@@ -233,7 +233,7 @@ class GrantsTwice(CreditAllocator):
 
 
 class LeaksCredit(CreditAllocator):
-    """Counts accepted steps twice, so that the demand is used up too soon."""
+    """An allocator that counts accepted steps twice, so that the demand is used up too soon."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,14 +266,14 @@ class LosesEntries(SlowJournal):
 
 
 class ForgetsItsRows(SimJournal):
-    """Replays no entry after a restart."""
+    """A journal that replays no entry after a restart."""
 
     def _page(self, read: PageRequest) -> JournalPage:
         return replace(super()._page(read), entries=(), more=False)
 
 
 class EarlyJournal(SimJournal):
-    """Reports entries as committed when they are queued."""
+    """A journal that reports entries as committed when they are queued."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -289,7 +289,7 @@ class EarlyJournal(SimJournal):
 
 
 class MarksApart(SimThread):
-    """Writes the marks to a separate file, after the state."""
+    """A learner thread that writes the marks separately, after the state."""
 
     marks = ()
 
@@ -308,7 +308,7 @@ class NoMarks(SimThread):
 
 
 class MarksBeforeItTrains(SimThread):
-    """Moves the marks over segments that wait for a batch. The state does not include them."""
+    """A learner thread that moves its marks over segments that wait for a batch. The state does not include them."""
 
     def _after_message(self) -> None:
         self.progress.barrier()
@@ -325,7 +325,7 @@ class NoVerdicts(SimThread):
 
 
 class LastWordsComeLate(SimThread):
-    """Lets a replaced thread write its last checkpoint after its successor has written three."""
+    """A learner thread after whose third checkpoint the thread before it writes its last one."""
 
     def __init__(self, history: History, *args: Any) -> None:
         super().__init__(history, *args)
@@ -357,7 +357,7 @@ class TrimsToTheNewest(ClientState):
 
 
 class FeedsTwice(ClientState):
-    """Sends the learner thread each replayed entry that is counted already once more."""
+    """A client that sends the learner thread twice the entries that arrived during a replay."""
 
     def replay(self, entry: JournalEntry) -> None:
         super().replay(entry)
@@ -367,7 +367,7 @@ class FeedsTwice(ClientState):
 
 
 class CountsWhatIsSkipped(ClientState):
-    """Counts the whole of a replayed entry, although a checkpoint covers its first part, which the thread never takes."""
+    """A client that counts the whole of a replayed entry. A checkpoint covers its first part, which the thread never takes."""
 
     def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
         super().send(entry, skip, load, waited=waited)
@@ -376,7 +376,7 @@ class CountsWhatIsSkipped(ClientState):
 
 
 class LosesAMessage(ClientState):
-    """Loses one message in twenty on its way to the learner thread."""
+    """A client that loses one message in twenty on the way to the learner thread."""
 
     sent = 0
 
@@ -387,7 +387,7 @@ class LosesAMessage(ClientState):
 
 
 class PartsAGap(SimJournal):
-    """Writes the count of a gap and the row of its stream apart. The learner may die in the long time between them."""
+    """A journal that writes the count of a gap and the row of its stream apart. The learner may die between them."""
 
     pause_turns = 0
 
@@ -410,7 +410,7 @@ class PartsAGap(SimJournal):
 
 
 class HandsOnWhatWasOvertaken(ClientState):
-    """Sends entries that were accepted under an earlier thread without checking whether the checkpoint includes them."""
+    """A client that sends entries accepted under an earlier thread without a check that the checkpoint includes them."""
 
     def send_committed(self, entry: JournalEntry) -> None:
         stream = self.table.get(entry.actor_id, entry.origin)
@@ -419,7 +419,7 @@ class HandsOnWhatWasOvertaken(ClientState):
 
 
 class ReadsOn(ClientState):
-    """Lets the first page of a restarted thread begin where the last page of the thread before ended."""
+    """A client whose first page for a restarted thread begins where the last page of the thread before ended."""
 
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         after = self.page_after
@@ -428,7 +428,7 @@ class ReadsOn(ClientState):
 
 
 class DoesNotGoBack(ClientState):
-    """Leaves the table as it was when a new learner thread has loaded a checkpoint."""
+    """A client whose table does not change when a new learner thread has loaded a checkpoint."""
 
     def rewind(self, message: ThreadReady) -> None:
         if self.life == 1:
@@ -441,7 +441,7 @@ class DoesNotGoBack(ClientState):
 
 
 class AcksBeforeTheLedger(ActorSessionHandler):
-    """Counts a message as durable as soon as it is received."""
+    """A handler that counts a message as durable as soon as it is received."""
 
     def _on_submit(
         self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
@@ -451,7 +451,7 @@ class AcksBeforeTheLedger(ActorSessionHandler):
 
 
 class HandsOnAtOnce(ActorSessionHandler):
-    """Sends a message to the learner thread before the journal has it."""
+    """A handler that sends a message to the learner thread before the journal has it."""
 
     def _on_submit(
         self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
@@ -469,14 +469,14 @@ class HandsOnAtOnce(ActorSessionHandler):
 
 
 class PromisesWhatItReceived(ActorSessionHandler):
-    """Sends the received mark as the durable mark in each WELCOME."""
+    """A handler that sends the received mark as the durable mark in each WELCOME."""
 
     def _send(self, peer: bytes, message: Message) -> None:
         super()._send(peer, replace(message, durable=message.received) if isinstance(message, Welcome) else message)
 
 
 class HearsTheOvertaken(ActorSessionHandler):
-    """Keeps a session after its end, even if another process has taken over."""
+    """A handler that keeps a session after its end, even if another process has taken over."""
 
     def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
         super().close_session(peer, client, stream)
@@ -484,7 +484,7 @@ class HearsTheOvertaken(ActorSessionHandler):
 
 
 class KeepsNoGap(ActorSessionHandler):
-    """Announces and counts a gap, but writes only the mark to the journal."""
+    """A handler that announces and counts a gap, but writes only the mark to the journal."""
 
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
         client.accepted, client.gap, client.rolled_back = client.accepted + gap, client.gap + gap, client.rolled_back + gap
@@ -497,7 +497,7 @@ class AnnouncesNoGap(ActorSessionHandler):
 
 
 class AsksForOnePage(SegmentDispatcher):
-    """Requests only the first page for a learner thread that has returned to a checkpoint."""
+    """A dispatcher that requests only the first page for a learner thread that has returned to a checkpoint."""
 
     def _on_page(self, client: ClientState, page: JournalPage) -> None:
         super()._on_page(client, page)
@@ -505,14 +505,14 @@ class AsksForOnePage(SegmentDispatcher):
 
 
 class TakesAPageForAll(SegmentDispatcher):
-    """Takes each page as the last one, and gives up the entries after it."""
+    """A dispatcher that takes each page as the last one, and gives up the entries after it."""
 
     def _on_page(self, client: ClientState, page: JournalPage) -> None:
         super()._on_page(client, replace(page, more=False))
 
 
 class TakesAnyPage(SegmentDispatcher):
-    """Replays a page that was requested for the thread before to its successor."""
+    """A dispatcher that replays a page requested for the thread before to its successor."""
 
     def dispatch(self) -> None:
         committed = self._journal.committed
@@ -532,7 +532,7 @@ class TakesAnyPage(SegmentDispatcher):
 
 
 class LosesWhatDoesNotFit(SegmentDispatcher):
-    """Discards the messages for which the learner thread's queue has no room."""
+    """A dispatcher that discards messages for which the learner thread's queue has no room."""
 
     def dispatch(self) -> None:
         super().dispatch()
@@ -541,7 +541,7 @@ class LosesWhatDoesNotFit(SegmentDispatcher):
 
 
 class NeverCommits(SegmentDispatcher):
-    """Sends entries to the learner thread, but never moves the durable marks of their streams."""
+    """A dispatcher that sends entries to the learner thread, but never moves the durable marks of their streams."""
 
     def dispatch(self) -> None:
         durable = {stream: stream.durable for client in self._registry for stream in client.table.all()}
@@ -551,28 +551,28 @@ class NeverCommits(SegmentDispatcher):
 
 
 class ForgetsWithoutAWord(SegmentDispatcher):
-    """Forgets a stream without deleting it from the journal."""
+    """A dispatcher that forgets a stream without deleting it from the journal."""
 
     def expire(self, client: ClientState, now: float) -> None:
         client.table.expire(now, client.trimmed)
 
 
 class TrimsOnFailure(ClientState):
-    """Counts a checkpoint that could not be written as a written one."""
+    """A client that counts a checkpoint that could not be written as a written one."""
 
     def checkpointed(self, message: CheckpointResult) -> dict[Key, int]:
         return super().checkpointed(replace(message, error="", number=message.number or 1))
 
 
 class RollsBackNothing(ClientState):
-    """Leaves the segments that a learner thread without a disk has lost pending permanently."""
+    """A client for which segments that a learner thread without a disk has lost stay pending permanently."""
 
     def roll_back(self) -> int:
         return 0
 
 
 class KeepsThePool(ClientState):
-    """Keeps the credit allocator of the thread before, with its counts of data in transit."""
+    """A client that keeps the credit allocator of the thread before, with its counts of data in transit."""
 
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         pool, life = self.pool, self.life
@@ -582,7 +582,7 @@ class KeepsThePool(ClientState):
 
 
 class HearsTheDead(ClientRegistry):
-    """Takes the late messages of a replaced learner thread for those of its successor."""
+    """A registry that takes late messages of a replaced learner thread for those of its successor."""
 
     def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
         key = client.key
@@ -603,7 +603,7 @@ class RestoresNoTotals(ClientRegistry):
 
 
 class GivesUpPending(OperatorCommandExecutor):
-    """Gives up the pending segments at each restart, although the operator did not request it."""
+    """An executor that gives up the pending segments at each restart, although the operator did not request it."""
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         return super()._restart(client_id, give_up_pending=True)
@@ -655,7 +655,7 @@ class IgnoresCredit(ActorSession):
 
 
 class KeepsItsWindowWhenExpired(ActorSession):
-    """Sends segments that are in doubt again, under new numbers."""
+    """A session that sends segments in doubt again, under new numbers."""
 
     def _renew(self, now: float) -> list[Action]:
         window = [item.packed for item in self._window]
@@ -666,7 +666,7 @@ class KeepsItsWindowWhenExpired(ActorSession):
 
 
 class OffByOne(SimSpool):
-    """Takes one row too few as received, so that this row gets another number."""
+    """A spool that takes one row too few as received, so that this row gets another number."""
 
     def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
         gone, kept = super().reconcile(received - 1, min(durable, received - 1))
@@ -674,7 +674,7 @@ class OffByOne(SimSpool):
 
 
 class NumbersAnew(SimSpool):
-    """Restarts its numbering at 0 after a restart."""
+    """A spool that numbers its segments from 0 again after a restart."""
 
     def reopen(self, rng: random.Random) -> None:
         super().reopen(rng)
@@ -682,7 +682,7 @@ class NumbersAnew(SimSpool):
 
 
 class ResendsReceived(SimSpool):
-    """Takes only durable segments as received, so that the other received ones are numbered and sent again."""
+    """A spool that takes only durable segments as received, so that it sends the other received ones again."""
 
     def reconcile(self, received: int, durable: int) -> tuple[list[tuple[int, int]], list[PackedSegment]]:
         return super().reconcile(durable, durable)

@@ -1,4 +1,4 @@
-"""Algorithms that a worker process can import: one that trains, and one that does harm at some rewards."""
+"""Algorithms that a worker process can import: one that trains, and one that causes harm at certain rewards."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Mortal(FakeAlgorithm):
-    """An off-policy algorithm that ends its process as native code does, misuses the log, or starts a process, at one reward
-    each."""
+    """An off-policy algorithm that aborts its process, misuses the log or starts a process, at one reward each."""
 
     kind = "offpolicy"
 
@@ -41,7 +40,7 @@ class Mortal(FakeAlgorithm):
 
 
 def make(observation_space: Any, action_space: Any, parameters: Mapping[str, Any], seed: int) -> Mortal:
-    """A `Mortal` algorithm."""
+    """Return a `Mortal` algorithm."""
     return Mortal(fake_spec(), FakeParameters(**{"steps_per_update": 4, "rollout_length": 4, **parameters}), seed)
 
 

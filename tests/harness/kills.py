@@ -18,7 +18,7 @@ POLL_S = 0.005
 
 
 class KillLoop(Resource):
-    """An owner of child processes that kills some of them at random moments while they work.
+    """A loop that owns child processes and kills some of them at random moments while they work.
 
     ::
 
@@ -27,7 +27,7 @@ class KillLoop(Resource):
             learner.start()
             loop.run([learner], kills=100, progress=lambda: acked.ids("acked"))
 
-    If a child ends by itself, every wait raises `ProcessFailed`. A child that reports its address as in use is restarted instead.
+    If a child ends by itself, every wait raises `ProcessFailed`. But a child that reports its address as in use is restarted.
     """
 
     def __init__(self, *, seed: int, folder: str | os.PathLike[str]) -> None:

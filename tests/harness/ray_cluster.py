@@ -1,6 +1,6 @@
 """A Ray cluster on this machine: a head, and nodes with the resource ``edge``, as processes of their own.
 
-As a program, it holds the cluster: it writes a line of JSON for each command that it reads, and ends with its stdin.
+Run as a program, this module owns the cluster. It writes a line of JSON for each command, and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class RayCluster:
     """A cluster whose nodes can be lost. Learners get the resource ``edge``, so that they avoid the head.
 
     Attributes:
-        address: HOST:PORT of the head.
-        nodes: the ids of the nodes with ``edge``.
+        address: The HOST:PORT of the head.
+        nodes: The ids of the nodes with ``edge``.
     """
 
     def __init__(self, nodes: int, *, edge: float, cpus: float = 1) -> None:
@@ -38,12 +38,12 @@ class RayCluster:
         self.nodes: list[str] = [self.add(edge=edge, cpus=cpus) for _ in range(nodes)]
 
     def add(self, *, edge: float, cpus: float = 1) -> str:
-        """Adds a node; returns its id."""
+        """Add a node, and return its id."""
         node: str = self._ask("add", edge, cpus)
         return node
 
     def lose(self, node: str) -> None:
-        """Kills the processes of a node, which says goodbye to nobody."""
+        """Kill the processes of a node without a shutdown."""
         self._ask("lose", node)
 
     def _ask(self, *command: Any) -> Any:
@@ -65,8 +65,8 @@ class RayCluster:
 
 
 def main() -> None:
-    """Holds a cluster."""
-    said, sys.stdout = sys.stdout, sys.stderr  # Ray talks on stdout
+    """Run a cluster until stdin ends."""
+    said, sys.stdout = sys.stdout, sys.stderr  # Ray prints on stdout
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()

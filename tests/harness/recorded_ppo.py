@@ -1,4 +1,4 @@
-"""PPO whose state also says which segments it has learned from, as ``RECORD_PPO``. A worker process can import it as a plugin."""
+"""``RECORD_PPO``: PPO whose state names the segments that it has learned from. A worker process can import it as a plugin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RecordedPPO"]
 
 
 class RecordedPPO(PPO):
-    """PPO, and the name of each segment that an update has used."""
+    """A PPO that records the name of each segment that an update has used."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -23,12 +23,12 @@ class RecordedPPO(PPO):
         self._waiting: list[tuple[int, int]] = []
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Note it."""
+        """Observe and record a segment."""
         super().observe(segment, correct=correct)
         self._waiting.append((segment.episode_id, segment.segment_index))
 
     def update(self, *, partial: bool = False) -> dict[str, float] | None:
-        """An update uses all that waits."""
+        """Update. An update uses all segments that wait."""
         done = super().update(partial=partial)
         if done is not None:
             self._used += self._waiting
@@ -36,11 +36,11 @@ class RecordedPPO(PPO):
         return done
 
     def state(self) -> dict[str, Any]:
-        """What has been learned, and from what."""
+        """Return the state of PPO with the names of the segments that were used."""
         return {**super().state(), "keys": np.array(self._used, dtype=np.uint64).reshape(-1, 2)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Load a state."""
         super().load({name: value for name, value in state.items() if name != "keys"})
         self._used = [(int(episode), int(index)) for episode, index in state["keys"]]
         self._waiting = []

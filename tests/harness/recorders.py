@@ -1,4 +1,4 @@
-"""Fake algorithms whose state says which segments they have learned from. A worker process can import them as a plugin."""
+"""Fake algorithms whose state names the segments that they have learned from. A worker process can import them as a plugin."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ __all__ = ["OffPolicyRecorder", "Recorder", "name_of"]
 
 
 def name_of(episode_id: int, segment_index: int) -> str:
-    """The name of a segment in a trace."""
+    """Return the name of a segment in a trace."""
     return f"{episode_id:x}.{segment_index}"
 
 
 class Recorder(FakeAlgorithm):
-    """A fake algorithm whose state says what it has learned from, as an array, and not what waits for the next update."""
+    """A fake algorithm whose state names, in an array, the segments that it has learned from.
+
+    Segments that wait for the next update are not in the state.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -30,20 +33,20 @@ class Recorder(FakeAlgorithm):
         return {"segments": len(self.keys), "steps": self.steps, "updates": self.updates}
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Update, and note what has been learned from."""
+        """Update, and record the number of segments that have been learned from."""
         done = super().update(partial=partial)
         if done is not None:
             self._settled = self._counts()
         return done
 
     def state(self) -> dict[str, Any]:
-        """What has been learned from."""
+        """Return the segments that have been learned from, with the counts."""
         now = self._settled if self.kind == "onpolicy" else self._counts()
         keys = np.array(self.keys[: now["segments"]], dtype=np.uint64).reshape(-1, 2)
         return {**now, "pending": 0 if self.kind == "onpolicy" else self._pending, "keys": keys}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Load a state."""
         self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
         self._pending = state["pending"]
         self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
@@ -57,7 +60,7 @@ class Recorder(FakeAlgorithm):
 
 
 class OffPolicyRecorder(Recorder):
-    """The same, and each segment is learned from as it arrives."""
+    """A recorder that learns from each segment as it arrives."""
 
     kind = "offpolicy"
 

@@ -1,4 +1,4 @@
-"""An engine for tests, ``elsewhere``: each worker runs as on another machine, in a process with a working directory of its own.
+"""An engine for tests, ``elsewhere``: each worker runs as on another machine, in a process with its own working directory.
 
 Environment variables of the learner's process that begin with ``RL4SYS_`` reach the worker.
 """
@@ -65,7 +65,7 @@ class RemoteProgram:
             self._process.kill()
 
     def describe(self) -> dict[str, Any]:
-        """Nothing beyond what every remote worker reports."""
+        """Return nothing in addition to the report of every remote worker."""
         return {}
 
 
@@ -81,10 +81,10 @@ class Elsewhere:
         return RemoteWorker(assignment, link, RemoteProgram)
 
     def wait_ready(self) -> None:
-        """Nothing is needed."""
+        """Return at once."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 ENGINES.add(EngineEntry(name=ELSEWHERE, factory=Elsewhere), replace=True)

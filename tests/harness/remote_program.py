@@ -1,6 +1,6 @@
-"""A worker on "another machine": ``python remote_program.py`` reads its start data from its input. It has no file of the learner.
+"""A worker as on another machine: ``python remote_program.py`` reads its start data from stdin and no file of the learner.
 
-RL4SYS_FAULT=version makes it another version of the library. RL4SYS_DIE_AT=PART:N ends it before it sends part N of checkpoints.
+RL4SYS_FAULT=version gives it another version of the library. RL4SYS_DIE_AT=PART:N kills it before part N of the checkpoints.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rl4sys_zmq.wire.messages import CheckpointPart
 
 
 def no_access(self: object, *args: object, **kwargs: object) -> None:
-    """A file of the learner cannot be reached from here."""
+    """Raise an error: a worker on another machine cannot open a file of the learner."""
     raise AssertionError(f"a worker on another machine opens {type(self).__name__}{args}")
 
 
 def die_at_part(least: int) -> None:
-    """End this process in the place of the n-th part of a checkpoint."""
+    """Kill this process instead of sending part number `least` of the checkpoints."""
     post, count = GatewayStorage.post, 0
 
     def wrapped(self: GatewayStorage, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a process of a gate and its test say to each other: JSON lines, an answer to each command, until stdin ends."""
+"""The protocol between a process of a gate and its test: lines of JSON, with a reply to each command, until stdin ends."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 
 def options() -> Any:
-    """What the test said at the start."""
+    """Return the options that the test gives on the command line."""
     return json.loads(sys.argv[1])
 
 
 def say(value: Any) -> None:
-    """One line to the test; a list of one, which is never nothing."""
+    """Send a value to the test, as a line with a list of one item, which is never empty."""
     sys.stdout.write(json.dumps([value]) + "\n")
     sys.stdout.flush()
 
 
 def obey(**commands: Callable[..., Any]) -> None:
-    """Answers commands until stdin ends."""
+    """Run commands and send their results until stdin ends."""
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         say(commands[name](*arguments))

@@ -1,4 +1,4 @@
-"""A relay before a publisher passes on exactly what its chaos lets through, to whoever subscribes."""
+"""Tests of `ChaosPub`, which passes the messages that its `ChaosFrames` lets through to its subscribers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner of processes that are killed: it waits for progress, forgets no exit code, and leaves nobody behind."""
+"""Tests of `KillLoop` and `Child`: they wait for progress, check each exit code, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_child_runs_once(bench: Bench) -> None:
 
 def test_nobody_is_left_behind(bench: Bench) -> None:
     bench.child.start()
-    bench.child.pause()  # even one that hears nothing
+    bench.child.pause()  # even a stopped process
     bench.child.prepare()
     bench.loop.close()
     assert not bench.child.running

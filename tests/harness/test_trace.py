@@ -1,4 +1,4 @@
-"""The checker finds what it is for: each planted mistake has its name, and a history without one passes."""
+"""Tests of traces and their check: it names each planted mistake, and a history without a mistake passes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_state_that_was_put_back_may_know_less() -> None:
 
 
 def test_a_moment_counts_from_before_the_counters_were_read() -> None:
-    check_trace([*good(), law(1, at=4)]).check(delivered=False)  # the acks came after
+    check_trace([*good(), law(1, at=4)]).check(delivered=False)  # the acks came after this moment
 
 
 # ---- files

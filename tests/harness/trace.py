@@ -1,6 +1,6 @@
 """Traces: records of events that real processes write outside the system under test.
 
-Each process appends to a file of its own. A host records a segment before it submits it (`submitted`), when the learner's durable
+Each process appends to its own file. A host records a segment before it submits it (`submitted`), when the learner's durable
 mark covers it (`acked`), and when its own spool has it (`kept`). A learner records its counters (`law`) and finally the content
 of its state (`applied`). `check_trace` in `harness.trace_check` compares these records. Each segment has a unique text
 as its name, so that the check does not depend on the library's own numbers.
@@ -89,7 +89,7 @@ class TraceWriter(Resource):
 
         Args:
             side: ``learner`` or ``actor``.
-            numbers: The client's part of a status, or `RL4SysAgent.stats`. Only the numbers of the conservation law are recorded.
+            numbers: The client's part of a status, or `RL4SysAgent.stats`. Only the numbers of the law are recorded.
             at_ns: Monotonic time before they were read, in nanoseconds. If None, now.
             client: The client of the counters.
         """

@@ -1,12 +1,13 @@
-"""Children of the tests that are forked from processes which have imported the package, and torch where a child needs it.
+"""Faster child processes for tests, forked from zygotes: processes that have already imported the package, or also torch.
 
-A test run starts hundreds of Python processes. Each spends 0.7 seconds of CPU time on the imports of this package, and 2 more on
-those of torch. `install` changes how `subprocess` starts some of them: the worker processes and ranks of a learner, the commands,
-and the scripts of the gates. Such a child has an id of its own and is a child of this process. Signals, exit codes, pipes, the
-environment and the working directory are as always. What differs is that its modules are there already.
+A test run starts hundreds of Python processes. Each spends 0.7 seconds of CPU time on the imports of this package, and 2 more
+on those of torch. `install` changes how `subprocess` starts some of them: the worker processes and ranks of a learner, the
+commands, and the scripts of the gates. Such a child has its own process id and is a child of this process. Signals, exit codes,
+pipes, the environment and the working directory are as usual. The only difference is that its modules are already imported.
 
-Every other program is started as always: ``python -c``, with which tests look at what is imported, and each program where
-RL4SYS_SOAK or RL4SYS_REAL_CHILDREN is set, under coverage, and on a system other than Linux on x86-64.
+All other programs are started as usual. This includes ``python -c``, with which tests check the imports of a program. All
+programs are started as usual if RL4SYS_SOAK or RL4SYS_REAL_CHILDREN is set, under coverage, and on other systems than Linux on
+x86-64.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ TORCH_SCRIPTS = {"async_learner_actor.py"}
 REAL_SCRIPTS = {"ray_cluster.py", "slow_torch.py", "host.py", "zygote_process.py"}
 TRAINS = {"serve", "demo"}
 READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONMALLOC")
-"""Variables that a process reads before its first line of Python: a child with another value is started as always."""
+"""Variables that a process reads before its first line of Python. A child with another value is started as usual."""
 
 MANY = 400
-"""A descriptor that is passed to a forked child has a smaller number."""
+"""The limit on descriptors that are passed to a forked child. Their numbers must be smaller."""
 
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _parameters = inspect.signature(_execute)
 
 
 def _kind(arguments: Sequence[str], environment: dict[str, str]) -> str | None:
-    """Return which zygote has the modules of a program; None if the program must be started as always."""
+    """Return the kind of the zygote that has the modules of a program, or None if the program must be started as usual."""
     if not arguments or arguments[0] != sys.executable:
         return None
     rest = list(arguments[1:])
@@ -76,7 +77,7 @@ def _kind(arguments: Sequence[str], environment: dict[str, str]) -> str | None:
 
 
 class _Zygote:
-    """One process that forks children, and the conversation with it."""
+    """One process that forks children, and the connection to it."""
 
     def __init__(self, kind: str) -> None:
         ours, theirs = socket.socketpair()
@@ -92,7 +93,7 @@ class _Zygote:
         self._lock = threading.Lock()
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Return the id of a new child; a number that is not positive if there is none."""
+        """Fork a child, and return its process id, or a number that is not positive if this failed."""
         with self._lock:
             try:
                 socket.send_fds(self._pair, [b" "], descriptors)
@@ -109,9 +110,9 @@ class _Zygote:
 
 
 class _StarterThread(threading.Thread):
-    """The thread that starts zygotes, and lives as long as this process.
+    """The thread that starts zygotes. It runs as long as this process.
 
-    The kernel ends what has asked for it when the thread that is its parent ends: here that is this thread.
+    A zygote requests from the kernel to be killed when its parent thread ends. This thread is the parent.
     """
 
     def __init__(self) -> None:
@@ -123,7 +124,7 @@ class _StarterThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Start what is wanted."""
+        """Start a zygote for each request."""
         while kind := self._wanted.get():
             try:
                 self._answers.put(_Zygote(kind))
@@ -155,7 +156,7 @@ _starter: _StarterThread | None = None
 
 
 def zygote_pids() -> set[int]:
-    """Return the ids of the zygotes, which live as long as the tests."""
+    """Return the process ids of the zygotes, which run until the end of the tests."""
     return set() if _starter is None else {zygote.process.pid for zygote in _starter.zygotes.values()}
 
 
@@ -198,7 +199,7 @@ def _execute_child(self: subprocess.Popen[Any], *args: Any, **named: Any) -> Non
 
 
 def install() -> None:
-    """Fork children from now on, where that is possible and wanted. Nothing is started yet."""
+    """Fork children from now on, where this is possible and wanted. This function starts no process."""
     global _starter
     here = sys.platform == "linux" and platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc"
     wanted = not any(os.environ.get(name) for name in ("RL4SYS_SOAK", "RL4SYS_REAL_CHILDREN", "COVERAGE_PROCESS_START"))
@@ -208,7 +209,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Start children as always from now on, and end the zygotes."""
+    """Start children as usual from now on, and end the zygotes."""
     global _starter
     subprocess.Popen._execute_child = _execute  # type: ignore[attr-defined]
     starter, _starter = _starter, None

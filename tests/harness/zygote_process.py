@@ -49,7 +49,7 @@ MODULES = {
         "rl4sys_zmq.cli.serve",
     ),
 }
-"""What this process imports, by its kind. No module of the tests: an import of theirs can register algorithms."""
+"""The modules that this process imports, by its kind. They include no module of the tests, which could register algorithms."""
 
 MAX_REQUEST = 1 << 22
 MAX_DESCRIPTORS = 32
@@ -58,11 +58,11 @@ PR_SET_PDEATHSIG = 1
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 SYS_CLONE = 56
 TID_OFFSET = 0x2D0
-"""Where glibc keeps the id of a thread, from the address that `pthread_self` returns, on x86-64."""
+"""The offset at which glibc keeps the id of a thread on x86-64, from the address that `pthread_self` returns."""
 
 
 class _Sibling:
-    """Forks this process so that the child gets this process's parent."""
+    """A fork of this process whose child has the same parent as this process."""
 
     def __init__(self) -> None:
         self._call = ctypes.PyDLL(None).syscall
@@ -160,7 +160,7 @@ def _become(request: dict[str, Any], descriptors: list[int], base_path: list[str
 
 
 def _show(arguments: list[str]) -> None:
-    """Put the arguments where ``ps`` finds them: over those of this process."""
+    """Write the arguments over those of this process, where ``ps`` reads them."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])
     text = b"\0".join(os.fsencode(word) for word in arguments) + b"\0"

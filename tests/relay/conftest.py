@@ -1,4 +1,4 @@
-"""A learner's weights without a learner, and a relay's core without sockets."""
+"""Fixtures for relays: an upstream without a learner, and the core of a relay without sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAG_KEY = bytes(range(32))
 
 
 class Upstream:
-    """Publishes versions as a learner does, and answers as one."""
+    """A learner's side for a relay: it publishes versions and replies to requests as a learner does."""
 
     def __init__(self, generation: int = 7, topic: bytes = b"up-topic", client_id: str = "lab", policy: bytes = POLICY) -> None:
         self.topic, self.client_id, self.policy = topic, client_id, policy
@@ -35,7 +35,7 @@ class Upstream:
         self.states: list[PolicySnapshot] = []
 
     def publish(self) -> list[Frame]:
-        """The next version, as it goes out."""
+        """Publish the next version, and return the frames of the message."""
         version = len(self.states)
         flat = np.random.default_rng([self.history.generation, version]).normal(0.0, 0.1, sum(SIZES)).astype(np.float32)
         new = PolicySnapshot(self.history.generation, version, digest(flat), flat)
@@ -45,11 +45,11 @@ class Upstream:
         return [b"W" + self.topic, *self.history.publish(PolicyPublished(version, new.digest, body))]
 
     def beacon(self) -> list[Frame]:
-        """The present beacon, as it goes out."""
+        """Return the frames of the present beacon."""
         return [b"B" + self.topic, *encode(self.history.beacon({}))]
 
     def source(self) -> list[Frame]:
-        """The answer to a relay's question."""
+        """Return the frames of the reply to a relay's request to follow the weights."""
         history = self.history
         return encode(
             WeightsSource(
@@ -65,12 +65,12 @@ class Upstream:
         )
 
     def reply(self, generation: int = 0, version: int = 0) -> list[Frame]:
-        """The answer to a fetch."""
+        """Return the frames of the reply to a fetch."""
         return encode(self.history.catch_up(generation, version))
 
 
 class Rig:
-    """A relay's core, and everything that it does."""
+    """A relay's core, with a record of its actions."""
 
     def __init__(self, access: AccessList | None = None, **options: Any) -> None:
         self.sent: list[tuple[bytes, Message]] = []
@@ -110,42 +110,42 @@ class Rig:
         self.redials += 1
 
     def child(self, message: Message, peer: bytes = b"child", key: str | None = None) -> list[Any]:
-        """Sends a child's message; returns what that child is answered."""
+        """Pass a message from a child to the core, and return the replies to that child."""
         before = len(self.sent)
         self.core.on_child(peer, key, encode(message), self.now)
         return [answer for to, answer in self.sent[before:] if to == peer]
 
     def upstream(self, frames: Sequence[Frame]) -> None:
-        """A message of the upstream for this relay."""
+        """Pass a message from the upstream to the core."""
         self.core.on_upstream(frames, self.now)
 
     def hears(self, frames: Sequence[Frame]) -> list[tuple[bytes, list[Frame]]]:
-        """A publication of the upstream; returns what is published onward."""
+        """Pass a publication of the upstream to the core, and return the publications of the core."""
         before = len(self.published)
         self.core.on_published(frames, self.now)
         return self.published[before:]
 
     def tick(self, seconds: float = 0.0, problem: str = "") -> None:
-        """Time passes, in steps of a quarter of a second."""
+        """Advance the clock, in steps of a quarter of a second."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.25)
             self.core.tick(self.now, 0.0, problem)
 
     def client(self, client_id: str = "lab") -> dict[str, Any]:
-        """What the status says of a client."""
+        """Return the status of a client."""
         found: dict[str, Any] = self.core.report(self.now)["clients"][client_id]
         return found
 
 
 def user(name: str, *roles: str, client_ids: Sequence[str] | None = ("lab",)) -> User:
-    """A user; the key is its name."""
+    """Return a user whose key is its name."""
     ids = frozenset(client_ids) if client_ids is not None else None
     return User(name=name, key=name, client_ids=ids, roles=frozenset(roles), expires_unix_s=None, quota=Quota())
 
 
 def access(*users: User) -> AccessList:
-    """A list of users."""
+    """Return an access list of users."""
     return AccessList({u.name: u for u in users}, {u.key: u for u in users})
 
 

@@ -1,4 +1,4 @@
-"""A relay's decisions, without sockets: what it passes on, what it refuses, and what it keeps."""
+"""Tests of a relay's core without sockets: the messages that it passes on, those that it refuses, and its state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOLLOW = FollowWeights("lab")
 
 
 def joined(upstream: Upstream, rig: Rig | None = None, key: str | None = None) -> Rig:
-    """A relay that holds what the upstream has, and one child."""
+    """Return a relay that has the versions of the upstream, and one child."""
     rig = rig or Rig()
     assert rig.child(FOLLOW, key=key) == []
     rig.upstream(upstream.source())
@@ -69,7 +69,7 @@ def test_updates_go_onward_unchanged_and_beacons_when_their_version_is_held(upst
     ((onward, passed),) = rig.hears([topic, *beacon])
     assert passed == beacon and onward[:1] == b"B"
     missed = upstream.publish()
-    assert rig.hears(upstream.beacon()) == []  # it names a version that was lost, which is fetched first
+    assert rig.hears(upstream.beacon()) == []  # the relay first fetches the lost version that the beacon names
     assert isinstance(rig.asked[-1], FetchWeights) and rig.asked[-1].held_version == 3
     assert len(rig.hears(missed)) == 1 and len(rig.hears(upstream.beacon())) == 1
 
@@ -83,7 +83,7 @@ def test_damaged_updates_are_not_passed_on_and_fetched_again(upstream: Upstream,
     assert rig.hears([*frames[:frame], bytes(damaged), *frames[frame + 1 :]]) == []
     assert rig.client()["version"] == 0
     for _ in range(2):
-        rig.upstream(upstream.source())  # the second answer says that it did not come late
+        rig.upstream(upstream.source())  # after the second reply, the version is not late but lost
     assert isinstance(rig.asked[-1], FetchWeights)
     rig.upstream(upstream.reply())
     assert rig.client()["digest"] == f"{upstream.states[-1].digest:016x}"
@@ -214,7 +214,7 @@ def test_children_wait_while_the_upstream_starts_the_client() -> None:
     assert rig.child(FOLLOW) == [] and rig.client()["error"] == ""
     rig.now += FOLLOW_AGAIN_S
     asked = len(rig.asked)
-    assert rig.child(FOLLOW, b"other") == [] and len(rig.asked) == asked + 1  # the relay asks again at once
+    assert rig.child(FOLLOW, b"other") == [] and len(rig.asked) == asked + 1  # the relay sends its request again at once
     upstream.publish()
     rig.upstream(upstream.source())
     rig.upstream(upstream.reply())

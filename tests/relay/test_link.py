@@ -1,4 +1,4 @@
-"""An actor between its relays and its learner, without sockets: when it leaves a relay, and where its weights come from."""
+"""Tests of an actor with relays and a learner, without sockets: its choice of a relay, and the source of its weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOURCE = WeightsSource("lab", b"12345678", b"t" * 8, 1, 1, 1, [], "tcp://10.0.0.
 
 
 class FakeSocket:
-    """A connection of which a test holds the other end."""
+    """A socket whose other end is the test."""
 
     def __init__(self, address: Address, **_options: Any) -> None:
         self.address = address
@@ -52,14 +52,14 @@ class FakeSocket:
         return self.waiting.popleft() if self.waiting else None
 
     def subscribe(self, topic: bytes) -> None:
-        """Nothing is filtered."""
+        """Do nothing: no message is filtered."""
 
     def close(self) -> None:
         self.closed = True
 
 
 class FakeNetwork:
-    """Makes sockets, and is their poller."""
+    """A socket factory that is also the poller of its sockets."""
 
     def __init__(self) -> None:
         self.made: list[FakeSocket] = []
@@ -71,7 +71,7 @@ class FakeNetwork:
     sub = dealer
 
     def register(self, socket: FakeSocket) -> None:
-        """Nothing is polled."""
+        """Do nothing: no socket is polled."""
 
     unregister = register
 
@@ -89,7 +89,7 @@ def linked(network: Any, *relays: str) -> RelayLink:
 
 
 def serve(link: RelayLink, network: Any, now: float, seconds: float, reason: str) -> float:
-    """The relay answers and serves for a while; then the actor leaves it. Returns the pause before the next try."""
+    """Let the relay answer and serve for a while, let the actor leave it, and return the pause before the next try."""
     link.answered(SOURCE, now)
     link.begin(now)
     now += seconds
@@ -156,7 +156,7 @@ SPEC = PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "link-test", tensors=(Tensor
 
 
 def no_policy(_spec: PolicySpec, _snapshot: PolicySnapshot) -> Any:
-    """The weights of these tests never arrive."""
+    """Raise an error: the weights of these tests never arrive."""
     raise AssertionError
 
 
@@ -187,7 +187,7 @@ WELCOME = Welcome(
 
 
 class Actor:
-    """A weight subscriber with relays, and a clock of its own."""
+    """A weight subscriber with relays, on a virtual clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, relays: Sequence[str] = RELAYS) -> None:
         self.now = 1000.0
@@ -211,18 +211,18 @@ class Actor:
         self.subscriber.join(WELCOME, network)
 
     def monotonic(self) -> float:
-        """The clock of the module under test."""
+        """Return the time of the virtual clock to the module under test."""
         return self.now
 
     def tick(self, seconds: float) -> None:
-        """Time passes, in steps of 50 ms."""
+        """Advance the clock, in steps of 50 ms."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.05)
             self.subscriber.tick(self.now)
 
     def says(self, message: Message) -> None:
-        """The relay in question sends a message."""
+        """Deliver a message from the newest socket, and process it."""
         self.network.made[-1].waiting.append(encode(message))
         while self.subscriber.read():
             pass

@@ -1,4 +1,4 @@
-"""Learners, relays and actors over real sockets: the same bits everywhere, whatever happens to a relay."""
+"""Tests of learners, relays and actors over real sockets: the weights are identical everywhere, also after faults of relays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ register_algorithm("ONE_STEP", FakeAlgorithm.factory(steps_per_update=1, rollout
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a clock that is not tested."""
+    """Shorten the timeouts and intervals that are not under test."""
     for module in ("actor.relay_link", "relay.core"):
         monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 0.1)
         monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 1.0)
@@ -62,23 +62,23 @@ def stack() -> Iterator[ExitStack]:
 
 
 class Site:
-    """A learner with relays and actors."""
+    """A factory of learners, relays and actors."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
 
     def learner(self, bind: str = "", **options: Any) -> Learner:
-        """A learner, over inproc unless `bind` says otherwise."""
+        """Start a learner, over inproc unless `bind` is given."""
         config = LearnerConfig(bind=bind or f"inproc://learner-{uuid.uuid4().hex}", run_dir=None, **options)
         return self.stack.enter_context(Learner(config))
 
     def relay(self, upstream: str, bind: str = "", **options: Any) -> Relay:
-        """A relay, over inproc unless `bind` says otherwise."""
+        """Start a relay, over inproc unless `bind` is given."""
         config = RelayConfig(upstream=upstream, bind=bind or f"inproc://relay-{uuid.uuid4().hex}", **options)
         return self.stack.enter_context(Relay(config))
 
     def agent(self, learner: Learner, *, drives: bool = False, **options: Any) -> RL4SysAgent:
-        """An actor that follows the policy, or one that drives the training."""
+        """Start an actor that follows the policy, or one that drives the training."""
         config = AgentConfig(
             client_id="lab",
             train_server_address=learner.address,
@@ -107,7 +107,7 @@ def until(ready: Callable[[], object], what: str) -> None:
 
 
 def drive(driver: RL4SysAgent, learner: Learner, followers: Sequence[RL4SysAgent], versions: int) -> None:
-    """One version after another. Each follower has the learner's bits of each."""
+    """Train a number of versions, and check after each that all actors have the learner's weights."""
     for _ in range(versions):
         version = driver.version + 1
         traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
@@ -120,7 +120,7 @@ def drive(driver: RL4SysAgent, learner: Learner, followers: Sequence[RL4SysAgent
 
 
 def relays_of(agents: Sequence[RL4SysAgent]) -> list[str]:
-    """The relay that each actor uses."""
+    """Return the address of the relay that each actor uses, or an empty text for the learner."""
     return [agent.stats()["relay"] for agent in agents]
 
 
@@ -180,7 +180,7 @@ def test_an_actor_starts_without_any_of_its_relays(site: Site) -> None:
 
 
 def forged(header: Frame, payload: Frame) -> tuple[bytes, bytes | memoryview]:
-    """Other weights for the same version, whole and with a right digest: all that a relay can do without the key."""
+    """Return forged weights for the same version, whole and with a right digest. Without the key, a relay can do no more."""
     head = WeightsHeader.unpack(header)
     flat = np.full(head.elements, 7.0, np.float32)
     return encode_update(head.policy_id, None, PolicySnapshot(head.generation, head.new_version, digest(flat), flat))
@@ -282,7 +282,7 @@ def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.
 
 
 class FloodingRelay(Worker):
-    """A relay that answers its first request with junk, without end."""
+    """A relay that sends endless junk to each peer after its first message."""
 
     def __init__(self) -> None:
         super().__init__("flooding-relay")
@@ -290,7 +290,7 @@ class FloodingRelay(Worker):
         self._over, self._open = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        """Until it is closed."""
+        """Send junk until the relay is stopped."""
         with Socket.router(self.address) as router, Poller() as poller:
             poller.register(router)
             self._open.set()
@@ -304,11 +304,11 @@ class FloodingRelay(Worker):
                         peers.discard(peer)
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stop the relay."""
         self._over.set()
 
     def wait_open(self) -> None:
-        """Waits until it is bound."""
+        """Wait until the relay is bound."""
         assert self._open.wait(PATIENCE_S)
 
 
@@ -361,7 +361,10 @@ def test_a_relay_that_could_not_start_can_start_later(site: Site) -> None:
 
 
 def flood(uri: str, socket_type: bytes, nbytes: int) -> int:
-    """Sends one message that does not end to a socket. Returns how many bytes of it were taken before the connection ended."""
+    """Send one message without an end to a socket, and return the number of bytes sent before the connection ended.
+
+    Send at most about `nbytes` bytes, and wait then until the peer closes the connection.
+    """
     taken, frame = 0, b"\x03" + struct.pack(">Q", 1000) + bytes(1000)
     with socket.create_connection(("127.0.0.1", Address.parse(uri).port or 0), timeout=PATIENCE_S) as peer:
         peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
@@ -428,7 +431,7 @@ def test_the_memory_of_a_relay_has_a_limit(socket_type: bytes) -> None:
 
 
 class Keyed:
-    """A learner with keys, a relay with keys of its own, and their users."""
+    """A learner with keys, a relay with other keys, and their users."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.folder, self.relay_folder = folder / "learner", folder / "relay"
@@ -443,12 +446,12 @@ class Keyed:
 
     @property
     def relay_keys(self) -> dict[str, Any]:
-        """The keys of a relay."""
+        """The key options of a relay."""
         return {"keys": self.relay_folder, "upstream_keys": self.folder / "hub.keys"}
 
     @property
     def arm(self) -> dict[str, Any]:
-        """The keys of an actor."""
+        """The key options of an actor."""
         return {"keys": self.folder / "arm.keys"}
 
 
@@ -497,7 +500,7 @@ def test_a_relay_with_an_old_key_says_so_and_costs_its_actors_nothing(site: Site
     assert any(line.startswith("!! the upstream does not answer") for line in lines), lines
 
 
-# ---- what people see
+# ---- status and doctor
 
 
 def test_status_and_doctor_show_relays(site: Site, tmp_path: Path) -> None:

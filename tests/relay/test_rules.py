@@ -1,4 +1,4 @@
-"""Which relay an actor is told: the rules of the configuration, and how actors spread."""
+"""Tests of the learner's choice of a relay for each actor: the rules of the configuration, and the spread of the actors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_actors_spread_over_relays_and_those_that_a_rule_names_come_first() -> N
 
 def test_the_learner_remembers_relays_for_a_while_and_not_too_many() -> None:
     directory = RelayDirectory([])
-    directory.saw("", FollowWeights("lab"), 0.0)  # an actor's question
+    directory.saw("", FollowWeights("lab"), 0.0)  # the request of an actor, not of a relay
     for n in range(MAX_SHOWN + 10):
         directory.saw("hub", FollowWeights("lab", f"tcp://relay:{n + 1}", n), float(n))
     shown = directory.report(float(MAX_SHOWN + 9))

@@ -1,4 +1,4 @@
-"""Functions that one thread calls for others: results, exceptions, and the end."""
+"""Tests of the call queue, with which one thread calls functions for others: results, exceptions and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit on open files is raised as far as the system permits, and never lowered."""
+"""The process raises its limit on open files as far as the system permits, and never lowers it."""
 
 from __future__ import annotations
 

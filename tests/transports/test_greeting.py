@@ -1,4 +1,4 @@
-"""What answers at an address: real listeners that say nothing, or something else."""
+"""Tests of the check of a peer's greeting, with real listeners that send nothing, or another protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT_S = 0.3
 
 @contextmanager
 def listener(serve: Callable[[socket.socket], None] | None) -> Iterator[Address]:
-    """A plain TCP listener; `serve` is called with each connection, None accepts and says nothing."""
+    """Run a plain TCP listener, which calls `serve` with each connection. With None, it accepts and sends nothing."""
     held: list[socket.socket] = []
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -52,7 +52,7 @@ def listener(serve: Callable[[socket.socket], None] | None) -> Iterator[Address]
 
 
 def says(words: bytes, after: bytes = b"") -> Callable[[socket.socket], None]:
-    """Says something at once, or once it has heard a line."""
+    """Return a function that sends `words` on a connection, at once or after it has received `after`."""
 
     def serve(connection: socket.socket) -> None:
         connection.settimeout(2.0)
@@ -99,7 +99,7 @@ def test_a_learner_greets_with_its_mechanism(tmp_path: Path) -> None:
 
 def test_nobody_there_is_named(tmp_path: Path) -> None:
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and does not listen
+        closed.bind(("127.0.0.1", 0))  # bound, but not listening
         with pytest.raises(LearnerUnreachable, match="no process listens there"):
             dial(Address("tcp", "127.0.0.1", closed.getsockname()[1]), 5.0)
     with pytest.raises(LearnerUnreachable, match="no such socket"):
@@ -130,7 +130,7 @@ def test_a_name_without_an_address_is_named() -> None:
     with pytest.raises(LearnerUnreachable, match=r"'nobody\.invalid' has no address"):
         look_up(Address("tcp", "nobody.invalid", 1), 30.0)
     with pytest.raises(LearnerUnreachable, match="has no address"):
-        look_up(Address("tcp", "x" * 80, 1), 30.0)  # no label is that long
+        look_up(Address("tcp", "x" * 80, 1), 30.0)  # longer than a label of a name may be
     assert look_up(Address("tcp", "127.0.0.1", 5), 5.0) == [(socket.AF_INET, ("127.0.0.1", 5))]
 
 

@@ -1,4 +1,4 @@
-"""What exit and fork do, each in a process of its own."""
+"""Tests of exit and fork with open sockets, each in a separate process."""
 
 from __future__ import annotations
 

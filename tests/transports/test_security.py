@@ -1,4 +1,4 @@
-"""Who gets in, who is told what, and who hears what: real sockets, real keys."""
+"""Tests of authentication and topic grants with real sockets and keys: accepted and refused peers, events and messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def receive(socket: Any, timeout_s: Any = PATIENCE_S) -> Any:
 
 
 class House:
-    """A learner's keys, a check with a list, and sockets that are closed at the end."""
+    """The keys of a learner, a check of users against a list, and sockets that are closed at the end."""
 
     def __init__(self, stack: Any) -> None:
         self.stack = stack
@@ -113,7 +113,7 @@ def test_inproc_and_insecure_sockets_name_nobody(house: Any) -> None:
 
 
 CASES = {
-    # who dials: what the learner sees, what the actor sees, what it is told, the counter
+    # the connecting peer: the event at the learner, the event at the actor, the actor's message, the counter
     "wrong server key": (
         ("handshake_failed.protocol", 0x11000001),
         ("handshake_failed.no_detail", 32),
@@ -217,7 +217,7 @@ def test_without_a_handler_the_learner_knows_why(house: Any) -> None:
     bad = house.dealer(router, house.actor("arm"), watch=True)
     bad.send([b"x"])
     assert failure(router).detail == 14
-    assert failure(bad).name == "handshake_failed.no_detail"  # 32, or 11 where its own patience was over before
+    assert failure(bad).name == "handshake_failed.no_detail"  # the detail is 32, or 11 after the actor's own timeout
 
 
 def test_only_a_watched_socket_has_events(house: Any) -> None:
@@ -239,7 +239,7 @@ def test_a_flood_of_events_is_bounded_and_stalls_nobody(house: Any, monkeypatch:
 
 
 def test_no_descriptors_left_is_one_event_and_passes() -> None:
-    """In a process of its own, since it runs out of descriptors."""
+    """A separate process runs out of descriptors."""
     code = """
         import resource, socket, threading, time
         from rl4sys_zmq.transports import Poller, Socket, explain
@@ -431,12 +431,12 @@ def test_a_forked_child_makes_its_own_handler() -> None:
         serve(domain)
         domain.close()
     """
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]  # 3.12 warns of any such fork
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]  # 3.12 warns about each such fork
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ---- cutting off, and rights
+# ---- revoked keys, and grants
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
@@ -471,7 +471,7 @@ def test_only_granted_topics_are_heard(transport: TransportUnderTest) -> None:
         with pytest.raises(TransportError, match="once"):
             publisher.grant(b"w1")
         two.subscribe(b"w")
-        assert notice(publisher) == (True, b"w")  # and nothing is granted
+        assert notice(publisher) == (True, b"w")  # the test grants nothing
         two.subscribe(b"w1x")
         assert notice(publisher) == (True, b"w1x")
         publisher.grant(b"w1x")
@@ -500,7 +500,7 @@ def test_a_restarted_publisher_is_asked_again() -> None:
         assert notice(publisher) == (True, b"w")
         publisher.close()
         with Socket.xpub(address, grants=True) as publisher:
-            # A sub asks again when its own thread looks at it, not before.
+            # A SUB socket sends its subscription again only while its own thread uses it.
             assert until(lambda: (sub.recv(), publisher.recv())[1]) == [b"\x01w"]
             publisher.grant(b"w")
             publisher.send([b"w", b"x"])

@@ -1,4 +1,4 @@
-"""Sockets in a sidecar, with real processes."""
+"""Tests of sockets in a sidecar, with real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NETWORKS = pytest.mark.parametrize("make", [LocalSocketFactory, SidecarSocketFac
 
 @pytest.fixture(autouse=True)
 def descriptors_come_back() -> Iterator[Any]:
-    Socket.router("inproc://*").close()  # the first socket makes the context, which keeps some
+    Socket.router("inproc://*").close()  # the first socket creates the context, which keeps some descriptors
     before = os.listdir("/proc/self/fd"), open_sockets()
     yield
     until(lambda: len(os.listdir("/proc/self/fd")) <= len(before[0]))
@@ -64,7 +64,7 @@ def receive(socket: Any, max_frames: int = 32, timeout_s: Any = DEADLINE_S) -> A
 
 
 def carried(factory: Any, socket: Any) -> Any:
-    """What comes to a socket of the test while the factory's thread turns, as an actor's does."""
+    """Wait for a message on a socket of the test. Meanwhile call `exchange` on the factory, as an actor's thread does."""
     return until(lambda: factory.exchange() or socket.recv())
 
 
@@ -76,7 +76,7 @@ def receive_line(network: Any, line: Any, max_frames: int = 32) -> Any:
 
 
 def met(network: Any, router: Any) -> tuple[Any, ...]:
-    """A dealer of the network, and the id by which the router knows it."""
+    """Return a dealer of the network, and its id at the router."""
     dealer = network.dealer(router.bound, send_hwm=100_000, recv_hwm=100_000)
     assert dealer.send([b"hello"])
     return dealer, receive(router)[0]
@@ -87,7 +87,7 @@ def alive(pid: Any) -> Any:
 
 
 def ended(pid: Any) -> Any:
-    """True for a zombie too: an orphan's is the init process's to collect."""
+    """Return True if a process has ended or is a zombie. The init process collects the zombie of an orphan."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -214,7 +214,7 @@ def test_too_many_frames(factory: Any, router: Any, sent: int) -> None:
 def test_a_full_window_says_full_and_blocks_nothing() -> None:
     chunk = bytes(1_000_000)
     with Socket.xpub("tcp://127.0.0.1:0") as xpub, SidecarSocketFactory() as factory:
-        full = factory.dealer("tcp://127.0.0.1:1", send_hwm=1)  # nobody listens there
+        full = factory.dealer("tcp://127.0.0.1:1", send_hwm=1)  # no process listens there
         longest_s, sent = 0.0, 0
         while sent < 1000:
             before = time.monotonic()
@@ -225,7 +225,7 @@ def test_a_full_window_says_full_and_blocks_nothing() -> None:
             sent += 1
         assert result is SendResult.FULL and sent <= SEND_WINDOW_BYTES // len(chunk) + 2
         assert longest_s < 0.5
-        sub = factory.sub(xpub.bound)  # another line is not held up
+        sub = factory.sub(xpub.bound)  # another connection is not blocked
         sub.subscribe(b"")
         carried(factory, xpub)
         assert xpub.send([b"news"])
@@ -286,7 +286,7 @@ def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: 
         with pytest.raises(TransportError, match=r"the sidecar \(pid \d+\) ended: signal 9"):
             while True:
                 calls[call]()
-        assert not alive(factory.pid)  # no zombie either
+        assert not alive(factory.pid)  # not even as a zombie
         for again in calls.values():
             with pytest.raises(TransportError, match="signal 9"):
                 again()
@@ -317,7 +317,7 @@ def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, rou
         dealer, _ = met(factory, router)
         with factory.poller() as poller:
             poller.register(dealer)
-            assert poller.poll(0.3) == set()  # it answers
+            assert poller.poll(0.3) == set()  # the sidecar replies to pings
             os.kill(factory.pid, signal.SIGSTOP)
             with pytest.raises(TransportError, match="did not reply"):
                 poller.poll(DEADLINE_S)
@@ -521,7 +521,7 @@ def test_curve(make: Any) -> None:
 @pytest.mark.parametrize("step", [1, 7, 100_000])
 def test_framing_survives_any_cut(step: int) -> None:
     class Cut:
-        """A pair that reads and writes a few bytes at a time."""
+        """A socketpair that reads and writes a few bytes at a time."""
 
         def __init__(self) -> None:
             self.data = bytearray()

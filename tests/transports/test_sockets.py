@@ -218,7 +218,7 @@ def test_polling_a_closed_socket_says_so(transport: TransportUnderTest) -> None:
 
 
 def test_a_forgotten_socket_is_not_closed_by_the_collector() -> None:
-    """Only its own thread may close it; the register keeps it until then."""
+    """Only the thread that created a socket may close it. The list of open sockets keeps it until then."""
     before = open_sockets()
     Socket.router("inproc://*")
     gc.collect()
@@ -298,7 +298,7 @@ def test_what_cannot_be_bound_says_what_to_do(address: str, says: str) -> None:
 
 
 def test_rebinding_at_once(transport: TransportUnderTest) -> None:
-    """libzmq closes in the background; a restart must not see its own old listener."""
+    """libzmq closes sockets in the background. A socket can bind the same address again at once."""
     address = Socket.router(transport.address())
     for _ in range(20):
         bound = address.bound

@@ -14,7 +14,7 @@ def rings(wakeup: Any) -> bool:
 def test_coalesces_and_clears() -> None:
     with Wakeup() as wakeup:
         assert not rings(wakeup) and not wakeup.clear()
-        for _ in range(100_000):  # one byte per call would fill the pair
+        for _ in range(100_000):  # one byte for each call would fill the socketpair
             wakeup.set()
         assert rings(wakeup)
         assert wakeup.clear()
@@ -35,7 +35,7 @@ def test_after_close_nothing_happens() -> None:
 
 def test_a_byte_of_a_forked_child_adds_no_token() -> None:
     wakeup = Wakeup()
-    wakeup._writer.send(b"\0")  # what `set` does in a child, which shares the pair but has a token of its own
+    wakeup._writer.send(b"\0")  # as `set` does in a forked child, which shares the socketpair but has its own token
     assert wakeup.clear()
     wakeup.set()
     assert wakeup.clear()
@@ -44,7 +44,7 @@ def test_a_byte_of_a_forked_child_adds_no_token() -> None:
 
 
 def test_no_wakeup_is_lost() -> None:
-    """Producers hand over and ring; the loop clears, then looks. Every item is seen although it only looks when woken."""
+    """Producers append items and call `set`. The loop waits, clears and then reads. It sees every item."""
     each, producers = 5_000, 4
     items: list[int] = []
     with Wakeup() as wakeup, Poller() as poller:

@@ -586,7 +586,7 @@ def test_the_marks_of_a_spool_outlive_its_successors() -> None:
 
 
 def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back() -> None:
-    """A copy of the spool has continued the same stream. The first start can not know which segments its numbers mean now."""
+    """A copy of the spool has continued the same stream. Its numbers may mean other segments than the first start has."""
     streams = table()
     take(streams.open(spooled(3, origin=3), b"p", 0.0).stream, 2)
     streams.close_session(streams.open(spooled(4, 2, origin=3), b"q", 9.0).stream)
@@ -804,7 +804,7 @@ def test_places_are_for_those_who_are_live_or_within_their_lease() -> None:
     assert code_of(streams.open, third, b"3", 1.0) is RefusalReason.QUOTA
     streams.close_session(second)
     assert code_of(streams.open, third, b"3", 30.0) is RefusalReason.QUOTA  # the lease is not over
-    assert streams.open(third, b"3", 30.5).fresh  # the second keeps its mark, but loses its slot
+    assert streams.open(third, b"3", 30.5).fresh  # the first is live; the second keeps its mark, not its slot
     assert len(streams.all()) == 3
     assert streams.open(spooled(2, actor_id="b"), b"2", 31.0).stream is second  # a known actor may always come back
     assert streams.is_live(first)
@@ -822,7 +822,7 @@ def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer() -> Non
     assert streams.open(hello(actor_id="c", journal_id=OURS), b"3", 1.0).evicted == [empty], (
         "which may come back as if it were new"
     )
-    assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is RefusalReason.QUOTA  # two are live, and the third has data
+    assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is RefusalReason.QUOTA  # two are live, and "a" has data
     assert streams.get("a", 1) is with_data
 
 

@@ -898,7 +898,7 @@ def test_what_no_account_shows_stands_still_and_is_noticed(name: str, seed: int,
             break
     print(f"{name}: {dict(rules)} in {offset + 1} schedules")
     assert rules["stalled"] >= 3
-    assert rules["wedged"] == 0  # the stall is found before the end of the schedule
+    assert rules["wedged"] == 0  # each stall is found before the end of the schedule
 
 
 def test_all_twelve_of_the_study_are_planted() -> None:

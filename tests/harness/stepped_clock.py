@@ -1,4 +1,4 @@
-"""A wrong wall clock for this process."""
+"""A wrong wall clock for this process: a day ahead, a day behind, or at the beginning of time."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_damaged_updates_are_not_passed_on_and_fetched_again(upstream: Upstream,
     assert rig.hears([*frames[:frame], bytes(damaged), *frames[frame + 1 :]]) == []
     assert rig.client()["version"] == 0
     for _ in range(2):
-        rig.upstream(upstream.source())  # after the second reply, the version is not late but lost
+        rig.upstream(upstream.source())  # the version in the second reply was in the first: it is lost
     assert isinstance(rig.asked[-1], FetchWeights)
     rig.upstream(upstream.reply())
     assert rig.client()["digest"] == f"{upstream.states[-1].digest:016x}"

@@ -139,7 +139,7 @@ class History:
         if not forgotten and stream in self.lineage.streams:
             raise Violation("expired", f"{stream} was refused")
         self.counts["expired" if forgotten else "expired.unwritten"] += 1
-        if stream in self._estranged:  # the learner runs on another disk, and cannot know that this stream existed
+        if stream in self._estranged:  # the disk was replaced, perhaps by an older one that does not have the stream
             self.counts["lost.unannounced"] += sum(key == stream for key, _ in self._released)
 
     def take(self, stream: Key, seq: int, segment: int, *, refused: bool) -> None:

@@ -160,7 +160,7 @@ class SlowJournal(MemoryJournal):
         return sum(entry.client_id == client_id for entry in self.waiting())
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries that were committed before the last call."""
+        """Return the entries that were appended before the previous call."""
         done, self._writing = self._writing, super().committed()
         return done
 

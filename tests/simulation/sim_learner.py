@@ -81,7 +81,7 @@ GONE = 0.5
 """The chance that the learner detects a closed connection when it sends."""
 
 MAX_STALL_S = 2.0
-"""The longest time for which a client may be stalled. A turn of the learner and the delays of the network take that long."""
+"""The longest time for which a client may be stalled. It allows for a turn of the learner and the delays of the network."""
 
 Answers = list[tuple[bytes, list[Frame]]]
 """The messages to send, as (peer, frames)."""

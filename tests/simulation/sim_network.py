@@ -109,9 +109,10 @@ class SimNetwork:
             self.at(arrival, partial(arrive, self.life, sent))
 
     def _arrive_up(self, link: Link, life: int, frames: list[Frame]) -> None:
-        """Deliver a message to the learner. After a restart of the learner, deliver it with a chance of 0.5.
+        """Deliver a message to the learner.
 
-        After a restart, the delivered messages stand for those in the actor's queue, and the others for those on the wire.
+        If the learner has restarted since the message was sent, the message was in the actor's queue with a chance of 0.5.
+        Otherwise it was on the wire, and is lost.
         """
         if life == self.life or self.rng.random() < 0.5:
             self.learner_hears(link.peer, frames)

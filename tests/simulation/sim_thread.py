@@ -39,7 +39,7 @@ from simulation.sim_disk import Checkpoint, SimDisk
 __all__ = ["BATCH_STEPS", "Given", "MAX_STEPS", "SCHEMA", "SPEC", "SimThread", "ThreadSite"]
 
 MAX_STEPS = 6
-"""The largest number of steps in a segment. Longer segments are refused one by one."""
+"""The largest number of steps in a segment. A longer segment is refused, but not the other segments of its message."""
 
 BATCH_STEPS = 24
 INBOX_MESSAGES = 4
@@ -75,7 +75,7 @@ class Given:
         skip: The number of segments that the thread must skip.
         first_seq: The number of the first segment.
         batch: The segments.
-        refused: The places of the segments that are refused one by one.
+        refused: The places of the segments that are refused.
         load: The amount of data that the thread takes, counted from the frames alone.
     """
 

@@ -121,7 +121,7 @@ class Simulation(SimNetwork):
         self._doom = ""
         for index in range(self.schedule.actors):
             rivals = [actor for actor in self.actors if actor.index == index]
-            left = self.rng.choice(rivals)  # one actor of each name goes on, any of its starts, and must join
+            left = self.rng.choice(rivals)  # the last actor of a name to go on must join, whichever it is
             for actor in rivals:
                 actor.wake() if actor is left else actor.end()
         self.actors = [actor for actor in self.actors if not actor.ended]
@@ -156,7 +156,7 @@ class Simulation(SimNetwork):
         judged = learner.judged
         lossless = not (self.schedule.reorder or self.schedule.copies or self.schedule.wipes)
         for actor in self.actors:
-            if lossless and actor.pure and actor.is_caught_up:  # verdicts of an ack before its WELCOME may be counted twice
+            if lossless and actor.pure and actor.is_caught_up:  # an ack that overtakes its WELCOME may be counted twice
                 self.history.check_verdicts(actor.stream, judged, actor.session.verdicts)
         if self._disk is not None:  # a new learner that starts from the disk must pass the checks too
             self._start_learner()

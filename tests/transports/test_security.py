@@ -113,7 +113,7 @@ def test_inproc_and_insecure_sockets_name_nobody(house: Any) -> None:
 
 
 CASES = {
-    # the connecting peer: the event at the learner, the event at the actor, the actor's message, the counter
+    # the connecting peer: the event at the learner, the event at the actor, the actor's explanation, the counter
     "wrong server key": (
         ("handshake_failed.protocol", 0x11000001),
         ("handshake_failed.no_detail", 32),
@@ -431,7 +431,7 @@ def test_a_forked_child_makes_its_own_handler() -> None:
         serve(domain)
         domain.close()
     """
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]  # 3.12 warns about each such fork
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]  # 3.12 warns of such forks
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
 

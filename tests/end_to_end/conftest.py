@@ -1,4 +1,4 @@
-"""Learners and agents around a fake algorithm, and the small loops that drive them."""
+"""Learners and agents with a fake algorithm, and the small loops that drive them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .engine_lab import is_there
 
 
 class Lab:
-    """Makes learners and agents that are closed when the test ends."""
+    """A factory of learners and agents that closes them when the test ends."""
 
     def __init__(self, stack: ExitStack, new_address: Callable[[], str]) -> None:
         self.stack = stack
         self.new_address = new_address
 
     def learner(self, bind: str | None = None, run_dir: Path | None = None, **options: Any) -> Learner:
-        """A running learner, without files if `run_dir` is None."""
+        """Start and return a learner. It has no files if `run_dir` is None."""
         config = LearnerConfig(bind=bind or self.new_address(), run_dir=run_dir, **options)
         return self.stack.enter_context(Learner(config))
 
     def agent(self, learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
-        """An agent of the fake algorithm."""
+        """Return an agent that uses the fake algorithm."""
         defaults: dict[str, Any] = {
             "algorithm_name": "FAKE",
             "observation_space": BoxSpace((4,)),
@@ -49,7 +49,7 @@ class Lab:
 
     @staticmethod
     def episode(agent: RL4SysAgent, steps: int, reward: float = 1.0) -> None:
-        """One episode of `steps` steps."""
+        """Play one episode of `steps` steps."""
         traj = action = None
         for step in range(steps):
             traj, action = agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
@@ -60,7 +60,7 @@ class Lab:
 
 
 def play(agent: Any, count: int, reward: float = 1.0) -> None:
-    """Plays so many episodes of two steps."""
+    """Play `count` episodes of two steps."""
     for _ in range(count):
         Lab.episode(agent, 2, reward)
 
@@ -71,28 +71,31 @@ register_algorithm("FAKE_OFF", FakeAlgorithm.factory("offpolicy", steps_per_upda
 
 @pytest.fixture
 def lab(transport: TransportUnderTest) -> Iterator[Lab]:
-    """A lab on each transport in turn."""
+    """Yield a lab, on each transport in turn."""
     with ExitStack() as stack:
         yield Lab(stack, transport.address)
 
 
 @pytest.fixture
 def inproc_lab() -> Iterator[Lab]:
-    """A lab over inproc alone, for what does not depend on the transport."""
+    """Yield a lab that uses inproc only. For tests that do not depend on the transport."""
     with TransportUnderTest("inproc") as under_test, ExitStack() as stack:
         yield Lab(stack, under_test.address)
 
 
 @pytest.fixture
 def ipc_lab() -> Iterator[Lab]:
-    """A lab whose learners are given their address: over ipc, for what does not depend on the transport."""
+    """Yield a lab whose learners get their address, an ipc address, from their options.
+
+    For tests that do not depend on the transport.
+    """
     with ExitStack() as stack:
         yield Lab(stack, lambda: pytest.fail("the options name the address"))
 
 
 @pytest.fixture
 def stopped() -> Iterator[Callable[[int], None]]:
-    """Stops processes, and wakes those that are still there at the end."""
+    """Yield a function that stops a process. At the end, continue the stopped processes that still exist."""
     pids: list[int] = []
 
     def stop(pid: int) -> None:

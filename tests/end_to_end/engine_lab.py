@@ -1,4 +1,4 @@
-"""What the tests of engines with a process per client share: waits for processes, and for what the status shows."""
+"""Helpers for the tests of engines with a process per client: they wait for processes and for values of the status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def until(ready: Callable[[], T | None], what: str) -> T:
-    """Waits for a condition that nobody announces; returns what it returned at last."""
+    """Poll a condition until it is true, and return its value."""
     deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
     while not (found := ready()):
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
@@ -25,7 +25,7 @@ def until(ready: Callable[[], T | None], what: str) -> T:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs. A zombie does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def client_of(learner: Learner, client_id: str = "lab") -> dict[str, Any]:
 
 
 def trained(learner: Learner, count: int, client_id: str = "lab") -> dict[str, Any]:
-    """The client's status, once it has trained on so many segments and nothing is pending."""
+    """Return the client's status, once at least `count` segments are trained and none is pending."""
 
     def ready() -> dict[str, Any] | None:
         client = client_of(learner, client_id)
@@ -49,5 +49,5 @@ def trained(learner: Learner, count: int, client_id: str = "lab") -> dict[str, A
 
 
 def balanced(client: dict[str, Any], count: int) -> None:
-    """Each accepted segment was trained on once."""
+    """Assert that each accepted segment was trained once."""
     assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"], client["gap"]) == (count, count, 0, 0)

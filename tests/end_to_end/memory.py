@@ -1,4 +1,4 @@
-"""A plug-in: a recurrent policy with extra columns, and an algorithm that computes all of them again from the observations."""
+"""A plug-in: a recurrent policy with extra columns, and an algorithm that recomputes all of them from the observations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COLUMNS = (
 
 
 def advance(state: NDArray[np.float32], observation: NDArray[Any]) -> NDArray[np.float32]:
-    """The recurrence: half of the state, and the observation."""
+    """Return the next state: the tanh of half of the state plus the observation."""
     return np.asarray(np.tanh(state * np.float32(0.5) + observation.astype(np.float32)))
 
 
 class MemoryPolicy(ExtraColumnPolicy):
-    """Draws one of two actions from all observations of the episode so far."""
+    """A policy that draws one of two actions. Its state depends on all observations of the episode so far."""
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         super().__init__(snapshot)
@@ -49,14 +49,14 @@ class MemoryPolicy(ExtraColumnPolicy):
 
 
 def memory_spec(observation_space: Space, action_space: Space, parameters: Mapping[str, object] | None = None) -> PolicySpec:
-    """The spec of such a policy."""
+    """Return the spec of a `MemoryPolicy`."""
     if not isinstance(observation_space, BoxSpace) or observation_space.shape != (WIDTH,) or action_space != DiscreteSpace(2):
         raise ConfigError(f"MEMORY needs a Box of {WIDTH} and 2 actions, not {observation_space} and {action_space}")
     return PolicySpec(observation_space, action_space, "memory", tensors=(TensorSpec("weights", (WIDTH,)),), columns=COLUMNS)
 
 
 class Memory(FakeAlgorithm):
-    """Accepts a segment only if its extra columns are those that its observations lead to.
+    """A fake algorithm that accepts a segment only if its extra columns follow from its observations.
 
     Attributes:
         found: The segments that it accepted.
@@ -81,7 +81,7 @@ class Memory(FakeAlgorithm):
 
 
 def make_memory(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> Memory:
-    """The factory."""
+    """Create a `Memory`, and append it to `made`."""
     known = {"steps_per_update": 8, "rollout_length": 5}
     if unknown := set(parameters) - set(known):
         raise ConfigError(f"unknown parameters {sorted(unknown)}", key="algorithm_parameters")
@@ -90,7 +90,7 @@ def make_memory(observation_space: Space, action_space: Space, parameters: Mappi
 
 
 made: list[Memory] = []
-"""All that were created in this process."""
+"""All `Memory` objects that were created in this process."""
 
 register_policy(PolicyEntry(name="memory", factory=MemoryPolicy))
 register_algorithm(AlgorithmEntry(name="MEMORY", factory=make_memory, kind="onpolicy", plan=memory_spec))

@@ -1,4 +1,7 @@
-"""Algorithms of libraries that train in worker processes, with actors in real environments: they learn, and survive a crash."""
+"""Algorithms of other libraries train in worker processes, with actors in real environments.
+
+They learn, and survive a crash.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def spaces_of(environment: Any) -> dict[str, Any]:
 
 
 def play(agent: Any, environment: Any, steps: int, seed: int) -> list[float]:
-    """Whole episodes of at least so many steps; their returns."""
+    """Play whole episodes of at least `steps` steps in all, and return their returns."""
     returns: list[float] = []
     done = 0
     while done < steps:
@@ -123,7 +126,7 @@ def test_an_engine_that_shares_a_process_is_refused_in_one_line(inproc_lab: Lab)
 
 
 def test_the_gateway_imports_no_library(lab: Lab, tmp_path: Path) -> None:
-    """The learner's process knows the client's algorithm, and checks its parameters, without its library."""
+    """The learner's process lists the client's algorithm and checks its parameters without an import of its library."""
     with Learner(LearnerConfig(bind=f"ipc://{tmp_path}/l", run_dir=None, engine="process")) as learner:
         with pytest.raises(HandshakeRefused, match="sb3:TRPO has no such parameter"):
             lab.agent(learner, algorithm_name="sb3:TRPO", algorithm_parameters={"speed": 1})

@@ -1,4 +1,4 @@
-"""Alarms from a learner thread to all places where people look: status, log.jsonl, the Python log, actors, the command."""
+"""Alarms of a learner thread appear in the status, in log.jsonl, in the Python log, on the actors and in the commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Usual = FakeAlgorithm.factory(steps_per_update=4, rollout_length=4)
 
 
 def _choosy(*args: Any) -> Any:
-    """An algorithm that takes no segment of three steps."""
+    """Return a fake algorithm that raises for segments of three steps."""
     algorithm = _Usual(*args)
     usual = algorithm.observe
 
@@ -40,7 +40,7 @@ register_algorithm("CHOOSY", _choosy)
 
 
 class Stuck(FakeAlgorithm):
-    """Its updates change no weight. Its learning rate is 0 if an update takes an even number of steps."""
+    """A fake algorithm whose updates change no weight. Its learning rate is 0 if an update takes an even number of steps."""
 
     def numbers_to_check(self) -> list[Any]:
         return [np.zeros(3, np.float32)]
@@ -59,7 +59,7 @@ register_algorithm("STUCK", _stuck)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """Waits for a condition."""
+    """Poll a condition until it is true, and return its value."""
     deadline, pause = time.monotonic() + 20.0, threading.Event()
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within 20 s: {what}"

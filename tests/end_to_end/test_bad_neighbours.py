@@ -1,4 +1,4 @@
-"""Garbage, strangers and other versions: counted refusals on the learner, typed errors on the actor, and both go on."""
+"""Garbage, unknown peers and other versions: the learner counts refusals, the actor raises typed errors, and both continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rl4sys_zmq.wire.messages import Ack, Bye, FetchWeights, Heartbeat, Hello, M
 
 
 class Stranger:
-    """A DEALER that may send anything."""
+    """A DEALER socket that may send anything."""
 
     def __init__(self, address: str) -> None:
         self._socket = Socket.dealer(address)
@@ -51,13 +51,13 @@ class Stranger:
 
 @pytest.fixture
 def pair(lab: Any) -> Iterator[tuple[Any, Any, Stranger]]:
-    """A learner, a good agent on it, and a stranger."""
+    """Yield a learner, a good agent that has joined it, and a stranger. At the end, check that the agent is still served."""
     learner = lab.learner()
     agent = lab.agent(learner)
     stranger = Stranger(learner.address)
     yield learner, agent, stranger
     stranger.close()
-    # whatever happened, the good client is served
+    # the good client is still served, whatever the stranger has sent
     before = agent.version
     lab.episode(agent, 16)
     version = agent.wait_version(before + 1, 20.0)
@@ -132,7 +132,7 @@ def test_a_session_that_breaks_the_rules(pair: Any) -> None:
     assert refusal(stranger_refused(stranger, encode(join_submit(3, 0, [packed])))) == "gap"
     stranger.send(encode(join_submit(0, 0, [packed])))
     acked(stranger, lambda a: a.received == 1)
-    stranger.send(encode(join_submit(0, 0, [packed])))  # again: a duplicate, acknowledged, not applied
+    stranger.send(encode(join_submit(0, 0, [packed])))  # a second time: a duplicate, which is acknowledged and not applied
     assert acked(stranger, lambda a: a.verdicts["duplicate"] == 1).received == 1
     wrong = pack_segment(segment(observations=np.zeros((3, 5), dtype=np.float32)))
     nan = pack_segment(segment(rewards=np.full(3, np.nan, dtype=np.float32), generation=welcome.generation))
@@ -160,7 +160,7 @@ def test_a_batch_that_is_full_in_the_middle_of_a_message_is_trained_on(pair: Any
     assert isinstance(welcome, Welcome)
     many = [
         pack_segment(segment(generation=welcome.generation, episode_id=n)) for n in range(12)
-    ]  # 6 of 3 steps fill a batch of 16
+    ]  # 6 segments of 3 steps fill a batch of 16
     stranger.send(encode(join_submit(0, 0, many)))
     ack = acked(stranger, lambda a: a.verdicts["trained"] == 12)
     assert ack.trained == 12

@@ -1,4 +1,4 @@
-"""Through a network that cuts, resets and corrupts, each segment is trained exactly once while the learner lives."""
+"""Over a network that cuts, resets and corrupts connections, each segment is trained exactly once. The learner does not end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_nothing_is_lost_or_trained_twice(inproc_lab: Any, seed: int) -> None:
         proxy.faults = NetworkFaults()
         agent.flush(60.0)
         assert agent.wait_version(1, 30.0) >= 1
-        learner.drain(timeout_s=30.0)  # durable is not observed yet
+        learner.drain(timeout_s=30.0)  # the `durable` mark is not checked here
     keys = factory.made[-1].keys
     assert len(keys) == len(set(keys)) == SEGMENTS
     stats = agent.stats()

@@ -1,4 +1,4 @@
-"""An actor that sends coded bodies: what is trained on is what was seen, also after the learner was gone."""
+"""An actor that sends compressed bodies. The learner trains on exactly the recorded data, also after it was replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of episodes: over restarts of the learner and of a learner thread, none is lost or counted twice."""
+"""Counts of episodes. No episode is lost or counted twice when the learner or a learner thread restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start(lab: Lab, run_dir: Path | None) -> Learner:
 
 
 def client_with(learner: Learner, **wanted: Any) -> dict[str, Any]:
-    """The client's status, once it runs and is as wanted."""
+    """Return the client's status, once the client runs and has the `wanted` values."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         client = learner.status()["clients"].get("lab", {})
@@ -37,11 +37,11 @@ def client_with(learner: Learner, **wanted: Any) -> dict[str, Any]:
 
 
 def play(lab: Lab, learner: Learner, rewards: list[float], algorithm: str) -> None:
-    """One episode of three steps for each reward."""
+    """Play one episode of three steps for each reward."""
     agent = lab.agent(learner, algorithm_name=algorithm, actor_id="a1", overflow="drop_oldest")
     for reward in rewards:
         lab.episode(agent, 3, reward)
-        agent.flush(PATIENCE_S)  # a message for each episode
+        agent.flush(PATIENCE_S)  # one message for each episode
     stats = agent.stats()
     assert stats["episodes"] == len(rewards)
     assert stats["mean_return"] == pytest.approx(3 * sum(rewards) / len(rewards))
@@ -67,7 +67,7 @@ def test_episodes_and_returns_survive_a_restart(inproc_lab: Lab, tmp_path: Path,
     play(lab, second, [6.0], algorithm)
     assert client_with(second, episodes=6)["mean_return"] == 10.5
 
-    second.restart("lab")  # goes back to the checkpoint, and is fed what came since
+    second.restart("lab")  # returns to the checkpoint, and receives the later segments again
     assert client_with(second, restarts=1, episodes=6)["mean_return"] == 10.5
     second.close()
     ready = [event for event in read_log(run) if event["event"] == "client_ready"]

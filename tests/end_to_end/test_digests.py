@@ -1,4 +1,4 @@
-"""Every version that an actor serves is, bit for bit, the one that the learner published."""
+"""Every version that an actor holds equals the version that the learner published, bit for bit."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def test_actors_that_come_late_or_share_a_client_agree(lab: Any) -> None:
 
 
 def test_a_learner_that_comes_back_is_joined_again(lab: Any) -> None:
-    """Closed and bound again at the same address, with nothing remembered: a new generation under the same actor."""
+    """The learner is closed, and a new one without its state binds the same address. The actor gets a new generation."""
     learner = lab.learner()
     agent = lab.agent(learner)
     lab.episode(agent, 16)
     agent.wait_version(1, 20.0)
-    agent.flush(20.0)  # else the first learner can end before its ack
+    agent.flush(20.0)  # otherwise the first learner can end before its ack is sent
     generation, address, pub = agent.generation, learner.address, learner.pub_address
     learner.close()
-    lab.episode(agent, 16)  # the host goes on, on its cached weights
+    lab.episode(agent, 16)  # the host continues to act, with its last weights
     assert agent.generation == generation
     second = lab.learner(bind=address, pub=pub)
     wait_for_generation(agent, generation)
     assert agent.digest == second.digest("lab", agent.version)
-    assert second.wait(client_id="lab", version=1, timeout_s=20.0) == 1  # what was finished meanwhile is trained there
+    assert second.wait(client_id="lab", version=1, timeout_s=20.0) == 1  # trained by the new learner
     lab.episode(agent, 16)
     agent.wait_version(2, 20.0)
     assert agent.digest == second.digest("lab", 2)
@@ -64,7 +64,10 @@ def test_a_learner_that_comes_back_is_joined_again(lab: Any) -> None:
 
 
 def wait_for_generation(agent: Any, old: int) -> None:
-    """Polls the agent's own condition; `wait_version` counts within a generation."""
+    """Wait for another generation, with the condition variable of the agent:
+
+    `wait_version` compares versions within one generation.
+    """
     io = agent._io
     with io.changed:
         assert io.changed.wait_for(lambda: agent.generation != old, timeout=30.0)

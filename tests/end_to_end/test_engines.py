@@ -50,7 +50,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def open_sockets() -> int:
-    """The number of sockets that this process has."""
+    """Return the number of open sockets of this process."""
     count = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ def test_an_abort_in_one_client_costs_the_others_nothing(lab: Lab, options: dict
 def test_a_stopped_process_that_wakes_after_its_replacement_changes_nothing(
     lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that it wakes in its old life
+    monkeypatch.setattr(process, "REPLACED_KILL_S", 10 * PATIENCE_S)  # the old process must not be killed so soon
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)
@@ -165,7 +165,7 @@ def test_closing_kills_a_process_that_does_not_end(lab: Lab, options: dict[str, 
 
 
 def test_an_algorithm_that_only_the_program_knows_is_named(lab: Lab, options: dict[str, Any]) -> None:
-    """FAKE is registered by this test's process alone."""
+    """FAKE is registered in the process of this test only."""
     learner = lab.learner(**options)
     with pytest.raises(RL4SysError, match="plugins"):
         lab.agent(learner)
@@ -232,7 +232,7 @@ def test_a_learner_whose_working_directory_was_removed_starts_processes(
 def test_a_process_finds_modules_in_the_order_of_the_learner(
     lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A module beside the program that embeds the learner hides one of the same name in PYTHONPATH."""
+    """A module beside the program that embeds the learner hides a module with the same name in PYTHONPATH."""
     for name, text in {
         "beside": "from harness.engine_plugin import *",
         "elsewhere": "raise ImportError('the wrong one')",
@@ -241,7 +241,7 @@ def test_a_process_finds_modules_in_the_order_of_the_learner(
         (tmp_path / name / "engine_twin.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'elsewhere'}{os.pathsep}{PYTHONPATH}")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "beside"), *sys.path])
-    monkeypatch.setattr(plugins, "_imported", {})  # later learners of this process do not import it
+    monkeypatch.setattr(plugins, "_imported", {})  # so that later learners of this process do not import it
     learner = lab.learner(**{**options, "plugins": ("engine_twin",)})
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)
@@ -252,7 +252,7 @@ def test_a_process_finds_modules_in_the_order_of_the_learner(
 def test_a_worker_that_cannot_be_started_costs_one_client_a_pause(
     fault: str, lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system has no further thread when a crashed worker is to be replaced; or the engine raises what it must not."""
+    """The system cannot start a thread when a crashed worker must be replaced, or the engine raises an unexpected exception."""
     clients = {"well": {"engine": "thread"}, "sick": {"engine": "process"}}
     learner = lab.learner(**{**options, "engine": "thread", "clients": clients})
     well, sick = (lab.agent(learner, name, algorithm_name="IMPORTABLE") for name in ("well", "sick"))

@@ -1,4 +1,4 @@
-"""A learner evaluates the versions that it publishes, keeps the best one, and knows it after a restart."""
+"""A learner evaluates the versions that it publishes, keeps the best one, and still knows it after a restart."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ EVALUATION = EvaluationConfig(env={"id": "CartPole-v1", "max_episode_steps": 10}
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Learners and agents over one transport, which decides nothing here."""
+    """Yield a lab over inproc. These tests do not depend on the transport."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: "inproc://*")
 
 
 def until(learner: Learner, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The client's status, once it is as expected."""
+    """Return the client's status, once `holds` is true for it."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         client: dict[str, Any] = learner.status()["clients"]["lab"]

@@ -1,4 +1,4 @@
-"""What holds for each engine with a process per client: on the learner's machine, and on another one."""
+"""Properties of each engine with a process per client, on the learner's machine and on another one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_error_of_the_algorithm_fails_its_client_with_the_text(ipc_lab: Lab, 
 def test_the_workers_end_with_their_learner_and_the_next_one_resumes(
     ipc_lab: Lab, options: dict[str, Any], signum: signal.Signals
 ) -> None:
-    """SIGTERM ends them in order, with a last checkpoint. After SIGKILL of the learner they end by themselves."""
+    """After SIGTERM the workers save a last checkpoint and end. After SIGKILL of the learner they end by themselves."""
     arguments = ["serve", "--bind", options["bind"], "--run-dir", str(options["run_dir"]), "--engine", options["engine"]]
     code = "import sys\nfrom rl4sys_zmq.cli import learner, serve\nserve.warm_up = lambda name: None\nlearner.main()"
     plugins = [text for name in options["plugins"] for text in ("--plugin", name)]

@@ -1,4 +1,4 @@
-"""However a program ends, it ends: no hang, no abort, nothing left running."""
+"""A program ends without a hang, an abort or a traceback, in each of the ways in which it can end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ agent.flush(10.0)
     ("slow_s", "ending"),
     [
         (0.0, "agent.close(); learner.close()"),
-        (0.0, ""),  # nobody closes anything
-        (2.0, "learner.close()"),  # a learner thread is in the middle of an update
+        (0.0, ""),  # neither the agent nor the learner is closed
+        (2.0, "learner.close()"),  # the learner thread is in the middle of an update
         (0.0, "raise SystemExit(0)"),
     ],
 )

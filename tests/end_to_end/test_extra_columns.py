@@ -1,4 +1,4 @@
-"""A plug-in policy with extra columns: from the actor over real sockets into the algorithm, and through the journal."""
+"""A plug-in policy with extra columns: from the actor over real sockets to the algorithm, and through the journal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPEC = memory_spec(BoxSpace((WIDTH,)), DiscreteSpace(2))
 
 
 def episode(agent: Any, steps: int, seed: int) -> None:
-    """An episode of random observations."""
+    """Play an episode of random observations."""
     rng = np.random.default_rng(seed)
     traj = action = None
     for observation in rng.normal(size=(steps, WIDTH)).astype(np.float32):
@@ -101,7 +101,7 @@ def test_the_actions_of_a_trajectory_have_the_extra_columns(inproc_lab: Lab) -> 
 
 @contextmanager
 def serving(bind: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A learner process with a journal, and its address."""
+    """Start a learner process with a journal. Yield the process and its address."""
     command = [sys.executable, "-c", SERVE, bind, str(run_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -121,7 +121,7 @@ def test_a_killed_learner_reads_extra_columns_from_its_journal(inproc_lab: Lab, 
             episode(agent, 6, number)
         agent.flush(20.0)
         accepted = request_status(address, 10.0)["clients"]["lab"]["accepted"]
-        process.kill()  # no checkpoint so far: all of them come from the journal again
+        process.kill()  # there is no checkpoint so far: the next learner reads all segments from the journal
         process.wait(10)
     assert accepted == 12
     agent.close(0.0)
@@ -135,7 +135,7 @@ def test_a_killed_learner_reads_extra_columns_from_its_journal(inproc_lab: Lab, 
 
 
 class Other(Memory):
-    """The same algorithm after an update of its program: its policy records fewer columns."""
+    """The same algorithm in a later version of its program: its policy records fewer columns."""
 
     def spec(self) -> Any:
         spec = super().spec()

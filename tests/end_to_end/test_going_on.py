@@ -1,4 +1,4 @@
-"""A learner that goes on: over restarts of it and of its learner threads, nothing acknowledged is lost or trained twice."""
+"""A learner that continues: no acknowledged segment is lost or trained twice when it or its learner threads restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ register_algorithm("GOES_ON", FACTORY)
 
 
 class Picky(FakeAlgorithm):
-    """Does not take segments of three steps."""
+    """A fake algorithm that raises for segments of three steps."""
 
     def observe(self, segment: Any, *, correct: bool = False) -> None:
         if segment.steps == 3:
@@ -35,7 +35,7 @@ class Picky(FakeAlgorithm):
 
 
 def picky(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    """Makes one."""
+    """Create a `Picky`."""
     return Picky(fake_spec(), FakeParameters(steps_per_update=8, rollout_length=16))
 
 
@@ -43,13 +43,13 @@ register_algorithm("PICKY", picky)
 
 
 def start(lab: Lab, run_dir: Path, **options: Any) -> Learner:
-    """A learner with files."""
+    """Start a learner with a run directory."""
     config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
     return lab.stack.enter_context(Learner(config))
 
 
 def settled(learner: Learner, client_id: str = "lab") -> dict[str, Any]:
-    """A client's status once it is not going back any more; the law holds then."""
+    """Return the client's status once it has stopped resuming, and check the conservation law."""
     learner.wait(client_id=client_id, version=0, timeout_s=20.0)
     while (client := learner.status()["clients"][client_id])["resuming"]:
         pass
@@ -86,7 +86,7 @@ def test_a_learner_that_is_started_again_goes_on(inproc_lab: Lab, tmp_path: Path
 
 
 def test_drain_waits_for_a_client_that_starts(inproc_lab: Lab, tmp_path: Path) -> None:
-    """A learner that starts again has clients that start. What waited for a full batch before must be trained on all the same."""
+    """After a start of the learner its clients are starting. Segments that waited for a full batch before are still trained."""
     go = threading.Event()
     go.set()
 

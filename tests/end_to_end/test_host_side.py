@@ -1,4 +1,4 @@
-"""The host's side of reliability: spools, cached and stale policies, going back a version, forks, sidecars."""
+"""Reliability on the host's side: spools, cached and stale policies, a return to an older version, forks and sidecars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOBODY = {"connect_timeout_s": 0.3}
 
 
 def until(ready: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Waits for a condition that nobody announces."""
+    """Poll a condition until it is true."""
     deadline, pause = time.monotonic() + timeout_s, threading.Event()
     while not ready():
         assert time.monotonic() < deadline
@@ -59,12 +59,12 @@ def test_a_spool_outlives_its_process_and_its_learner(lab: Lab, tmp_path: Path) 
     for _ in range(5):
         lab.episode(agent, 4)
     agent.close(0.1)
-    until(lambda: not agent._io.alive)  # a busy disk may take longer than closing waits
+    until(lambda: not agent._io.alive)  # on a busy disk this may take longer than `close` waits
     stats = agent.stats()
     check_law(stats)
     assert (stats["submitted"], stats["accepted"], stats["in_actor"]) == (8, 3, 5)
     name = agent.actor_id
-    agent = agent_of(lab, address, **options, **NOBODY)  # acts by the policy in the spool's folder
+    agent = agent_of(lab, address, **options, **NOBODY)  # acts with the policy in the spool's folder
     assert agent.actor_id == name and agent.version >= 0
     lab.episode(agent, 4)
     second = lab.learner(address)
@@ -77,7 +77,7 @@ def test_a_spool_outlives_its_process_and_its_learner(lab: Lab, tmp_path: Path) 
 
 
 def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the queue and the window neither holds a segment; `flush` must not take that for the end."""
+    """A segment that is being packed is neither in the queue nor in the window. `flush` must still wait for it."""
     learner = inproc_lab.learner()
     agent = agent_of(inproc_lab, learner)
     seen: list[tuple[bool, int]] = []
@@ -240,7 +240,7 @@ def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) ->
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """Runs something in a forked child; returns its exit code."""
+    """Run `work` in a forked child, and return the exit code of the child."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -1,4 +1,4 @@
-"""Actors that send images as files: what is trained on is what was seen, a poisoned image costs its segment, replayed or not."""
+"""Actors that send images as files. The learner trains on the recorded images. A damaged image costs only its own segment."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ pytest.importorskip("PIL")
 SPACE = BoxSpace((64, 64, 3), "|u1", 0.0, 255.0)
 STEPS = 8
 EVIL = 13
-"""The quality that the test's poisoner goes by."""
+"""The image quality of the actor whose second segment is damaged by `poison`."""
 
 seen: list[dict[int, Any]] = []
-"""The observations that each life of the algorithm was trained on, by the segment's reward."""
+"""The observations that each instance of the algorithm was trained on. The keys are the rewards of the segments."""
 
 
 class Looks(FakeAlgorithm):
@@ -68,14 +68,14 @@ def joined(lab: Lab, learner: Learner, **options: Any) -> RL4SysAgent:
 
 
 def judged(learner: Learner, segments: int) -> dict[str, Any]:
-    """The client's status when so many segments have met their verdicts."""
+    """Return the client's status once `segments` segments have their verdicts."""
     while sum((client := learner.status()["clients"]["lab"])["verdicts"].values()) < segments or client["resuming"]:
         pass
     return dict(client)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second segment of the actor whose quality is `EVIL` gets an image that is none."""
+    """Replace an image in the second segment of the actor with the quality `EVIL` by bytes that are not an image."""
     sent = []
 
     def poisoner(packed: PackedSegment, codec: Any) -> PackedSegment:
@@ -123,7 +123,7 @@ def test_images_arrive_and_a_poisoned_one_costs_its_segment(lab: Lab, tmp_path: 
             else:
                 np.testing.assert_array_equal(observations, wanted)
         if life == 1:
-            learner.restart("lab")  # back to no checkpoint: the journal gives it everything again
+            learner.restart("lab")  # there is no checkpoint: the journal delivers all segments again
             learner.wait(client_id="lab", version=11, timeout_s=20.0)
     assert [agent.stats()["refused"] for agent in agents] == [0, 0, 0, 0]
     learner.close()
@@ -142,7 +142,7 @@ def test_a_client_without_images_is_refused_at_construction(inproc_lab: Lab) -> 
     assert caught.value.key == "image_codec"
     inproc_lab.agent(learner)
     with pytest.raises(ConfigError, match="image_codec: needs a uint8 box"):
-        inproc_lab.agent(learner, image_codec="png", observation_space=None)  # the learner says what it is
+        inproc_lab.agent(learner, image_codec="png", observation_space=None)  # the observation space comes from the learner
 
 
 def test_a_learner_without_pillow_refuses_by_name(inproc_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +160,6 @@ def test_a_learner_without_pillow_refuses_by_name(inproc_lab: Lab, monkeypatch: 
         pass
     assert set(seen[-1]) == {2}
     monkeypatch.undo()
-    agent.flush(20.0)  # and with Pillow it takes them
+    agent.flush(20.0)  # with Pillow the learner accepts the segments
     learner.wait(client_id="lab", version=2, timeout_s=20.0)
     assert set(seen[-1]) == {1, 2}

@@ -1,4 +1,4 @@
-"""The learner acts for its actors: one word of configuration, over each transport, with the learner absent, slow and killed."""
+"""The learner chooses the actions of its actors, over each transport. The learner is also absent, slow or killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def learner(transport: TransportUnderTest) -> Iterator[Learner]:
 
 
 def play(agent: RL4SysAgent, steps: int, **request: Any) -> list[Any]:
-    """One episode; returns its actions."""
+    """Play one episode, and return its actions."""
     traj: Any = None
     actions = []
     for _ in range(steps):
@@ -77,12 +77,12 @@ def test_an_actor_that_asks_trains_like_any_other(learner: Learner, mode: str) -
         assert counters(agent) == {"inference.actions": 3 * BATCH}
         stats = agent.stats()
         assert stats["accepted"] == stats["submitted"] > 0 and stats["dropped_at_source"] == 0
-        assert ("weights_applied" in stats["counters"]) == (mode == "auto")  # a remote actor gets none
+        assert ("weights_applied" in stats["counters"]) == (mode == "auto")  # a remote actor gets no weights
     assert learner.status()["inference"]["counters"]["calls"] >= 3 * BATCH
 
 
 def test_the_learners_answer_is_the_policys(learner: Learner) -> None:
-    """Without exploring the three modes do the same; with a mask nothing that it forbids is done."""
+    """Without exploration the three modes choose the same actions. With a mask they choose only allowed actions."""
     with RL4SysAgent(config=config(learner)) as first:
         play(first, BATCH)
         first.wait_version(1, WAIT_S)
@@ -112,7 +112,7 @@ def test_several_threads_ask_at_once(learner: Learner) -> None:
 
 
 def hold_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Makes the service slow until the event is set."""
+    """Block the service until the returned event is set."""
     go, act = threading.Event(), InferenceService._act
 
     def slow(self: InferenceService, client_id: str, payloads: Any) -> Any:
@@ -159,7 +159,7 @@ def test_without_a_policy_the_deadline_is_an_error_or_the_baselines(learner: Lea
         traj, action = agent.request_for_action(None, OBS)
         assert action.act == 2
         agent.add_to_trajectory(traj, action)
-        assert traj.steps == 0  # what no policy chose is not stored
+        assert traj.steps == 0  # an action that no policy chose is not stored
         _, actions = agent.request_for_actions(None, np.stack([OBS, OBS]))
         assert [a.act for a in actions] == [2, 2]
         assert counters(agent) == {"inference.timeouts": 2, "baseline_actions": 3}
@@ -167,12 +167,12 @@ def test_without_a_policy_the_deadline_is_an_error_or_the_baselines(learner: Lea
 
 
 def asking(mode: str = "remote", **options: Any) -> InferenceCaller:
-    """What an actor asks with, without the actor."""
+    """Return the `InferenceCaller` of an actor, without the actor."""
     return InferenceCaller(config(SimpleNamespace(address="tcp://127.0.0.1:1"), inference=mode, **options), Counters())  # type: ignore[arg-type]
 
 
 def answer_to(payload: Any, **other: Any) -> dict[str, Any]:
-    """What the learner answers, of the version 7."""
+    """Return a reply of the learner, by version 7 of its policy."""
     rows = np.zeros(len(payload["obs"]), np.int64)
     return {"raw": rows, "act": rows, "log_prob": np.float32(rows), "generation": 1, "version": 7, **other}
 
@@ -244,7 +244,7 @@ def test_after_close_nobody_is_asked(transport: TransportUnderTest) -> None:
 
 
 def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that was started again serves before its learner threads are ready."""
+    """A learner that was started again serves requests before its learner threads are ready."""
     with Server(transport.address(), name="early") as server:
         server.start()
         slept: list[float] = []
@@ -261,7 +261,7 @@ def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnd
             assert len(slept) == 3
         with asking(client_id="nobody", inference_timeout_s=0.01) as remote:
             for _ in range(1000):
-                with pytest.raises((CallRefused, CallTimeout)) as caught:  # the last attempt may have no time for an answer
+                with pytest.raises((CallRefused, CallTimeout)) as caught:  # the last attempt may leave no time for a reply
                     remote.ask(server.address, OBS[None], None)
                 if caught.type is CallRefused:
                     break
@@ -318,7 +318,7 @@ def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> No
 
 
 def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that is offered while a policy is built changes nothing of what the question is measured by."""
+    """One version checks and answers a request, although another version is offered while the policy is built."""
 
     def offer(size: int) -> tuple[PolicySpec, PolicySnapshot]:
         spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())

@@ -1,4 +1,4 @@
-"""One client's failure is loud, stays its own, and can be mended without restarting the learner."""
+"""The failure of one client is reported, does not affect other clients, and can be fixed without a restart of the learner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_failed_client_is_loud_and_alone(lab: Any) -> None:
         learner.wait(client_id="bad", version=3, timeout_s=20.0)
     with pytest.raises(ClientFailed):
         bad.flush(1.0)
-    lab.episode(bad, 16)  # the embedded host never notices
+    lab.episode(bad, 16)  # the embedded host gets no exception
     status = learner.status()["clients"]
     assert status["bad"]["state"] == "failed"
     assert "RuntimeError" in status["bad"]["error"]
@@ -59,7 +59,7 @@ def test_a_failed_client_can_be_restarted(lab: Any) -> None:
     assert client["state"] == "running"
     assert client["restarts"] == 1
     assert client["accepted"] == client["verdicts"]["trained"] + client["pending"] + client["rolled_back"]
-    assert client["rolled_back"] == 1  # what the failed update held
+    assert client["rolled_back"] == 1  # the segment that the failed update held
     assert agent.stats()["error"] == ""
 
 
@@ -85,7 +85,7 @@ def test_a_client_that_cannot_be_built_fails_by_its_reason(inproc_lab: Any) -> N
 
 def test_a_learner_thread_that_ends_without_a_word_is_noticed(inproc_lab: Any) -> None:
     class Leaves(FakeAlgorithm):
-        """Ends its thread in a way that no `except Exception` sees."""
+        """An algorithm that ends its thread with an exception that `except Exception` does not catch."""
 
         def update(self, *, partial: bool = False) -> Any:
             if self.steps:
@@ -105,7 +105,7 @@ def test_a_learner_thread_that_ends_without_a_word_is_noticed(inproc_lab: Any) -
 
 
 def test_a_batch_of_more_segments_than_the_queue_holds(inproc_lab: Any) -> None:
-    """What the algorithm holds is not in the queue: it must not use up the credit for it."""
+    """Segments that the algorithm holds are not in the queue. They must not use up the credit for the queue."""
     register_algorithm("LARGE", FakeAlgorithm.factory(steps_per_update=5000, rollout_length=1))
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="LARGE", overflow="wait", send_frequency=50)

@@ -1,4 +1,4 @@
-"""kill -9 of the learner process under a running actor, and another learner at the same address."""
+"""The learner process is killed with SIGKILL under a running actor, and another learner starts at the same address."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with Learner(LearnerConfig(bind=sys.argv[1], run_dir=sys.argv[2] or None)) as le
 
 @contextmanager
 def serving(bind: str, run_dir: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A learner process, and its address."""
+    """Start a learner process. Yield the process and its address."""
     command = [sys.executable, "-c", SERVE, bind, run_dir]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -39,7 +39,7 @@ def serving(bind: str, run_dir: str = "") -> Iterator[tuple[subprocess.Popen[str
 
 
 def published(address: str) -> tuple[int, int, str]:
-    """What the learner at an address says of its policy: generation, version, digest."""
+    """Return the generation, the version and the digest of the policy in the status of the learner at an address."""
     client = request_status(address, 10.0)["clients"]["lab"]
     return client["generation"], client["version"], client["digest"]
 
@@ -49,7 +49,7 @@ def held(agent: Any) -> tuple[int, int, str]:
 
 
 def agree(agents: list[Any], address: str) -> None:
-    """Wait until both agents hold the version that the learner has published last."""
+    """Wait until both agents hold the version that the learner published last."""
     deadline = time.monotonic() + 20.0
     while not held(agents[0]) == held(agents[1]) == published(address):
         assert time.monotonic() < deadline, (held(agents[0]), held(agents[1]), published(address))
@@ -71,7 +71,7 @@ def test_actors_rejoin_a_learner_that_was_killed(inproc_lab: Any, scheme: str, t
         with pytest.raises(RL4SysError):
             request_status(address, 0.2)
         for agent in agents:
-            inproc_lab.episode(agent, 16)  # acting goes on
+            inproc_lab.episode(agent, 16)  # the actors continue to act
     with serving(address) as (_, again):
         assert again == address
         for agent in agents:
@@ -79,7 +79,7 @@ def test_actors_rejoin_a_learner_that_was_killed(inproc_lab: Any, scheme: str, t
                 assert agent._io.changed.wait_for(lambda agent=agent: agent.generation > generation, timeout=30.0)
             agent.flush(20.0)
         for agent in agents:
-            agent.wait_version(2, 20.0)  # the two episodes of the time between are trained on now
+            agent.wait_version(2, 20.0)  # the two episodes that were played without a learner are now trained
         agree(agents, address)
         inproc_lab.episode(agents[0], 16)
         for agent in agents:

@@ -1,4 +1,4 @@
-"""A host whose rewards come thirty steps late, over the ends of episodes, as in RL4Sys's graph store."""
+"""A host whose rewards come thirty steps late, across the ends of episodes, as in RL4Sys's graph store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAG, STEPS = 30, 20_000
 
 
 def test_twenty_thousand_steps_with_late_rewards(inproc_lab: Lab) -> None:
-    """Every action is trained on, or counted as dropped; none raises, and each keeps its own reward and place."""
+    """No call raises, and each action is either stored or counted as dropped."""
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, queue_items=1 << 16, rollout_length=128)
     rng = random.Random(4)

@@ -1,4 +1,4 @@
-"""An actor that starts before its learner: it acts by its baseline or at random, and joins when the learner comes."""
+"""An actor that starts before its learner. It acts by its baseline or at random, and joins when the learner comes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ABSENT = "inproc://no-learner-here"
 
 
 class Baseline:
-    """A fallback function that notes its calls. It takes action 1, or the last allowed one."""
+    """A fallback function that counts its calls. It chooses action 1, or the last allowed action."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -76,7 +76,7 @@ def step(agent: RL4SysAgent, traj: Any, reward: float = 1.0) -> tuple[Any, Any]:
 
 
 def free(lab: Lab) -> str:
-    """An address at which no learner runs any more."""
+    """Return an address at which a learner ran and has ended."""
     learner = lab.learner()
     address = learner.address
     learner.close()
@@ -101,7 +101,7 @@ def test_an_early_actor_acts_by_its_baseline_and_joins_when_the_learner_comes(la
         for _ in range(3):
             traj, action = step(agent, traj)
         assert agent.stats()["submitted"] == agent.stats()["in_actor"] == 0
-        agent.flush(1.0)  # there is nothing to wait for
+        agent.flush(1.0)  # returns at once: there are no segments
         learner = lab.learner(agent.config.address)
         assert agent.wait_version(0, 20.0) == 0
         running = traj
@@ -119,7 +119,7 @@ def test_an_early_actor_acts_by_its_baseline_and_joins_when_the_learner_comes(la
         assert baseline.calls == 4 == counters(agent)["unrecorded_actions"] == counters(agent)["baseline_actions"]
         lab.episode(agent, 4, reward=0.5)
         agent.flush(20.0)
-        until(lambda: learner.status()["clients"]["lab"]["mean_return"] == 2.0)  # of this episode alone
+        until(lambda: learner.status()["clients"]["lab"]["mean_return"] == 2.0)  # the return of this episode only
 
 
 def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_threads_of_an_early_actor_join_at_different_times(inproc_lab: Lab) -> N
 def test_a_learner_that_refuses_later_does_not_stop_the_host(inproc_lab: Lab) -> None:
     address = inproc_lab.new_address()
     learner = inproc_lab.learner(address)
-    inproc_lab.agent(learner)  # its client has other spaces
+    inproc_lab.agent(learner)  # another actor gives the client other spaces
     with pytest.raises(HandshakeRefused):
         RL4SysAgent(config=AgentConfig(**options(address, connect_timeout_s=20.0)), baseline=Baseline())
     with early(address, Baseline()) as agent:
@@ -350,11 +350,11 @@ def test_random_actions_must_be_possible() -> None:
         AgentConfig(**options(ABSENT, fallback="random", overflow="wait"))
 
 
-# ---- a learner that is there, and starts the client
+# ---- a running learner that is still starting the client
 
 
 class SlowStart(FakeFactory):
-    """A factory of algorithms that builds none before the event `go` is set."""
+    """A factory that creates no algorithm until the event `go` is set."""
 
     def __init__(self) -> None:
         super().__init__("onpolicy", {"steps_per_update": 4, "rollout_length": 16}, threading.Event())
@@ -378,7 +378,7 @@ def test_a_constructor_waits_longer_while_the_learner_starts_the_client(lab: Lab
     config = AgentConfig(**options(learner.address, algorithm_name="SLOW", connect_timeout_s=1.0))
     with ThreadPoolExecutor(1) as pool:
         agent = pool.submit(RL4SysAgent, config=config)
-        until(lambda: learner.status()["counters"].get("hellos", 0) >= 5)  # every 0.4 to 0.6 s
+        until(lambda: learner.status()["counters"].get("hellos", 0) >= 5)  # one HELLO every 0.4 to 0.6 s
         slow.go.set()
         with agent.result(20.0) as joined:
             assert joined.version == 0

@@ -1,4 +1,4 @@
-"""Observations that are trees of arrays: from the host's dicts through the actor and real sockets into a plug-in algorithm."""
+"""Observations that are trees of arrays: from the host's dicts through the actor and real sockets to a plug-in algorithm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TWO = DiscreteSpace(2)
 
 
 class TreePolicy:
-    """Acts by the sum of the position and the mode."""
+    """A policy that acts by the sum of the position and the mode."""
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         self.snapshot, self.generation, self.version = snapshot, snapshot.generation, snapshot.version
@@ -58,7 +58,7 @@ class TreePolicy:
 
 
 class TreeAlgorithm(FakeAlgorithm):
-    """Accepts a segment only if its actions follow from its observations."""
+    """A fake algorithm that accepts a segment only if its actions follow from its observations."""
 
     def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
         super().__init__(spec, parameters, seed)
@@ -92,7 +92,7 @@ register_algorithm("TREE", make_tree)
 
 
 def observation(rng: np.random.Generator, rows: tuple[int, ...] = ()) -> dict[str, Any]:
-    """A random observation as a host has it, or a batch of them."""
+    """Return a random observation in the form that a host has, or a batch of them."""
     return {
         "mode": rng.integers(0, 3, rows),
         "position": rng.normal(size=(*rows, 2)).tolist(),

@@ -1,4 +1,4 @@
-"""Clients that are forgotten while something is going on, and those that are idle."""
+"""Clients that are forgotten during an update, and clients that are idle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checkpoints(run_dir: Path, client_id: str = "lab") -> list[Path]:
 
 
 def busy(lab: Lab, tmp_path: Path, **options: Any) -> tuple[Learner, Any, Any]:
-    """A learner whose thread is in an update that lasts until it is released; there is a checkpoint of before."""
+    """Start a learner with a checkpoint, whose learner thread is then in an update that lasts until the test releases it."""
     factory = FakeAlgorithm.factory(steps_per_update=4, rollout_length=4, slow_s=60.0)
     register_algorithm("BUSY_TO_FORGET", factory)
     learner = start(lab, tmp_path / "run", **options)
@@ -37,7 +37,7 @@ def busy(lab: Lab, tmp_path: Path, **options: Any) -> tuple[Learner, Any, Any]:
     lab.episode(agent, 4)
     agent.flush(PATIENCE_S)
     while not factory.made[0].segments:
-        pass  # its learner thread has the segment, and begins the update
+        pass  # the learner thread has the segment, and starts the update
     return learner, agent, factory
 
 
@@ -48,12 +48,12 @@ def test_a_busy_learner_thread_is_waited_for_before_its_checkpoints_are_put_asid
         learner.forget("lab", timeout_s=0.3)
     assert learner.status()["clients"] == {}
     while not agent.stats()["counters"].get("refused_by_learner.conflict"):
-        pass  # its name is taken until all is done
+        pass  # the client_id is refused until the forget has ended
     assert len(checkpoints(tmp_path / "run")) == 1
     factory.release.set()
     learner.wait(client_id="lab", version=0, timeout_s=PATIENCE_S)
     while agent.generation != learner.status()["clients"]["lab"]["generation"]:
-        pass  # a change of generation would cut the episode
+        pass  # a change of the generation would cut the episode
     inproc_lab.episode(agent, 4)
     agent.flush(PATIENCE_S)
     learner.wait(client_id="lab", version=1, timeout_s=PATIENCE_S)

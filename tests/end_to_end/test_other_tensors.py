@@ -1,4 +1,4 @@
-"""A kind of policy from a plug-in, with an int64 tensor, a float16 tensor and a blob: actors get exactly those bytes."""
+"""A policy kind of a plug-in, with an int64 tensor, a float16 tensor and a blob. Actors get exactly the learner's bytes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TENSORS = (
     TensorSpec("seen", (), "float64"),
 )
 BLOB = struct.pack("<d", 0.5) + bytes(200_000)
-"""The scale of the logits, in the place of a graph; large enough to travel without a copy."""
+"""The blob. Its first eight bytes are the scale of the logits. It is large enough to be sent without a copy."""
 
 
 class Graph:
-    """A linear softmax policy in float16. The int64 tensor says which row belongs to which action, the blob scales the logits."""
+    """A linear softmax policy in float16. The int64 tensor maps actions to rows, and the blob scales the logits."""
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         self.snapshot, self.generation, self.version = snapshot, snapshot.generation, snapshot.version
@@ -65,7 +65,7 @@ SPEC = PolicySpec(FOUR, TWO, "test-graph", {}, TENSORS, BLOB)
 
 
 def weights(update: int) -> dict[str, Any]:
-    """The tensors after so many updates."""
+    """Return the tensors after `update` updates."""
     rng = np.random.default_rng(update)
     return {
         "order": np.array([1, 0] if update % 2 else [0, 1], np.int64),
@@ -76,7 +76,7 @@ def weights(update: int) -> dict[str, Any]:
 
 
 class GraphAlgorithm(FakeAlgorithm):
-    """A fake algorithm with these tensors."""
+    """A fake algorithm that has these tensors."""
 
     def snapshot(self) -> Any:
         return weights(self.updates)
@@ -101,7 +101,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holds(agent: Any, update: int, *, rounded: bool = False) -> None:
-    """The agent acts by the learner's tensors of that update, bit for bit; `rounded`: but for float32."""
+    """Assert that the agent holds the learner's tensors of `update`, bit for bit.
+
+    With `rounded`, the float32 tensor may differ.
+    """
     policy = agent._io.policy
     assert isinstance(policy, Graph) and policy.scale == 0.5 and agent.spec.blob == BLOB
     for name, tensor in weights(update).items():
@@ -202,7 +205,7 @@ def test_it_keeps_both_contracts() -> None:
 
 
 class Careless(Graph):
-    """Reads the other tensors by hand, and so does not notice that there are more."""
+    """A policy that reads its tensors from a shortened snapshot, and so does not notice surplus bytes."""
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
         whole = replace(snapshot, others=snapshot.others[: spec.nbytes - 4 * spec.size])
@@ -217,7 +220,7 @@ def test_a_policy_that_does_not_check_its_bytes_is_found_out(monkeypatch: pytest
 
 
 class Viewing(GraphAlgorithm):
-    """Gives its own arrays away."""
+    """An algorithm whose snapshot is its own arrays, not copies."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -228,7 +231,7 @@ class Viewing(GraphAlgorithm):
 
 
 class Narrow(GraphAlgorithm):
-    """Has another dtype than it says."""
+    """An algorithm whose snapshot has another dtype than its spec."""
 
     def snapshot(self) -> Any:
         return {**super().snapshot(), "order": np.zeros(2, np.int32)}

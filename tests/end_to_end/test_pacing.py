@@ -1,4 +1,4 @@
-"""Credit: simulators wait for it and stay fresh, hosts never do; what is too old is dropped or corrected, and counted."""
+"""Credit: simulators wait for it, hosts never wait. Segments that are too old are dropped or corrected, and counted."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def simulate(agent: Any, calls: int, width: int = 2) -> None:
 
 @pytest.mark.parametrize("pacing_lag", [0, 1, 2])
 def test_waiting_actors_are_no_older_than_the_pacing_means(lab: Any, pacing_lag: int) -> None:
-    """Two actors of 2 environments. An actor below its limit may start 16 steps; the pool counts what arrives.
+    """Two actors of 2 environments. An actor below its limit may start 16 steps. The pool counts the steps that arrive.
 
-    So the next batch can begin with up to 15 steps of each actor that are older by one version than the pacing means.
+    So at the start of the next batch, up to 15 steps of each actor can be one version older than `pacing_lag`.
     """
     factory = FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=8)
     register_algorithm("PACED", factory)
@@ -43,7 +43,7 @@ def test_waiting_actors_are_no_older_than_the_pacing_means(lab: Any, pacing_lag:
         assert not thread.is_alive()
     for agent in agents:
         agent.flush(20.0)
-    learner.drain(timeout_s=20.0)  # the last segments have no end: 608 steps arrive, in nine batches and a part of one
+    learner.drain(timeout_s=20.0)  # the last episodes do not end: 608 steps arrive, in nine batches and a part of one
     client = learner.status()["clients"]["lab"]
     assert client["version"] == 10
     lags = {int(lag.split("-")[0]): steps for lag, steps in client["policy_lags"].items()}
@@ -133,7 +133,7 @@ def test_old_data_is_dropped_or_corrected(inproc_lab: Any) -> None:
             inproc_lab.episode(agent, 16)
             agent.wait_version(version, 20.0)
         action.update_reward(1.0)
-        agent.mark_end_of_trajectory(traj, action)  # chosen by version 0
+        agent.mark_end_of_trajectory(traj, action)  # its action was chosen by version 0
         inproc_lab.episode(agent, 16)
         agent.wait_version(4, 20.0)
         agent.flush(20.0)

@@ -1,6 +1,6 @@
-"""The engine ray with real clusters: lost nodes, stopped workers, the end of a driver and of a learner, and resources nobody has.
+"""The engine ray with real clusters: lost nodes, stopped workers, the end of a driver and of a learner, missing resources.
 
-The nodes are processes of this machine, so each has its own workers, and all have one disk.
+The nodes are processes of this machine. Each has its own workers, and all share one disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Options = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    """Learners and agents that are closed when the test ends; the options name the address."""
+    """Yield a lab whose learners get their address from their options."""
     with ExitStack() as stack:
         yield Lab(stack, lambda: pytest.fail("the options name the address"))
 
@@ -65,7 +65,7 @@ def options(tmp_path: Path) -> Options:
 
 
 def worker_other_than(learner: Learner, agent: Any, pid: int) -> dict[str, Any]:
-    """The client's status, once another process than this one trains it, and the agent has its policy."""
+    """Return the client's status, once a process other than `pid` trains it and the agent has its policy."""
 
     def ready() -> dict[str, Any] | None:
         client = client_of(learner)
@@ -76,7 +76,7 @@ def worker_other_than(learner: Learner, agent: Any, pid: int) -> dict[str, Any]:
 
 
 def child_of(pid: int, name: str) -> int:
-    """The child of a process whose command line has a name."""
+    """Return the child process whose command line contains `name`."""
 
     def find() -> int:
         for each in Path("/proc").glob("[0-9]*/stat"):
@@ -94,12 +94,12 @@ def child_of(pid: int, name: str) -> int:
 def test_a_cluster_loses_nodes_workers_drivers_and_learners(
     lab: Lab, options: Options, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """One test, because a cluster takes seconds and a gigabyte: each part continues where the one before it ended."""
+    """One test, because a cluster takes seconds and a gigabyte. Each part continues where the part before it ended."""
     caplog.set_level(logging.INFO)
     with RayCluster(2, edge=2) as cluster:
         given = options(ray_address=cluster.address, resources=RESOURCES)
 
-        # Resources that no node has: said at once, with what there is.
+        # Resources that no node has: refused at once, with the resources that the cluster has.
         clients = {"lab": {"resources": {"custom": {"edge": 3}}}}
         with pytest.raises(ConfigError, match=r"clients.lab.resources: no node .* \{CPU: 1, edge: 3\}; there is .*edge: 2"):
             Learner(LearnerConfig(**{**given, "clients": clients})).start()
@@ -112,7 +112,7 @@ def test_a_cluster_loses_nodes_workers_drivers_and_learners(
         assert f"driver process {child_of(os.getpid(), 'ray_driver')} on node" in caplog.text
         assert f"client lab, generation {first['generation']}, is trained by process {first['worker']['pid']}" in caplog.text
 
-        # A node is lost. Its worker is replaced on the other node, and continues from the checkpoint that the gateway has.
+        # A node is lost. Its worker is replaced on the other node, and continues from the gateway's checkpoint.
         learner.save(timeout_s=PATIENCE_S)
         cluster.lose(first["worker"]["node"])
         second = worker_other_than(learner, agent, first["worker"]["pid"])
@@ -123,7 +123,7 @@ def test_a_cluster_loses_nodes_workers_drivers_and_learners(
         text = "\n".join(report_lines(learner.status(), time.time()))
         assert re.search(rf"engine ray, process {second['worker']['pid']} on \S+, node {second['worker']['node'][:8]}", text)
 
-        # A stopped worker wakes after its replacement. It changes nothing, and ends.
+        # A stopped worker continues after its replacement. It changes nothing, and ends.
         stopped = second["worker"]["pid"]
         os.kill(stopped, signal.SIGSTOP)
         play(agent, 4)
@@ -135,7 +135,7 @@ def test_a_cluster_loses_nodes_workers_drivers_and_learners(
         play(agent, 2)
         balanced(trained(learner, 18), 18)
 
-        # The driver is lost, and with it the worker. Another driver connects.
+        # The driver is killed, and its worker ends too. Another driver connects.
         learner.save(timeout_s=PATIENCE_S)
         driver = child_of(os.getpid(), "ray_driver")
         os.kill(driver, signal.SIGKILL)
@@ -145,7 +145,7 @@ def test_a_cluster_loses_nodes_workers_drivers_and_learners(
         play(agent, 2)
         balanced(trained(learner, 20), 20)
 
-        # An actor of a client without an entry gets the refusal itself.
+        # An actor of a client without an entry in the configuration gets the refusal itself.
         with pytest.raises(RL4SysError, match="unknown algorithm"):
             lab.agent(learner, "other", algorithm_name="UNKNOWN_TO_ALL")
 
@@ -158,7 +158,7 @@ def test_a_cluster_loses_nodes_workers_drivers_and_learners(
 
 
 def killed_learner(lab: Lab, given: dict[str, Any], cluster: RayCluster) -> None:
-    """The learner's process is killed under a living worker, which ends by itself. The next learner goes on."""
+    """The learner's process is killed while its worker runs. The worker ends by itself, and the next learner continues."""
     arguments = ["--bind", given["bind"], "--run-dir", str(given["run_dir"]), "--engine", "ray", "--plugin", PLUGIN]
     with serving(*arguments, "--ray-address", cluster.address) as serve:
         agent = lab.agent(given["bind"], algorithm_name="IMPORTABLE", connect_timeout_s=PATIENCE_S)
@@ -175,7 +175,7 @@ def killed_learner(lab: Lab, given: dict[str, Any], cluster: RayCluster) -> None
 
 
 class serving:
-    """``rl4sys-learner serve`` as a process; what it prints goes to nobody."""
+    """A ``rl4sys-learner serve`` process. Its output goes to a pipe."""
 
     def __init__(self, *arguments: str, cwd: Path | None = None, **environment: str) -> None:
         code = "import sys\nfrom rl4sys_zmq.cli import learner, serve\nserve.warm_up = lambda name: None\nlearner.main()"
@@ -201,7 +201,7 @@ class serving:
     ],
 )
 def test_a_local_ray_ends_with_its_learner(lab: Lab, tmp_path: Path, signum: signal.Signals) -> None:
-    """The learner starts it, and no process of it stays, however the learner ends. A plugin is found in its working directory."""
+    """The learner starts Ray. No process of Ray is left after the learner, and a plug-in is found in the working directory."""
     (tmp_path / "lonely_plugin.py").write_text(f"import {PLUGIN}\n")
     address = f"ipc://{tmp_path}/l"
     arguments = ["--bind", address, "--run-dir", "run", "--engine", "ray", "--plugin", "lonely_plugin"]
@@ -225,7 +225,7 @@ def test_a_local_ray_ends_with_its_learner(lab: Lab, tmp_path: Path, signum: sig
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process."""
+    """Return the children of a process."""
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 
@@ -239,6 +239,6 @@ def children(pid: int) -> list[int]:
 def test_a_cluster_that_cannot_be_reached_is_named(
     options: Options, address: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # other tests' clusters are not this machine's
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # so that the clusters of other tests are not found on this machine
     with pytest.raises(TransportError, match=re.escape(reason)), Learner(LearnerConfig(**options(ray_address=address))):
         pytest.fail("it has started")

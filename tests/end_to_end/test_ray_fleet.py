@@ -1,4 +1,4 @@
-"""A fleet on the nodes of a Ray cluster, as a user runs it. The nodes are processes of this machine."""
+"""A fleet on the nodes of a Ray cluster, started by the command line. The nodes are processes of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 @contextmanager
 def command(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command as a process; its stdout and stderr are in files."""
+    """Start a command as a process. Its stdout and stderr go to files."""
     with (folder / f"{name}.out").open("w") as out, (folder / f"{name}.err").open("w") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
@@ -48,7 +48,7 @@ def command(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Pop
 
 
 def actors(client: str) -> dict[int, int]:
-    """The processes of actors of a client, and the parent of each."""
+    """Return the actor processes of a client, with the parent of each."""
     found = {}
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -73,7 +73,7 @@ def fleet_of(address: str, cluster: str, client: str, count: int) -> list[str]:
 
 
 def test_a_fleet_on_a_cluster_loses_an_actor_and_a_node_and_ends(tmp_path: Path) -> None:
-    """One test, because a cluster takes seconds and a gigabyte: each part continues where the one before it ended."""
+    """One test, because a cluster takes seconds and a gigabyte. Each part continues where the part before it ended."""
     for module in ("torch", "tensorboard", "rich", "gymnasium"):
         pytest.importorskip(module)
     luna = f"luna-{os.getpid()}"
@@ -94,16 +94,16 @@ def test_a_fleet_on_a_cluster_loses_an_actor_and_a_node_and_ends(tmp_path: Path)
 
             until(lambda: ready(0), "two actors have joined")
             first = actors(luna)
-            assert len(first) == 2 and len(set(first.values())) == 2  # each in a Ray actor of its own
+            assert len(first) == 2 and len(set(first.values())) == 2  # each in its own Ray actor
             assert "connected to the Ray cluster at" in said()
 
-            # A process is killed, and replaced.
+            # A process is killed and replaced.
             victim = min(first)
             os.kill(victim, signal.SIGKILL)
             until(lambda: ready(1), "the killed actor is replaced")
             assert "ended with exit code -9; it starts again in 0.5 s" in said() and victim not in actors(luna)
 
-            # A node is lost, and its actors start on others.
+            # A node is lost, and its actors start on other nodes.
             places = dict(re.findall(r"actor (\d): it runs on \S+ node (\w+) of", said()))
             lost = next(node for node in places.values() if node in cluster.nodes)
             cluster.lose(lost)
@@ -111,7 +111,7 @@ def test_a_fleet_on_a_cluster_loses_an_actor_and_a_node_and_ends(tmp_path: Path)
             after = dict(re.findall(r"actor (\d): it runs on \S+ node (\w+) of", said()))
             assert lost not in after.values() and "is lost: " in said()
 
-            # Ctrl-C drains all, and nothing is left behind.
+            # Ctrl-C drains all actors, and no process is left.
             fleet.send_signal(signal.SIGINT)
             assert fleet.wait(PATIENCE_S) == 130, said()
             assert "draining 2 actors, at most 30 s" in said() and "Traceback" not in said()
@@ -119,7 +119,7 @@ def test_a_fleet_on_a_cluster_loses_an_actor_and_a_node_and_ends(tmp_path: Path)
             found = request_status(address, PATIENCE_S)["clients"][luna]["actors"]
             assert {"pool-0", "pool-1"} <= set(found)
 
-        # More actors than CPUs: said at once. A fleet that is killed takes its actors along.
+        # More actors than CPUs: reported at once. When a fleet is killed, its actors end too.
         with command(tmp_path, "large", *fleet_of(address, cluster.address, luna, 5)) as large:
             until(lambda: "5 actors need a CPU each, and the Ray cluster has" in (tmp_path / "large.err").read_text(), "said")
             until(lambda: last_status(tmp_path, "large")["joined"] > 1, "some have joined")

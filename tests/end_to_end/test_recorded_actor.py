@@ -1,4 +1,4 @@
-"""An actor that sends recorded segments: a learner trains on each of them once, without any policy acting."""
+"""An actor that sends recorded segments. A learner trains on each of them once, and no policy acts."""
 
 from __future__ import annotations
 

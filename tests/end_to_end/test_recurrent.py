@@ -1,4 +1,7 @@
-"""A recurrent policy from the actor to the learner: states travel with segments, and data without a sound state train nothing."""
+"""A recurrent policy from the actor to the learner.
+
+States are sent with segments, and data with an invalid state is not trained.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ REPLAY: dict[str, Any] = {
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The columns and metrics of each update of PPO in this process."""
+    """Record the columns and metrics of each update of PPO in this process."""
     found: list[Any] = []
     prepare = PPO._prepare
 

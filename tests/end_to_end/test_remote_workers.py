@@ -1,4 +1,4 @@
-"""Workers on "other machines": processes that reach the learner over tcp with CURVE alone, and none of its files."""
+"""Workers on "other machines": processes that use only tcp with CURVE to the learner, and none of the learner's files."""
 
 from __future__ import annotations
 
@@ -58,10 +58,13 @@ def counters(learner: Any) -> dict[str, int]:
 def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
     knows: bool, lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hears of its replacement when it wakes; or it does not, trains on what it has, and speaks of that."""
+    """The worker receives its replacement notice when it continues.
+
+    Or it does not, trains on its segments, and reports them.
+    """
     if not knows:
         monkeypatch.setattr(worker_link, "ReplaceWorker", lambda: StreamEnded("nobody", 0))
-    monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that it wakes in its old life
+    monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that the old process is not killed before it continues
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")
     play(agent, 4)
@@ -69,7 +72,7 @@ def test_a_stopped_worker_that_wakes_after_its_replacement_changes_nothing(
     learner.save(timeout_s=PATIENCE_S)
     old = before["worker"]["pid"]
     stopped(old)
-    play(agent, 6)  # on their way to the stopped process
+    play(agent, 6)  # sent to the stopped process
     until(lambda: client_of(learner)["accepted"] > 4, "more are accepted")
     learner.restart("lab")
     now = trained(learner, 10)
@@ -103,7 +106,7 @@ def test_a_worker_that_is_silent_for_too_long_is_replaced(
 
 
 def test_a_worker_lost_in_the_middle_of_a_checkpoint(lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parts are dropped, its marks were not reported, and the next worker trains on everything again."""
+    """The parts of its checkpoint are dropped, its marks were not reported, and the next worker trains on everything again."""
     monkeypatch.setenv("RL4SYS_PART_BYTES", "256")
     monkeypatch.setenv("RL4SYS_DIE_AT", "PART:3")
     learner = lab.learner(**{**options, "checkpoint_every_s": 3600.0})
@@ -140,7 +143,7 @@ def test_a_checkpoint_in_many_parts_comes_back(lab: Lab, options: dict[str, Any]
 
 
 def test_a_segment_that_ends_each_worker_is_quarantined(lab: Lab, options: dict[str, Any]) -> None:
-    """The record of what is in training survives the worker, although it aborts while it observes."""
+    """The record of the segment in training survives the worker, which aborts inside `observe`."""
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="MORTAL_OFF", queue_items=1000)
     play(agent, 3)
@@ -225,7 +228,7 @@ def test_a_run_without_files_has_remote_workers_too(lab: Lab, options: dict[str,
 def test_a_message_that_the_network_loses_is_noticed(
     way: str, lab: Lab, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first segments, or the first verdicts, are lost once; the worker is replaced, and trains on everything."""
+    """The first segments, or the first verdicts, are lost once. The worker is replaced, and trains on all segments."""
     lost: list[int] = []
 
     def send(self: WorkerLink, frames: Any) -> bool:
@@ -323,7 +326,7 @@ def test_nobody_else_connects_to_the_sockets_of_a_worker(lab: Lab, options: dict
 def test_a_replaced_worker_cannot_connect_again(
     lab: Lab, options: dict[str, Any], stopped: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # so that its PULL socket is still there
+    monkeypatch.setattr(remote, "REPLACED_KILL_S", 10 * PATIENCE_S)  # its PULL socket must still be open
     STARTS.clear()
     learner = lab.learner(**options)
     agent = lab.agent(learner, algorithm_name="IMPORTABLE")

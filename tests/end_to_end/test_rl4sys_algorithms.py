@@ -1,4 +1,4 @@
-"""RL4Sys's eleven algorithms train from the blocks of its own ``config.json``, with clients that have RL4Sys's own files."""
+"""RL4Sys's eleven algorithms train from the blocks of its own ``config.json``, with clients that use RL4Sys's own files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(300)
 
 FLAT: dict[str, Any] = {"act_dim": 0, "act_limit": 1.0, "input_size": 0, "max_traj_length": 1000}
-"""The keys of every block that belong to the actor's file here."""
+"""The keys of a block that are set in the actor's file here."""
 
 BLOCKS: dict[str, dict[str, Any]] = {
     "A2C": FLAT,
@@ -78,11 +78,11 @@ SOONER: dict[str, dict[str, Any]] = {
     "SAC": {"learning_starts": 128, "train_iters": 10},
     "TD3": {"learning_starts": 128},
 }
-"""What a client's own file sets here, beside small networks, so that two updates take little time."""
+"""The parameters that the client's own file sets here, with small networks, so that two updates take little time."""
 
 
 def global_file(folder: Path) -> Path:
-    """RL4Sys's ``config.json`` with all blocks."""
+    """Write RL4Sys's ``config.json`` with all blocks, and return its path."""
     path = folder / "config.json"
     tensorboard = {"tensorboard_writer": {"scalar_tags": "AverageEpRet;LossPi;LossV", "max_count_per_scalar": 10000}}
     content = {
@@ -97,7 +97,7 @@ def global_file(folder: Path) -> Path:
 
 
 def client_file(folder: Path, name: str, address: str) -> Path:
-    """An actor's file in RL4Sys's form."""
+    """Write an actor's file in RL4Sys's form, and return its path."""
     path = folder / f"{name}_conf.json"
     content: dict[str, Any] = {
         "client_id": name.lower(),
@@ -116,7 +116,7 @@ def client_file(folder: Path, name: str, address: str) -> Path:
 
 
 def train(agent: RL4SysAgent, versions: int, steps: int) -> None:
-    """RL4Sys's loop on random observations, in episodes of some steps, until the agent acts with such a version."""
+    """Run RL4Sys's loop on random observations, in episodes of `steps` steps, until the agent has `versions` newer versions."""
     rng = np.random.default_rng(0)
     start = agent.version
     while agent.version < start + versions:
@@ -131,7 +131,7 @@ def train(agent: RL4SysAgent, versions: int, steps: int) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_it_trains_from_rl4syss_block(inproc_lab: Lab, tmp_path: Path, name: str) -> None:
-    """Two versions at least, each after at least one update."""
+    """The client reaches at least two versions, each after at least one update."""
     library = name == "TRPO"
     if library and importlib.util.find_spec("sb3_contrib") is None:
         pytest.skip("the extra sb3 is not installed")

@@ -1,4 +1,7 @@
-"""A program written for RL4Sys trains here: its documented calls, its tensors, its configuration; only the import differs."""
+"""A program that was written for RL4Sys trains here:
+
+RL4Sys's documented calls, tensors and configuration. Only the import differs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ CONFIGURATION: dict[str, Any] = {
 
 
 def serve(pipe: Connection) -> None:
-    """The learner's process: says its address, serves until told, says its status."""
+    """Run the learner's process: send its address, serve until a message comes, and send the status."""
     from rl4sys_zmq.learner import Learner, LearnerConfig
 
     config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0, torch_threads=1)
@@ -56,7 +59,7 @@ def serve(pipe: Connection) -> None:
 
 
 class LearnerProcess:
-    """A learner in another process, as RL4Sys's users have it; two Python loops in one would wait for each other's lock."""
+    """A learner in another process, as in RL4Sys. Two Python loops in one process would compete for the interpreter lock."""
 
     def __init__(self, pipe: Connection) -> None:
         self.address: str = pipe.recv() if pipe.poll(60.0) else ""
@@ -64,7 +67,7 @@ class LearnerProcess:
         self._status: dict[str, Any] = {}
 
     def stop(self) -> dict[str, Any]:
-        """Ends it; returns its last status."""
+        """End the process, and return its last status."""
         if not self._status:
             self._pipe.send("stop")
             self._status = self._pipe.recv()
@@ -93,7 +96,7 @@ def learner_process() -> Iterator[LearnerProcess]:
 
 
 def test_a_loop_of_rl4syss_calls_trains_cartpole(tmp_path: Path, seed: int) -> None:
-    """The default overflow drops and never waits; what the learner finds too old is dropped, at the source mostly."""
+    """By default the agent drops segments and never waits. Segments that are too old are dropped, mostly at the source."""
     with learner_process() as learner:
         parameters = {**CONFIGURATION["algorithm_parameters"], "seed": seed}
         configuration = {**CONFIGURATION, "algorithm_parameters": parameters, "train_server_address": learner.address}
@@ -116,7 +119,7 @@ def test_a_loop_of_rl4syss_calls_trains_cartpole(tmp_path: Path, seed: int) -> N
 
 
 def train(agent: RL4SysAgent, seed: int) -> tuple[float, int, int]:
-    """RL4Sys's lunar loop with another environment: returns the mean return of 100 episodes, the steps and the episodes."""
+    """Run RL4Sys's lunar loop with another environment. Return the mean return of 100 episodes, the steps and the episodes."""
     env = gym.make("CartPole-v1")
     returns: deque[float] = deque(maxlen=100)
     steps = episodes = 0

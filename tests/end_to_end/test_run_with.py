@@ -1,4 +1,4 @@
-"""Actors that compute a convolutional policy in torch and in onnxruntime, against one learner over each transport."""
+"""Actors that compute a convolutional policy in torch and in onnxruntime, with one learner, over each transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A learner that has lost count of its credit: the watch says so, and the count is corrected. The faults are planted."""
+"""A learner that counts its credit wrongly.
+
+The watch raises an alarm, and the count is corrected. The tests inject the faults.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def test_credit_that_would_never_come_back_is_corrected(inproc_lab: Any, monkeyp
             transit.waiting.add(wrong.pop())
 
     monkeypatch.setattr(LearnerThreadBacklog, "accept", miscount)
-    play(agent, 200, threading.Event())  # it would wait for ever, after some
+    play(agent, 200, threading.Event())  # without a correction, a later call would wait forever
     learner.wait(client_id="lab", version=20, timeout_s=20.0)
     alarms = until(lambda: learner.status()["clients"]["lab"]["alarms"], "an alarm")
     assert set(alarms) == {"credit_corrected"}

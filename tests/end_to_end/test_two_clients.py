@@ -1,4 +1,4 @@
-"""A PPO and a DQN client side by side on one learner; the DQN one is made to raise."""
+"""A PPO client and a DQN client on one learner. The DQN client is made to fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def raising_dqn(observation_space: Space, action_space: Space, parameters: Mappi
     from rl4sys_zmq.learner.algorithms.dqn import DQN
 
     class Raising(DQN):
-        """A DQN that fails in the middle of its training."""
+        """A DQN that raises after 30 updates."""
 
         updates = 0
 
@@ -42,7 +42,7 @@ def raising_dqn(observation_space: Space, action_space: Space, parameters: Mappi
 
 
 def play(agent: RL4SysAgent, stop: threading.Event, seed: int) -> None:
-    """CartPole in two environments until `stop` or until the agent's client has failed."""
+    """Play CartPole in two environments, until `stop` is set or the agent's client has failed."""
     envs = [gymnasium.make("CartPole-v1") for _ in range(2)]
     obs = np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(envs)])
     trajs: Any = None
@@ -66,7 +66,7 @@ def play(agent: RL4SysAgent, stop: threading.Event, seed: int) -> None:
 
 
 def train(with_neighbour: bool) -> tuple[list[int], dict[str, Any]]:
-    """The digests of the PPO client's first versions, and the learner's status at the end."""
+    """Return the digests of the PPO client's first versions, and the learner's status at the end."""
     env = gymnasium.make("CartPole-v1")
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
     env.close()
@@ -108,7 +108,7 @@ def train(with_neighbour: bool) -> tuple[list[int], dict[str, Any]]:
 
 
 def test_one_clients_crash_does_not_change_a_bit_of_the_others_curve() -> None:
-    """With ``pacing_lag: 0`` and one actor a run is repeatable, so "does not notice" can be checked exactly."""
+    """With ``pacing_lag: 0`` and one actor a run is repeatable, so the two curves can be compared exactly."""
     register_algorithm("RAISING_DQN", raising_dqn)
     alone, _ = train(with_neighbour=False)
     beside, status = train(with_neighbour=True)

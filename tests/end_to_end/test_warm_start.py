@@ -1,4 +1,4 @@
-"""A client without a checkpoint starts with given weights; one with a checkpoint does not."""
+"""A client without a checkpoint starts with the given weights. A client with a checkpoint does not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_algorithm_takes_the_weights_of_another(name: str, space: Space) -> N
     for tensor, values in wanted.items():
         values[...] = rng.random(values.shape) + 0.5
         if tensor == "epsilon":
-            values[...] = one.snapshot()[tensor]  # a schedule, not a weight
+            values[...] = one.snapshot()[tensor]  # epsilon follows a schedule, and is not a weight
     one.load_policy(wanted)
     for tensor, values in one.snapshot().items():
         np.testing.assert_array_equal(values, wanted[tensor])
@@ -86,7 +86,7 @@ def joined(learner: Learner, **options: Any) -> RL4SysAgent:
 
 @pytest.fixture
 def policy(tmp_path: Path) -> StoredPolicy:
-    """A policy of the same algorithm, in the folder ``policy``."""
+    """Write a policy of the same algorithm to the folder ``policy``, and return it."""
     made = algorithm("PPO", DiscreteSpace(2), 5)
     flat, others = made.spec().flatten(made.snapshot())
     flat = flat + np.float32(0.125)
@@ -123,7 +123,7 @@ def test_a_client_starts_with_given_weights_once(tmp_path: Path, policy: StoredP
 
 
 def demonstrations(path: Path) -> DemonstrationsConfig:
-    """A file of one episode in which action 1 follows a positive first observation."""
+    """Write a file with one episode, in which action 1 follows a positive first observation."""
     observations = np.random.default_rng(0).normal(size=(201, 3)).astype(np.float32)
     actions = (observations[:-1, 0] > 0).astype(np.int64)
     episode = Demonstration([observations], actions, None, terminated=False)

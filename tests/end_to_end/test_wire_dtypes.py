@@ -1,4 +1,4 @@
-"""For each wire dtype: actors that follow, lose, lag and come late hold the learner's last version, bit for bit."""
+"""For each wire dtype: actors that follow, lose messages, lag or join late hold the learner's last version, bit for bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIRES = pytest.mark.parametrize(
 
 
 class Drifting(FakeAlgorithm):
-    """Moves as an optimiser does: on and on in about one direction."""
+    """A fake algorithm whose weights move like those of an optimiser: always in about the same direction."""
 
     def snapshot(self) -> Any:
         rng = np.random.default_rng(7)
@@ -43,7 +43,7 @@ class Drifting(FakeAlgorithm):
 
 
 def drifting(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
-    """Makes one, with a version for each segment of two steps."""
+    """Create a `Drifting` algorithm that publishes a version for each segment of two steps."""
     return Drifting(fake_spec(HIDDEN), FakeParameters(steps_per_update=2, rollout_length=2))
 
 
@@ -51,14 +51,14 @@ register_algorithm("DRIFTING", drifting)
 
 
 class Slow:
-    """A way to a learner, through 127.0.0.3, that carries nothing for a while, now and then."""
+    """A connection to a learner, through 127.0.0.3, that is paused now and then."""
 
     def __init__(self, lab: Lab, learner: Learner, rng: random.Random) -> None:
         self.address, self._proxies = proxied(lab, learner, "127.0.0.3", ("address", "pub"))
         self._rng, self._left, self.held = rng, 0, False
 
     def tick(self) -> bool:
-        """Counts a version; returns True when it has been held up for several of them, and now goes on."""
+        """Count a version. Return True if the connection was paused for several versions and now continues."""
         self._left -= 1
         if self._left > 0:
             return False
@@ -72,14 +72,17 @@ class Slow:
             proxy.pause()
 
     def let_go(self) -> None:
-        """Carries on."""
+        """Continue the connection."""
         self.held = False
         for proxy in self._proxies:
             proxy.resume()
 
 
 def proxied(lab: Lab, learner: Learner, host: str, places: tuple[str, ...]) -> tuple[str, list[ChaosProxy]]:
-    """Proxies with the learner's own ports on another loopback address, which is what to dial."""
+    """Start proxies with the learner's own ports on another loopback address.
+
+    Return the address to connect to, and the proxies.
+    """
     status = learner.status()
     ports = {place: Address.parse(status[place]).port for place in places}
     return f"tcp://{host}:{ports['address']}", [
@@ -88,7 +91,7 @@ def proxied(lab: Lab, learner: Learner, host: str, places: tuple[str, ...]) -> t
 
 
 def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, ChaosPub]:
-    """A way to a learner, through 127.0.0.2, on which each tenth message of the PUB is lost."""
+    """Return an address in 127.0.0.2 for a learner, and the relay behind it, which loses each tenth message of the PUB."""
     address, _ = proxied(lab, learner, "127.0.0.2", ("address",))
     pub = Address.parse(learner.status()["pub"])
     relay = ChaosPub(pub, ChaosFrames(seed, drop=LOSS), listen=Address("tcp", "127.0.0.2", pub.port))
@@ -97,7 +100,7 @@ def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, ChaosPub]:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[WeightsHeader]]:
-    """What learners answer who fetches, as it comes about."""
+    """Record the headers of each reply of a learner to an actor that fetches weights."""
     found: list[list[WeightsHeader]] = []
     catch_up = WeightHistory.catch_up
 
@@ -114,7 +117,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[WeightsHeader]]:
 def test_all_actors_hold_the_last_version(
     inproc_lab: Lab, weights: dict[str, Any], seed: int, answers: list[list[WeightsHeader]]
 ) -> None:
-    """Over tcp: one that follows, one behind a link that loses a tenth, one that is held up now and then, one that joins late."""
+    """Over tcp: one actor follows, one loses a tenth of the messages, one is paused now and then, and one joins late."""
     learner = inproc_lab.learner(bind="tcp://127.0.0.1:0", weights=weights)
 
     def join(address: str) -> Any:
@@ -157,7 +160,7 @@ def test_all_actors_hold_the_last_version(
 
 
 def learned(updates: int) -> Any:
-    """The tensors after so many updates."""
+    """Return the tensors after `updates` updates."""
     algorithm = drifting(None, None, None, 0)
     algorithm.updates = updates
     return algorithm.snapshot()

@@ -1,4 +1,4 @@
-"""What else is told by a clock: generations, the age of a cached policy, the age of what is in a spool."""
+"""Values that depend on a clock: generations, the age of a cached policy, the age of segments in a spool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = {"connect_timeout_s": 1.0}
 
 @pytest.fixture
 def step_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the wall clock of this process so many seconds off."""
+    """Return a function that shifts the wall clock of this process by some seconds."""
     told_s = time.time
 
     def step(seconds: float) -> None:
@@ -31,7 +31,7 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Waits for a condition that nobody announces."""
+    """Poll a condition until it is true."""
     deadline, pause = time.monotonic() + timeout_s, threading.Event()
     while not condition():
         assert time.monotonic() < deadline
@@ -41,7 +41,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
 def test_a_learner_without_a_memory_whose_clock_went_back_begins_a_later_generation(
     inproc_lab: Lab, step_clock: Callable[[float], None]
 ) -> None:
-    """What actors have made by then is of an earlier one; in an earlier generation it would be of one that never was."""
+    """The actor's segments must belong to an earlier generation that has existed, not to an unknown one."""
     bind = inproc_lab.new_address()
     step_clock(DAY_S)
     learner = inproc_lab.learner(bind)
@@ -81,7 +81,7 @@ def test_a_policy_of_unknown_age_is_not_taken_for_a_young_one(
 def test_a_clock_that_is_set_makes_no_segment_in_a_spool_older(
     inproc_lab: Lab, tmp_path: Path, step_clock: Callable[[float], None]
 ) -> None:
-    """As on a machine without a battery, which hears the time when its network is up."""
+    """As on a machine without a clock battery, which gets the time when its network is up."""
     step_clock(-1.79e9)
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, spool=tmp_path / "spool", spool_max_age_s=3600.0)

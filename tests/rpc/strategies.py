@@ -1,4 +1,4 @@
-"""Trees and messages for the tests of calls."""
+"""Strategies that draw trees and messages for the tests of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOREIGN_ORDER = (">i2", ">f4", ">u8")
 
 @st.composite
 def arrays(draw: Any) -> Any:
-    """Any array that may travel: 0-d, empty, big-endian, F-ordered, reversed, with gaps."""
+    """Draw an array that can be sent: 0-d, empty, big-endian, F-ordered, reversed, with gaps."""
     dtype = draw(st.sampled_from([*DTYPES, *FOREIGN_ORDER]))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
     count = int(np.prod(shape, dtype=np.int64))
@@ -60,7 +60,7 @@ TREES = st.recursive(
 
 
 def assert_same(left: Any, right: Any) -> None:
-    """Equal to the bit: types, dtypes but for their byte order, shapes, the bits of NaNs."""
+    """Assert that two trees are equal to the bit: types, dtypes except for their byte order, shapes, the bits of NaNs."""
     assert type(left) is type(right) or (isinstance(left, np.ndarray) and isinstance(right, np.ndarray))
     if isinstance(left, np.ndarray):
         assert left.dtype.newbyteorder("<") == right.dtype

@@ -1,4 +1,4 @@
-"""When the desk gives out a batch: whom it waits for, and for how long. The times are made up."""
+"""The times at which the call queue starts a batch, and the callers that it waits for. The clock is simulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl4sys_zmq.wire.rpc import Call, Reply, decode_call
 
 
 class Table:
-    """A desk with one method, and callers by number."""
+    """A call queue with one method, and callers by number."""
 
     def __init__(self, max_batch: int = 8, max_wait_s: float | None = None) -> None:
         self.call_queue = CallQueue(Counters())
@@ -32,7 +32,7 @@ class Table:
             self.call_queue.take(b"peer", Call(self.number, caller, 0, 1000, False, "m", None), now)
 
     def batch(self, now: float, last_job_s: float = 0.0) -> list[int]:
-        """Who is served by the job that begins now, if any; it is over after `last_job_s`."""
+        """Return the callers whose calls the next job runs if it starts now. The job takes `last_job_s`."""
         job = self.call_queue.next_job(now)
         if job is None:
             return []
@@ -45,7 +45,7 @@ def test_a_batch_waits_for_those_who_were_just_answered() -> None:
     table.ask(1, 2, now=0.0)
     assert table.batch(0.0, last_job_s=0.01) == [1, 2]
     table.ask(3, 4, now=0.005)
-    assert table.batch(0.01, last_job_s=0.01) == [3, 4]  # nobody knows yet that there are more than two
+    assert table.batch(0.01, last_job_s=0.01) == [3, 4]  # the queue does not know yet that there are more than two callers
     table.ask(1, 2, now=0.015)
     assert table.batch(0.02) == []
     assert table.call_queue.wait_s(0.02) == pytest.approx(BATCH_WAIT_SHARE * 0.01)
@@ -71,7 +71,7 @@ def test_who_does_not_come_is_waited_for_once() -> None:
     table.ask(1, now=1.0)
     assert table.batch(1.0, last_job_s=0.01) == [1]  # long after the wait
     table.ask(1, now=1.011)
-    assert table.batch(1.011) == [1]  # 2 is forgotten
+    assert table.batch(1.011) == [1]  # the queue no longer expects caller 2
 
 
 def test_nobody_waits_for_himself_or_for_long() -> None:
@@ -88,7 +88,7 @@ def test_nobody_waits_for_himself_or_for_long() -> None:
     quick.ask(1, 2, now=0.0)
     assert quick.batch(0.0, last_job_s=0.000_1) == [1, 2]
     quick.ask(1, now=0.000_1)
-    assert quick.batch(0.000_1) == [1]  # nobody asks again within a quarter of that
+    assert quick.batch(0.000_1) == [1]  # no caller sends again within a quarter of that time
 
 
 @pytest.mark.parametrize(("max_batch", "max_wait_s"), [(2, None), (8, 0.0), (1, 0.0)])
@@ -112,7 +112,7 @@ def test_a_call_that_needs_no_company_is_pressing() -> None:
 
 
 def test_lanes_take_turns_by_who_came_first() -> None:
-    """A concurrency group that always has something to do keeps no other one waiting."""
+    """A concurrency group that always has calls does not delay the other groups."""
     call_queue = CallQueue(Counters())
     for name in ("first", "second"):
         call_queue.register(ServerMethod(name, list, name))
@@ -161,7 +161,7 @@ def test_a_method_that_is_taken_away_leaves_its_lane_to_the_next() -> None:
 
 
 def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
-    """A session that is not known has no memory of its calls: one that is said again waits a second time."""
+    """The queue does not remember the calls of an unknown session. A call that is resent waits a second time."""
     call_queue, seen = CallQueue(Counters()), []
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
@@ -185,7 +185,7 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
     call_queue.register(ServerMethod("m", list, "m"))
 
     def ask(session: int, number: int, acked: int = 0) -> list[Frame] | None:
-        """What is kept for a call, if it is said again."""
+        """Return the reply that is kept for a call, as when the call is resent."""
         return call_queue.take(b"peer", Call(number, session, acked, 1000, True, "m", None), 0.0)
 
     def answer(session: int, number: int, size: int, acked: int = 0) -> None:
@@ -200,9 +200,9 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
     answer(2, 0, 40)
     assert ask(1, 0) and ask(2, 0)
     answer(3, 0, 40)
-    assert ask(1, 0) is None and call_queue.next_job(0.0) is None  # neither kept nor run again
+    assert ask(1, 0) is None and call_queue.next_job(0.0) is None  # the reply is not kept, and the call does not run again
     assert ask(2, 0) and ask(3, 0)
-    answer(2, 1, 30, acked=1)  # it has the first: what is kept is 70 bytes
+    answer(2, 1, 30, acked=1)  # the caller has the first reply: 70 bytes are kept
     answer(1, 1, 30)
     assert ask(1, 1) and ask(2, 1) and ask(3, 0)
     answer(1, 2, 101)

@@ -1,4 +1,4 @@
-"""What a client's user may do: call from a future's callback, come before the server, give bad names, fork, press Ctrl-C."""
+"""Uses of a caller: a call in a future's callback, a start before the server, invalid names, a fork, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_subscriptions_callback_may_close_the_client(server: Server) -> None:
 
 
 def test_a_burst_of_futures_is_answered_in_one_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than a connection queues: none waits for the time when a lost call would be said again."""
+    """The burst is larger than the queue of a connection. No call waits until lost calls are resent."""
     monkeypatch.setattr("rl4sys_zmq.rpc.session.CALL_RESEND", Backoff(3600.0, 3600.0))
     with Caller(server.address, timeout_s=3 * WAIT_S) as client:
         futures = [client.submit("echo", number, once=bool(number % 2)) for number in range(3000)]
@@ -86,7 +86,7 @@ def test_a_subscription_may_come_long_before_the_server(tmp_path: Path, monkeypa
     with Caller(address) as client:
         subscription = client.subscribe("obs", lambda payload, number: heard.put(payload))
         asked: set[float] = set()
-        while len(asked) < 4:  # it is asked for in vain, again and again
+        while len(asked) < 4:  # it sends several requests without a reply
             asked.add(subscription.asked_s)
         with Server(address, name="late", pub=pub) as late:
             late.start()
@@ -210,7 +210,7 @@ def test_a_forked_child_makes_its_own_connections(server: Server) -> None:
                 code = 0 if client.call("echo", 2) == client.submit("echo", 2).result(WAIT_S) == 2 else 2
                 client.close()
                 server.stop()
-            except BaseException:  # pytest must not go on in the child
+            except BaseException:  # pytest must not continue in the child
                 code = 3
             finally:
                 os._exit(code)

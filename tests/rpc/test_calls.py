@@ -1,4 +1,4 @@
-"""Calls over real sockets: answers, errors, deadlines, batches, at most once, notices, stopping."""
+"""Calls over real sockets: replies, errors, deadlines, batches, calls that run at most once, publications, stopping."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAIT_S = 10.0
 
 @pytest.fixture
 def server(transport: TransportUnderTest) -> Iterator[Server]:
-    """A server that publishes, not yet started."""
+    """Yield a server that publishes. It is not started."""
     made = Server(transport.address(), name="test", pub=transport.address(), terms={"version": "1", "keys": ["a"]})
     yield made
     made.stop()
@@ -50,7 +50,7 @@ def test_answers(server: Server) -> None:
     server.register("double", lambda payload: {"x": payload["x"] * 2, "of": (1, None, "é", b"b", [True])})
     server.start()
     with client_of(server) as client:
-        for shape in [(), (0,), (3,), (200, 300)]:  # in the skeleton, and in a frame of its own
+        for shape in [(), (0,), (3,), (200, 300)]:  # small arrays are in the skeleton, large ones in a frame of their own
             x = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
             answer = client.call("double", {"x": x})
             assert np.array_equal(answer["x"], x * 2) and np.asarray(answer["x"]).dtype == x.dtype
@@ -110,7 +110,7 @@ class Textless(Exception):
 
 class Bare(CallRefusedByCallback):
     def __init__(self) -> None:
-        """Leaves out what a refusal is made of."""
+        """Do not call the base class, so the attributes of a refusal are missing."""
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_subscribers_get_the_newest_in_order(server: Server) -> None:
     assert server.publish("obs", 1) == 1
     with client_of(server) as client:
         client.subscribe("obs", note)
-        assert entered.wait(WAIT_S)  # a newcomer gets what there is
+        assert entered.wait(WAIT_S)  # a new subscriber gets the newest publication
         for payload in range(2, 51):
             server.publish("obs", payload)
         server.publish("other", -1)
@@ -397,7 +397,10 @@ def test_what_runs_while_the_server_stops_is_answered(server: Server) -> None:
 
 
 def test_lanes_that_take_long_run_side_by_side(server: Server) -> None:
-    """Once a concurrency group is known to take long its jobs don't hold up others even for the time that an unknown one may."""
+    """When a concurrency group is known to be slow, its jobs do not delay other groups.
+
+    They do not even delay them for as long as the jobs of an unknown group may.
+    """
     together = threading.Barrier(3)
 
     def meet(payload: Any) -> Any:
@@ -446,7 +449,7 @@ def test_a_server_that_is_absent_or_comes_later(tmp_path: Any) -> None:
             server.register("act", ran.append)
             server.start()
             client.call("act", 2, timeout_s=WAIT_S, once=True)
-        assert ran == [2]  # what was given up never ran
+        assert ran == [2]  # the call that timed out never ran
 
 
 SERVER = """
@@ -468,7 +471,7 @@ server.run()
 
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
 def test_a_killed_and_restarted_server(scheme: str, tmp_path: Path) -> None:
-    """What may run twice is said again to the new one; what may not is lost, said so, and never run again."""
+    """A call that may run twice is resent to the new server. A `once` call is reported as lost, and never runs again."""
     ran = tmp_path / "ran"
     ran.touch()
     with socket.socket() as probe:

@@ -1,4 +1,7 @@
-"""The three messages of services: they come back as they were; changed bytes are refused with a ProtocolError, nothing else."""
+"""The three messages of services are equal after encoding and decoding.
+
+Changed bytes raise a ProtocolError and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def test_notices_come_back(number: Any, server: Any, latest: Any, topic: Any, pa
 
 
 def read(frames: Any) -> str:
-    """The code of what is wrong with a message; empty when it is read. Any other exception is a fault."""
+    """Return the error code of a message, or an empty string if it can be decoded. Any other exception is a fault."""
     try:
         decode_call(frames)
     except ProtocolError as exc:
@@ -90,7 +93,7 @@ def test_changed_bytes_are_refused(kind: str, seed: int) -> None:
 
 
 def forged(frames: Any, fields: bytes) -> list[Any]:
-    """The same message with other fields and a checksum that is right."""
+    """Return the same message with other fields and a correct checksum."""
     prefix = Prefix.unpack(frames)
     body = frames[1:]
     size = sum(len(f) for f in body)
@@ -99,7 +102,7 @@ def forged(frames: Any, fields: bytes) -> list[Any]:
 
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_changed_fields_under_a_right_checksum_are_read_or_refused(kind: str, seed: int) -> None:
-    """What a decoder meets from somebody who knows the protocol: only bytes of the header change, the checksum is new."""
+    """Messages of a peer that knows the protocol: only bytes of the header differ, and the checksum is correct."""
     rng = random.Random(seed)
     frames = [bytes(f) for f in MESSAGES[kind]]
     fields, seen = frames[0][PREFIX_BYTES:], set()

@@ -1,4 +1,4 @@
-"""Threads that take turns to lead: quick jobs, long ones, stuck ones, and a leader that dies."""
+"""Threads that take turns as the leader: quick jobs, long jobs, stuck jobs, and a leader that dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Job = Callable[[], object]
 
 
 class Connection:
-    """A crew that does jobs from a queue; the leader owns `owner`, and each loop notes who led it."""
+    """A pool that runs jobs from a queue. `owner` is the leader's thread, and each loop records the thread that led it."""
 
     def __init__(self) -> None:
         self.jobs: queue.Queue[Job] = queue.Queue()
@@ -30,13 +30,13 @@ class Connection:
         )
 
     def do(self, job: Job) -> tuple[object, bool, int]:
-        """What came of a job, whether its thread leads on, and which it was."""
+        """Run a job. Return its result, whether its thread still leads, and its thread."""
         self.jobs.put(job)
         return self.made.get(timeout=WAIT_S)
 
     def end(self, timeout_s: float = WAIT_S) -> None:
         self.pool.stop()
-        self.jobs.put(lambda: None)  # wakes whoever leads
+        self.jobs.put(lambda: None)  # wakes the leader
         self.pool.join(timeout_s)
 
     def _adopt(self) -> None:
@@ -73,7 +73,7 @@ def test_a_long_job_loses_its_thread_the_lead(line: Connection) -> None:
     go = [threading.Event() for _ in range(3)]
     for event in go:
         line.jobs.put(event.wait)
-    _, leads, second = line.do(lambda: None)  # three threads wait, and a fourth does this
+    _, leads, second = line.do(lambda: None)  # three threads wait, and a fourth runs this job
     assert leads and second == line.owner != first
     assert line.counters.get("takeovers") == 3
     assert not line.pool.in_pool_thread
@@ -93,7 +93,7 @@ def test_a_job_that_is_known_to_take_long_gives_the_lead_away_at_once(line: Conn
         for _ in range(3):
             line.jobs.put(lambda: meet.wait(WAIT_S))
         leads = [line.made.get(timeout=WAIT_S)[1] for _ in range(3)]
-        assert leads.count(False) >= 2  # the last to come may be done before another has the lead
+        assert leads.count(False) >= 2  # the last job may end before another thread leads
 
 
 def test_a_stuck_job_is_named() -> None:
@@ -116,7 +116,7 @@ def test_a_leader_that_dies_is_replaced_and_not_forgotten() -> None:
     line.pool.start()
     try:
         line.jobs.put(lambda: 1 / 0)
-        assert line.do(lambda: "on")[:2] == ("on", True)  # 50 ms later, as after a long job
+        assert line.do(lambda: "on")[:2] == ("on", True)  # this job runs 50 ms later, as after a long job
         with pytest.raises(WorkerDied, match="ZeroDivisionError"):
             line.pool.raise_if_dead()
     finally:

@@ -1,4 +1,4 @@
-"""What a server and its client say when something is too large, stuck, or not as agreed; and who hears what."""
+"""Errors of a server and its caller: messages that are too large, stuck callbacks, unequal terms, invalid subscriptions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_is_too_large_is_refused_before_it_is_sent(transport: TransportUnde
                 client.call,
                 client.call,
                 lambda *a: client.submit(*a).result(),
-            ):  # not greeted yet, greeted, by a future
+            ):  # before the HELLO, after it, and with a future
                 with pytest.raises(CallRefused, match=r"200000 bytes; the limit is 100000") as caught:
                     call("echo", np.zeros(200_000, np.uint8))
                 assert caught.value.code is CallRefusalReason.TOO_LARGE
@@ -116,7 +116,7 @@ def test_a_server_that_stops_names_the_callback_that_does_not(transport: Transpo
         waiting = client.submit("slow")
         assert entered.wait(WAIT_S)
         while not server.status()["counters"].get("takeovers"):
-            client.call("$status")  # served meanwhile, by the thread that has taken over
+            client.call("$status")  # served by the thread that has taken over
         with pytest.raises(CallbackStuck, match=r"arm \(slow\)"):
             server.stop(timeout_s=0.2)
         release.set()
@@ -189,7 +189,7 @@ def test_what_waits_to_be_published_is_the_newest_of_each_topic(transport: Trans
 
 
 def test_arrays_may_change_after_they_were_published_or_answered(transport: TransportUnderTest) -> None:
-    """A robot's buffers and a trainer's weights go on changing: what was said stays what it was."""
+    """A program changes its arrays after it has published or returned them. A message that was sent keeps its values."""
     weights = np.zeros(50_000)
     with Server(transport.address(), name="changing", pub=transport.address()) as server:
         server.register("state", lambda payload: weights)
@@ -216,7 +216,7 @@ def test_arrays_may_change_after_they_were_published_or_answered(transport: Tran
 
 @pytest.mark.parametrize("name", [b"", b"x" * 300, b"\xff"])
 def test_a_subscription_to_what_is_no_topic_ends_no_server(name: bytes, tmp_path: Path) -> None:
-    """Whoever may call knows the channel."""
+    """Any caller knows the channel."""
     with Server(f"ipc://{tmp_path}/s", name="sturdy", pub=f"ipc://{tmp_path}/pub") as server:
         server.start()
         with Caller(server.address, timeout_s=WAIT_S) as client, Socket.sub(server.pub_address) as sub:
@@ -226,7 +226,7 @@ def test_a_subscription_to_what_is_no_topic_ends_no_server(name: bytes, tmp_path
             server.publish("t", 1)
             assert heard.get(timeout=WAIT_S) == 1
             server.publish("t", 2)
-            assert heard.get(timeout=WAIT_S) == 2  # by now both subscriptions were looked at
+            assert heard.get(timeout=WAIT_S) == 2  # the server has processed both subscriptions by now
         server.raise_if_dead()
 
 
@@ -256,4 +256,4 @@ def test_a_welcome_or_an_answer_that_is_none_ends_no_client(welcome: object, tmp
         error = future.exception()
         assert error is None or isinstance(error, CallTimeout)
         assert client.counters.get("refused") > 0
-        assert client.submit("m", timeout_s=0.01).exception(WAIT_S) is not None  # the thread lives
+        assert client.submit("m", timeout_s=0.01).exception(WAIT_S) is not None  # the thread still runs

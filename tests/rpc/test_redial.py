@@ -1,4 +1,4 @@
-"""A dead connection is dialled anew, and a call that is too large is refused before it costs the connection."""
+"""A dead connection is replaced by a new one. A call that is too large is refused before it breaks the connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_session_asks_for_another_connection_after_silence() -> None:
     assert on_reconnected == [
         107.5,
         115.5,
-    ]  # at 103.5 s its bytes might still have been on their way, and at 111.5 s those after 107.5 s
+    ]  # at 103.5 s its bytes might still be in transit, and at 111.5 s those after 107.5 s
     assert session.counters.get("redials") == 2
 
 
@@ -59,7 +59,7 @@ def test_a_half_open_connection_is_dialled_anew_and_the_call_runs_once(way: str,
 
 
 def remedy(proxy: ChaosProxy) -> Any:
-    """What the proxy counts with: the first half-open connection is the last."""
+    """Return a replacement for `proxy.counters.add` that ends the faults at the first half-open connection."""
     add = proxy.counters.add
 
     def count(name: str, amount: int = 1) -> None:

@@ -1,4 +1,7 @@
-"""The caller's side without sockets: greetings, what is lost with a server, how much is said at once. The times are made up."""
+"""The session of a caller without sockets: HELLOs, calls that are lost with a server, calls in transit.
+
+The times are simulated.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from rl4sys_zmq.wire.rpc import ANSWERED, Call, Reply, decode_call, encode_reply
 
 
 class Server:
-    """Remembers sessions by the greeting that opened them, as a desk does."""
+    """A server that records each session with the number of the HELLO that opened it."""
 
     def __init__(self, life: int) -> None:
         self.life = life
@@ -33,7 +36,7 @@ class Server:
 
 
 def greeted(server: Server) -> CallerSession:
-    """A session that the server knows, with nothing under way."""
+    """Return a session that the server knows, without calls in transit."""
     session = CallerSession("tcp://x", Counters())
     first = session.begin("m", None, 0.0, 1000.0)
     (hello,) = session.due(0.0)
@@ -68,7 +71,7 @@ def test_calls_wait_for_the_greeting() -> None:
 
 
 def test_a_call_can_wait_for_a_server_for_a_day() -> None:
-    """After 1024 resends, the doubled pause would be no float any more."""
+    """After 1024 resends, a pause that doubles each time would overflow a float."""
     session = CallerSession("tcp://x", Counters())
     call = session.begin("m", None, 0.0, 86_400.0)
     now = 0.0
@@ -80,14 +83,14 @@ def test_a_call_can_wait_for_a_server_for_a_day() -> None:
 
 
 def test_what_was_said_to_a_server_that_is_gone_is_lost_whoever_greets_the_next() -> None:
-    """Else the greeting that another call causes would make the new server run what the old one may have run."""
+    """Otherwise the HELLO for another call would make the new server run a call that the old server may have run."""
     session, second = greeted(Server(1)), Server(2)
     said = session.begin("said", None, 0.0, 100.0, once=True)
     plain = session.begin("plain", None, 0.0, 100.0)
     assert say(session, 0.0) == ["said", "plain"]
     fresh = session.begin("fresh", None, 0.1, 100.0, once=True)
     assert session.due(0.1) == [fresh]
-    session.take(second.answer(fresh, CallRefusalReason.NO_SESSION), 0.2)  # it has run nowhere
+    session.take(second.answer(fresh, CallRefusalReason.NO_SESSION), 0.2)  # the call has not run on any server
     (hello,) = session.due(0.2)
     assert hello.method == sessions.HELLO
     session.take(second.answer(hello), 0.3)
@@ -118,7 +121,7 @@ def test_a_greeting_that_was_forgotten_and_opened_the_session_all_the_same_is_ne
     session.due(0.0)
     session.require_hello()
     (lost_hello,) = session.due(1.0)
-    second.answer(lost_hello)  # it comes, and its answer never does
+    second.answer(lost_hello)  # the HELLO arrives, and its reply does not
     assert session.expire(6.0) and other.done and not said.done
     (hello,) = session.due(7.0)
     session.take(second.answer(hello), 7.1)
@@ -163,7 +166,7 @@ def test_a_window_of_calls_is_said_and_each_that_is_over_lets_another_in() -> No
 
 
 def test_what_the_connection_had_no_room_for_was_not_said() -> None:
-    """Else it would be said again only half a second later, and be lost with a server that never saw it."""
+    """Otherwise it would be resent only half a second later, and would be lost with a server that never received it."""
     session, second = greeted(Server(1)), Server(2)
     pending = session.begin("m", None, 0.0, 10.0, once=True)
     assert session.due(0.0) == [pending]

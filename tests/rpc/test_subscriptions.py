@@ -1,4 +1,4 @@
-"""Who hears what: after a server came back elsewhere, and after a right was taken away."""
+"""Subscribers after a server has returned at another address, and after a right was revoked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 15.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beacons come ten times a second, and half a second without one is a silence."""
+    """Send ten beacons a second, and treat half a second without a beacon as silence."""
     monkeypatch.setattr("rl4sys_zmq.rpc.server.BEACON_S", 0.1)
     monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.PUBLISHER_SILENCE_S", 0.5)
     monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.LATEST_RETRY_S", 0.4)
@@ -38,7 +38,7 @@ def test_a_subscriber_finds_a_server_that_publishes_elsewhere(tmp_path: Path) ->
             assert got.get(timeout=WAIT_S) == 1
         with Server(address, name="second", pub="tcp://127.0.0.1:0") as second:
             second.start()
-            assert second.publish("obs", 2) == 1  # a new life counts anew
+            assert second.publish("obs", 2) == 1  # a new start of the server begins a new numbering
             assert got.get(timeout=WAIT_S) == 2
             second.publish("obs", 3)
             assert got.get(timeout=WAIT_S) == 3
@@ -82,7 +82,7 @@ def test_beacons_come_while_long_jobs_change_the_leader(tmp_path: Path, monkeypa
 
 
 def write_keys(folder: Path, *names: str) -> dict[str, str]:
-    """Makes keys for a server and its clients, and the list; returns each client's entry."""
+    """Write keys for a server and its callers, and the access list. Return the entry of each caller."""
     server = ServerKeys(new_key_pair())
     write_server_keys(folder / "learner.secret", server)
     listed = {}
@@ -128,13 +128,13 @@ def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
             while authenticator.watcher.loads < 2:
                 keyed.raise_if_dead()
             keyed.publish("obs", 2)
-            assert heard["stays"].get(timeout=WAIT_S) == 2  # it greets again, and learns the new channel
+            assert heard["stays"].get(timeout=WAIT_S) == 2  # it sends a HELLO again, and gets the new channel
             deadline = time.monotonic() + WAIT_S
-            while not keyed.counters.get("refused.forbidden"):  # the other greets again too, sooner or later
+            while not keyed.counters.get("refused.forbidden"):  # the other caller also sends a HELLO again, sooner or later
                 assert time.monotonic() < deadline
                 keyed.raise_if_dead()
             keyed.publish("obs", 3)
             assert heard["stays"].get(timeout=WAIT_S) == 3
             assert heard["goes"].empty()
-            with pytest.raises(CallTimeout):  # as a key that was never listed
+            with pytest.raises(CallTimeout):  # like a key that was never listed
                 goes.call("$status", timeout_s=0.2)

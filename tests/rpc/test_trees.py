@@ -1,4 +1,7 @@
-"""Trees: what goes in comes out to the bit, what cannot is refused by its path, and no bytes make the reader fail or grow."""
+"""Trees: a decoded tree equals the encoded tree to the bit, and values that cannot be sent are refused by their path.
+
+No bytes make the reader fail, or use much memory.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +217,7 @@ def test_what_pack_never_writes_is_refused(skeleton: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("form", [b"b", b"s"])
 def test_a_short_message_cannot_become_a_large_tree(form: bytes) -> None:
-    """Each byte of a frame is pointed at once: a thousand times the same mebibyte would be a gibibyte."""
+    """Each byte of a frame may be referenced once. A thousand references to the same mebibyte would be a gibibyte."""
     skeleton = [{form: [0, 0, 1 << 20]} for _ in range(1000)]
     tracemalloc.start()
     with pytest.raises(ProtocolError) as caught:

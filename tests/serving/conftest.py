@@ -1,4 +1,4 @@
-"""What tests of served environments share."""
+"""Fixtures for the tests of served environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Starts servers: ``serve("CartPole-v1", 2, lease_s=1.0)``, on a free port unless told; `ROOM` is registered."""
+    """Yield a function that starts servers: ``serve("CartPole-v1", 2, lease_s=1.0)``.
+
+    The default is a free port. `ROOM` is registered.
+    """
     gymnasium = pytest.importorskip("gymnasium")
     from rl4sys_zmq.serving import GymEnvServer
 

@@ -1,4 +1,4 @@
-"""A robot as a server: agentlace's documented usage, and all that can go wrong."""
+"""A robot as a server: agentlace's documented usage, and the possible faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lab(transport: TransportUnderTest) -> Iterator[Lab]:
 
 
 class Lab:
-    """Servers and clients over one transport, closed in the end."""
+    """A factory of servers and clients over one transport, which stops them in the end."""
 
     def __init__(self, transport: TransportUnderTest) -> None:
         self.transport = transport
@@ -79,12 +79,12 @@ class Lab:
 
 
 def ports_of(scheme: str, transport: TransportUnderTest) -> tuple[Any, Any]:
-    """As theirs for tcp, URIs for the others."""
+    """Return two ports for tcp, as in agentlace, and two URIs for the other transports."""
     return (free_port(), free_port()) if scheme == "tcp" else (transport.address(), transport.address())
 
 
 def test_the_readme_example(transport: TransportUnderTest) -> None:
-    """An edge device as the server, a GPU machine as its client, in agentlace's words."""
+    """An edge device is the server and a GPU machine its client, with agentlace's names."""
     port, _ = ports_of(transport.scheme, transport)
     actions = []
 
@@ -138,7 +138,7 @@ def test_the_usage_of_their_action_test(transport: TransportUnderTest) -> None:
     client.register_obs_callback(client_callback)
     observation = client.obs()
     assert observation["test_image"].shape == (256, 256, 3)
-    observation["test_image"][0, 0] = 0  # it is the caller's
+    observation["test_image"][0, 0] = 0  # the array belongs to the caller, and is writeable
     assert client.act("send_image", {"image": image}) == {"status": "success", "same": True}
     server.publish_obs({"test-broadcast": 1})
     assert heard.wait(WAIT_S)
@@ -148,7 +148,10 @@ def test_the_usage_of_their_action_test(transport: TransportUnderTest) -> None:
 
 
 def test_cartpole_as_an_action_server(lab: Lab) -> None:
-    """Their example of an environment behind the keys reset, step, render; equal to a local one, step for step."""
+    """agentlace's example: an environment behind the keys reset, step and render.
+
+    Each step equals that of a local environment.
+    """
     gym = pytest.importorskip("gymnasium")
     here, there = gym.make("CartPole-v1"), gym.make("CartPole-v1")
 
@@ -183,7 +186,7 @@ def test_cartpole_as_an_action_server(lab: Lab) -> None:
     assert client.act("close") == {"act_ret": None}
 
 
-# ---- what must agree
+# ---- configurations that must agree
 
 
 FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -312,7 +315,7 @@ def test_an_unknown_key_is_refused_before_anything_is_sent(lab: Lab) -> None:
 
 
 def test_a_server_checks_the_keys_too(lab: Lab) -> None:
-    """A client that is not ours, with the protocol and without the terms."""
+    """A client of another implementation, which uses the protocol and sends no terms."""
     from rl4sys_zmq.rpc import Caller
 
     with Caller(lab.server().address, timeout_s=WAIT_S) as raw:
@@ -350,7 +353,7 @@ def test_an_answer_that_was_not_asked_for_is_passed_on_with_a_warning(
         assert client.obs() == (answer or {})
     assert client.act("move") == {}
     observed, acted = [record.getMessage() for record in caplog.records if "callback returned" in record.getMessage()]
-    assert words in observed and "act_callback returned None" in acted  # each once
+    assert words in observed and "act_callback returned None" in acted  # once each
     assert server.status()["counters"]["callback_odd"] == 4
 
 
@@ -433,7 +436,7 @@ def test_a_callback_that_blocks_costs_its_caller_a_timeout_and_stop_says_what_is
     with pytest.raises(CallTimeout, match="waiting for the answer"):
         client.act("move", timeout_s=0.3)
     assert entered.is_set()
-    with pytest.raises(CallTimeout):  # the robot is one thing: this waits for the act
+    with pytest.raises(CallTimeout):  # the robot is one concurrency group: `obs` waits for the `act`
         client.obs(timeout_s=0.3)
     with pytest.raises(CallbackStuck, match=r"robot \(act\)"):
         server.stop(timeout_s=0.2)
@@ -523,11 +526,11 @@ def test_two_clients_never_run_two_callbacks_at_once(lab: Lab) -> None:
     assert status["config"]["action_keys"] == ["move"]
 
 
-# ---- a bad network: an action is done once
+# ---- a bad network: an action runs once
 
 
 class Arm:
-    """Counts what it does; may call something while it does it."""
+    """A robot that records its actions, and may call a function during an action."""
 
     def __init__(self) -> None:
         self.moves: list[Any] = []
@@ -560,7 +563,7 @@ def test_an_act_whose_answer_is_lost_runs_once(seed: int) -> None:
 
 
 def test_an_act_is_not_done_again_by_the_server_that_comes_after(seed: int) -> None:
-    """The first server acts, its answer is lost, and it is gone; the second must not act, and the caller must know."""
+    """The first server acts, its reply is lost, and it ends. The second server must not act, and the caller gets `CallLost`."""
     first, second = Arm(), Arm()
     server = tcp_server(first)
     port = int(server.address.rpartition(":")[2])
@@ -589,7 +592,7 @@ def test_an_act_is_not_done_again_by_the_server_that_comes_after(seed: int) -> N
             calls.join(WAIT_S)
             assert len(caught) == 1
             assert (len(first.moves), len(second.moves)) == (1, 0)
-            assert client.obs() == {"cam1": 1}  # what does no harm goes on
+            assert client.obs() == {"cam1": 1}  # a call that may run twice still succeeds
             assert client.act("move", {"to": 2}) == {"moves": 1}
             client.stop()
 
@@ -618,7 +621,7 @@ def test_a_late_subscriber_gets_the_newest_and_numbers_never_go_back(lab: Lab) -
     assert last.wait(WAIT_S)
     assert heard[0] >= 5
     assert heard == sorted(set(heard))
-    assert subscription.number in (heard[-1], *heard[-2:-1], 0)  # it is set when the callback has returned
+    assert subscription.number in (heard[-1], *heard[-2:-1], 0)  # it is set after the callback has returned
 
 
 LAST = 1_000_000
@@ -644,7 +647,7 @@ def test_a_slow_subscriber_gets_the_newest(lab: Lab) -> None:
     while client.stats().get("skipped", 0) == 0:
         number += 1
         server.publish_obs({"n": number})
-        client.obs()  # the notice before its answer: the server has left none out
+        client.obs()  # the publication arrives before this reply: the server has skipped none
     server.publish_obs({"n": LAST})
     release.set()
     assert last.wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""Bad environments, bad input, bad networks: typed errors, and each step executed once."""
+"""Faulty environments, invalid input and bad networks: typed errors, and each step is executed once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 20.0
 
 @pytest.fixture
 def trouble(serve: Any) -> Any:
-    """A server of two troublesome environments, and the environments."""
+    """Yield a server of two `Trouble` environments, and the environments."""
     envs: list[Trouble] = []
 
     def make() -> Trouble:
@@ -78,7 +78,7 @@ def test_the_check_of_observations_can_be_left_out(serve: Any) -> None:
 
 
 class Odd(Counting):
-    """What it gives after an action other than 0 is none of what a step gives."""
+    """An environment whose step returns an invalid result after each action except 0."""
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
@@ -105,7 +105,7 @@ def test_a_step_whose_answer_is_none_ends_the_episode(serve: Any, action: int) -
     with pytest.raises(CallRefused, match="call reset") as refused:
         env.step(0)
     assert refused.value.code is CallRefusalReason.GONE
-    with pytest.raises(PayloadError):  # asks nothing, so it changes nothing
+    with pytest.raises(PayloadError):  # sends no request, so nothing changes
         env.reset(options={"lock": threading.Lock()})
     with pytest.raises(CallRefused, match="call reset"):
         env.step(0)
@@ -128,7 +128,7 @@ def test_an_environment_that_hangs_holds_up_only_its_own_client(trouble: Any) ->
         hung.step(0)
     assert refused.value.code is CallRefusalReason.GONE
     hung.close()
-    with pytest.raises(CallRefused, match="2 of 2 environments are taken"):  # given back, and still in its step
+    with pytest.raises(CallRefused, match="2 of 2 environments are taken"):  # given back, but still in its step
         RemoteEnv(server.address)
     envs[0].release.set()
     other.close()
@@ -162,7 +162,7 @@ def test_an_action_or_option_that_cannot_travel_is_refused_by_its_place(trouble:
 
 
 class Tensor:
-    """As one that wants gradients: it gives no array."""
+    """An object like a tensor that requires gradients: its conversion to an array raises."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("detach it first")
@@ -191,7 +191,7 @@ def test_what_of_an_info_cannot_travel_is_left_out_and_counted(trouble: Any) -> 
 
 
 class Deep(Counting):
-    """Its infos are deeper than an answer may be, or have no end."""
+    """An environment whose infos are nested too deeply for a reply, or contain themselves."""
 
     def step(self, action: Any) -> Any:
         info: dict[str, Any] = {"fine": 1}
@@ -247,7 +247,7 @@ def test_nonsense_is_refused(trouble: Any, payload: Any) -> None:
 
 
 def play(env: RemoteEnv, until: Any, most: int = 5000) -> tuple[int, int]:
-    """Steps until told; how many steps returned, and how many brought no answer."""
+    """Step until `until` is true. Return the number of steps that returned, and the number of steps without a reply."""
     returned = lost = 0
     fresh = True
     for _ in range(most):
@@ -323,7 +323,7 @@ def test_each_step_is_executed_at_most_once_while_the_line_is_cut_again_and_agai
 
 
 class RemoteThread(threading.Thread):
-    """One step, elsewhere."""
+    """A thread that makes one step of a remote environment."""
 
     def __init__(self, env: RemoteEnv) -> None:
         super().__init__()
@@ -343,7 +343,7 @@ def test_a_server_that_is_started_again_mid_episode_says_reset_and_goes_on(serve
     address = first.address
     first.stop()
     second = serve(counting, bind=address)
-    with pytest.raises((CallRefused, CallLost), match=r"(?s)call reset") as ended:  # lost: it was said twice meanwhile
+    with pytest.raises((CallRefused, CallLost), match=r"(?s)call reset") as ended:  # CallLost if the call was resent in between
         env.step(0)
     error = ended.value
     assert isinstance(error, CallLost) or (isinstance(error, CallRefused) and error.code is CallRefusalReason.GONE)
@@ -391,7 +391,7 @@ def test_a_payload_beyond_the_limit_is_refused(serve: Any) -> None:
 
 
 class Stopping(Counting):
-    """Its step stops the server that it is at, and then notes whether it was closed meanwhile."""
+    """An environment whose step stops its own server, and then records whether it was closed in the meantime."""
 
     server: GymEnvServer
     closed = closed_in_step = False

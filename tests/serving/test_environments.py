@@ -1,4 +1,4 @@
-"""Environments that run elsewhere are as they are here: spaces, checker, results, leases."""
+"""Remote environments behave like local ones: spaces, checker, results, leases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOUR = ["CartPole-v1", "LunarLander-v3", "Pendulum-v1", ROOM]
 
 
 def heard(env: Any) -> set[str]:
-    """What Gymnasium's checker warns of."""
+    """Return the warnings of Gymnasium's checker."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_env(env)
@@ -50,7 +50,7 @@ def test_gymnasiums_checker_finds_nothing_that_it_does_not_find_here(serve: Any,
     try:
         found = heard(remote)
         assert found <= heard(local)
-        assert all("Box" in text for text in found)  # CartPole's unbounded box, Pendulum's actions: the spaces' own
+        assert all("Box" in text for text in found)  # CartPole's unbounded box and Pendulum's actions
         assert remote.spec is not None
         assert (remote.spec.id, remote.render_mode) == (env_id, "rgb_array")
         assert "human" not in remote.metadata["render_modes"]
@@ -131,7 +131,7 @@ def test_two_clients_never_have_one_environment(serve: Any) -> None:
     first.close()
     third = RemoteEnv(server.address)
     assert third.env_index == 0
-    with pytest.raises(CallRefused, match="call reset"):  # the episode of whoever had it before is not gone on with
+    with pytest.raises(CallRefused, match="call reset"):  # the episode of an earlier caller is not continued
         third.step(0)
     assert server.status()["taken"] == 2
     third.close()
@@ -143,7 +143,7 @@ def test_a_lease_that_ran_out_and_was_taken_is_said_and_reset_asks_anew(serve: A
     server = serve("CartPole-v1", 1, lease_s=3600)
     first = RemoteEnv(server.address)
     first.reset(seed=1)
-    server._leases.lease_s = 0.0  # as though an hour had passed
+    server._leases.lease_s = 0.0  # as if an hour had passed
     second = RemoteEnv(server.address)
     server._leases.lease_s = 3600.0
     second.reset(seed=2)
@@ -165,7 +165,7 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
     try:
         kept = env._env_lease._renewer
         heard_s = server._leases.holders()[0].last_message_s
-        for _ in range(1000):  # until the keeper has spoken
+        for _ in range(1000):  # until the lease is renewed
             if server._leases.holders()[0].last_message_s > heard_s:
                 break
             kept.join(0.01)
@@ -177,7 +177,7 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
 def test_what_was_taken_without_an_answer_is_what_reset_takes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("CartPole-v1", 3, lease_s=3600)
     env = RemoteEnv(server.address)
-    server._leases.give(env._env_lease._renewer.token)  # as though the server had been started again
+    server._leases.give(env._env_lease._renewer.token)  # as if the server had been started again
     others = [RemoteEnv(server.address), RemoteEnv(server.address)]
     take = server._leases.take
 
@@ -206,7 +206,7 @@ def test_an_environment_that_is_dropped_is_given_back(serve: Any, kind: Any) -> 
     server = serve("CartPole-v1", lease_s=3600)
     env = kind(server.address)
     env.reset(seed=1)
-    env.itself = env  # dropped, and found by the collector
+    env.itself = env  # a reference cycle, which the garbage collector frees
     keeper = (env._env_lease if kind is RemoteEnv else env._parts[0])._renewer
     del env
     gc.collect()
@@ -244,7 +244,7 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
 
 
 class Undescribed(Counting):
-    """Its metadata are none."""
+    """An environment whose metadata is not a dict."""
 
     metadata = 5  # type: ignore[assignment]
 
@@ -264,7 +264,7 @@ def test_environments_that_cannot_be_served_are_closed() -> None:
 
 
 class Closing(Counting):
-    """Counts how often it is closed."""
+    """An environment that counts its calls of `close`."""
 
     closed = 0
 
@@ -331,7 +331,7 @@ def test_agentlaces_wrappers() -> None:
     try:
         assert same(client.reset(seed=5)[0], local.reset(seed=5)[0])
         assert same(client.step(1), local.step(1))
-        assert same(served.step(0), local.step(0))  # one and the same episode
+        assert same(served.step(0), local.step(0))  # both callers step the same episode
         assert same(client.step(1), local.step(1))
     finally:
         client.close()

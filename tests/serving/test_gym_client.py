@@ -1,4 +1,4 @@
-"""The environment's client of agentlace: it waits for its server, and for a free environment."""
+"""agentlace's environment client: it waits for its server, and for a free environment."""
 
 from __future__ import annotations
 

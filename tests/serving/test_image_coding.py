@@ -1,4 +1,4 @@
-"""Images of some keys travel as files, both ways; what comes instead of them is refused."""
+"""Images under some keys are sent as files, in both directions. Invalid files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PNG, JPEG = ImageFormat("png"), ImageFormat("jpeg", 80)
 
 
 def gradient(*shape: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A smooth picture, which JPEG keeps well."""
+    """Return a smooth image, which JPEG changes little."""
     count = int(np.prod(shape))
     return (np.arange(count) * 200 // count).astype(np.uint8).reshape(shape)
 
@@ -35,7 +35,7 @@ def test_images_travel_coded_both_ways_and_published(transport: TransportUnderTe
     heard = threading.Event()
 
     def act(key: str, payload: dict[str, Any]) -> dict[str, Any]:
-        payload["cam"][0, 0] = 0  # it is the callback's
+        payload["cam"][0, 0] = 0  # the array belongs to the callback, and is writeable
         seen.append(payload)
         return {"cam": payload["cam"], "mask": None}
 
@@ -58,12 +58,12 @@ def test_images_travel_coded_both_ways_and_published(transport: TransportUnderTe
             assert list(obs) == ["cam", "mask", "speed"]
             assert (obs["mask"] == mask).all()
             assert obs["speed"] == 2.5
-            assert not (obs["cam"] == frame).all()  # JPEG is not exact
+            assert not (obs["cam"] == frame).all()  # JPEG is lossy
             assert np.abs(obs["cam"].astype(int) - frame).mean() < 4
             answer = client.act("show", {"cam": frame, "note": "x"})
             assert seen[0]["note"] == "x"
             assert seen[0]["cam"].shape == answer["cam"].shape == frame.shape
-            assert answer["mask"] is None  # what is no array travels as it is
+            assert answer["mask"] is None  # a value that is not an array is sent unchanged
             client.register_obs_callback(hear)
             server.publish_obs({"cam": frame, "free": [1]})
             assert heard.wait(WAIT_S)

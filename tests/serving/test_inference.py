@@ -193,7 +193,7 @@ def test_payloads_of_one_shape_are_one_call(payloads: list[Any], calls: int) -> 
 
 
 def unstack_first(tree: Any) -> Any:
-    """Something with as many rows as a stacked tree."""
+    """Return the first leaf of a stacked tree. It has as many rows as the tree."""
     while isinstance(tree, dict | tuple):
         tree = next(iter(tree.values() if isinstance(tree, dict) else tree))
     return tree

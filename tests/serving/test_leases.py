@@ -1,4 +1,4 @@
-"""Who has which environment, without sockets."""
+"""The table of the leases of environments, without sockets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_taking_twice_with_one_number_is_taking_once() -> None:
     assert table.take(1, 2, None, 0.0) == table.take(1, 2, None, 1.0) == (0, 1)
     table.give(1)
     with refused(CallRefusalReason.GONE, "reset"):
-        table.take(1, 2, None, 2.0)  # a copy of the call that came late
+        table.take(1, 2, None, 2.0)  # a copy of the call that arrives late
     assert table.taken == 0
 
 
@@ -51,7 +51,7 @@ def test_a_silent_lease_lives_until_somebody_else_takes_it() -> None:
     assert table.keep(1, 5.0)
     with refused(CallRefusalReason.OCCUPIED, "1 of 1"):
         table.take(2, 1, None, 14.0)
-    assert table.keep(1, 100.0)  # it had run out, and nobody wanted it
+    assert table.keep(1, 100.0)  # it had expired, and no other caller had taken it
     assert table.take(2, 1, None, 111.0) == (0,)
     assert not table.keep(1, 111.0)
     with refused(CallRefusalReason.OCCUPIED, "expired after 10 s of silence, and another caller has taken it"), table.use(1):
@@ -71,7 +71,7 @@ def test_a_lease_in_use_does_not_end() -> None:
             pass
         table.give(1)
         with refused(CallRefusalReason.OCCUPIED, "1 of 1"):
-            table.take(2, 1, None, 1e9)  # it is given back, and still steps
+            table.take(2, 1, None, 1e9)  # it was given back, but still steps
     assert table.take(2, 1, None) == (0,)
 
 

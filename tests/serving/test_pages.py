@@ -1,4 +1,4 @@
-"""The pages about serving name what is there: fields, classes, and errors that exist."""
+"""The fields, classes and errors that the pages about serving name exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_OURS = {
     "FrozenDict",
     "None",
 }
-"""Names of theirs that the page maps to others."""
+"""Names in the page that do not belong to this package."""
 
 
 def test_every_field_of_the_configuration_is_described() -> None:

@@ -1,4 +1,4 @@
-"""Remote environments as one vector environment are `SyncVectorEnv`, step for step."""
+"""Remote environments as one vector environment behave like `SyncVectorEnv`, step for step."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_when_one_fails_all_begin_anew(serve: Any) -> None:
 
 
 class Locked(Counting):
-    """Its reset raises while it is locked."""
+    """An environment whose reset raises while it is `locked`."""
 
     locked = False
 
@@ -122,7 +122,7 @@ def test_a_reset_that_fails_on_one_server_leaves_no_episode_on_the_others(serve:
 
 
 class Words(Counting):
-    """Its actions are words."""
+    """An environment whose actions are strings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_an_action_for_a_second_server_that_cannot_go_there_loses_no_step_of_the
         with pytest.raises(CallRefused, match="call reset") as refused:
             envs.step(("x", "y"))
         assert refused.value.code is CallRefusalReason.GONE
-        assert (first.steps, second.steps) == (made, 0)  # nothing was under way any more
+        assert (first.steps, second.steps) == (made, 0)  # no further step was running
         envs.reset()
         envs.step(("x", "y"))
     finally:

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and their elements travel and come back the same."""
+"""Gymnasium's spaces and their elements are equal after they were sent and received."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
     assert received == ours
     built = to_gymnasium(received)
     assert built == space
-    assert str(built) == str(space)  # a Dict's order, too: seeds and `flatten` go by it
+    assert str(built) == str(space)  # includes the order of a Dict: seeds and `flatten` depend on it
     assert type(built) is type(space)
     assert built.dtype == space.dtype
     space.seed(3)
@@ -85,7 +85,7 @@ def test_what_comes_back_may_be_written() -> None:
 
 
 class Mine(spaces.Discrete):
-    """A space of a user's own."""
+    """A custom space, derived from a Gymnasium space."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A trainer and its clients: agentlace's documented usage, updates that are taken once, and bad input."""
+"""A trainer and its clients: agentlace's documented usage, updates that are inserted once, and invalid input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def inproc() -> Iterator[TransportUnderTest]:
 
 @pytest.fixture
 def server(inproc: TransportUnderTest) -> Iterator[TrainerServer]:
-    """A server with the stores ``a`` and ``b``, that runs."""
+    """Yield a running server with the stores ``a`` and ``b``."""
     with TrainerServer(config_at(inproc)) as made:
         made.register_data_store("a", QueuedDataStore(10_000))
         made.register_data_store("b", QueuedDataStore(10_000))
@@ -100,7 +100,7 @@ def test_the_usage_that_agentlace_documents(transport: TransportUnderTest) -> No
     assert set(batch["rewards"].tolist()) <= {1.0, 2.0}
     assert trainer_server.publish_network({"layer": {"w": np.ones((2, 3))}}) == 1
     assert arrived.wait(WAIT_S)
-    weights[0]["layer"]["w"] += 1.0  # an array of one's own
+    weights[0]["layer"]["w"] += 1.0  # the array belongs to the client, and is writeable
     trainer_client.stop()
     trainer_server.stop()
 
@@ -130,7 +130,7 @@ def test_the_calls_of_agentlaces_own_test(transport: TransportUnderTest) -> None
     ds_actor1.insert(np.array([1, 2, 3]))
     ds_actor1.insert(np.array([4, 5, 6]))
     client.update()
-    assert len(ds_trainer1) == 2  # an update returns when the server has it
+    assert len(ds_trainer1) == 2  # `update` returns after the server has inserted the items
     ds_actor1.insert(np.array([7, 8, 9]))
     ds_actor2.batch_insert([np.array([30, 31, 32])] * 2)
     assert (len(ds_trainer1), len(ds_trainer2)) == (2, 0)
@@ -179,7 +179,7 @@ def test_what_comes_again_is_not_taken_again(server: TrainerServer) -> None:
         store.batch_insert([10, 11])
         assert client.update_datastore("a", 7).items == 2
         store.insert(12)
-        assert client.update_datastore("a", 500).items == 1  # whoever says that it was sent
+        assert client.update_datastore("a", 500).items == 1  # although the given id claims that it was sent
         assert client.update().acked == {"a": 12}
     assert items(server) == list(range(13))
     counters = server.status()["counters"]
@@ -193,10 +193,10 @@ def test_streams_do_not_mix(server: TrainerServer) -> None:
         first.batch_insert(["1a", "1b"])
         second.batch_insert(["2a", "2b", "2c"])
         assert (one.update().items, two.update().items) == (2, 3)
-        with join(server, "one", data_stores={"a": third}) as again:  # started again, with nothing
+        with join(server, "one", data_stores={"a": third}) as again:  # started again, with an empty store
             third.insert("1c")
             assert again.update().acked == {"a": 0}
-        with join(server, "one", data_stores={"a": first}) as same:  # the same store goes on
+        with join(server, "one", data_stores={"a": first}) as same:  # the same store continues its stream
             first.insert("1d")
             assert same.update().items == 1
     assert sorted(items(server)) == ["1a", "1b", "1c", "1d", "2a", "2b", "2c"]
@@ -297,7 +297,7 @@ def test_a_restarted_server_without_a_journal_gets_what_is_still_held() -> None:
             until(lambda: _updated(client), "an update")
             assert items(server) == [6, 7, 8, 9, 10]
             counters = server.status()["counters"]
-            assert counters["forgotten"] == 6  # 0 to 5 went with the first server, and are held by nobody
+            assert counters["forgotten"] == 6  # the first server had 0 to 5, and the client's store no longer holds them
             assert counters["dropped_at_source"] == 0
 
 
@@ -357,7 +357,7 @@ def test_waiting_for_the_server() -> None:
         target=lambda: made.append(TrainerClient("c", "127.0.0.1", config, wait_for_server=True, timeout_ms=50))
     )
     waiting.start()
-    waiting.join(0.2)  # it has been refused a few times by now, or not: either will do
+    waiting.join(0.2)  # it may have been refused by now or not: both are allowed
     with TrainerServer(config) as server:
         server.start(threaded=True)
         waiting.join(WAIT_S)
@@ -462,7 +462,7 @@ def test_a_store_has_one_name(server: TrainerServer) -> None:
 
 
 class Anything(DataStoreBase):
-    """A store of one's own, which takes whatever it is given but ``"bad"``, and nothing while it is `full`."""
+    """A custom store. It accepts every item except ``"bad"``, and no item while it is `full`."""
 
     def __init__(self, capacity: int = 100) -> None:
         super().__init__(capacity)
@@ -582,7 +582,7 @@ def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) 
             with pytest.raises(CallRefused, match="accepts nothing for now: OSError") as caught:
                 client.update()
             assert caught.value.code is CallRefusalReason.BUSY
-            assert heard == []  # nothing is in the store yet
+            assert heard == []  # the store is still empty
             mine.full = False
             assert client.update().items == 1
         assert items(server) == [1, 2, 3]
@@ -687,7 +687,7 @@ def test_requests_that_fail_or_come_too_often(inproc: TransportUnderTest) -> Non
             with pytest.raises(CallRefused, match="more than 2 requests a second") as caught:
                 client.request("echo", 2)
             assert caught.value.code is CallRefusalReason.RATE
-            client._bucket = None  # a client that does not keep to it
+            client._bucket = None  # a client that ignores the limit
             with pytest.raises(CallRefused, match="more than 2 requests a second from c") as caught:
                 for _ in range(10):
                     client.request("echo", 3)

@@ -1,4 +1,4 @@
-"""What a trainer with a run directory has acknowledged outlives it: restarts, kills, full disks, full journals."""
+"""A trainer with a run directory keeps all acknowledged items over restarts, kills, full disks and full journals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ENV = {"PYTHONPATH": str(Path(rl4sys_zmq.__file__).parents[1])}
 
 
 def trainer_on(run_dir: Path, *stores: tuple[str, Any], **options: Any) -> TrainerServer:
-    """A trainer that runs, over inproc, with stores."""
+    """Start a trainer over inproc, with `stores`, and return it."""
     with TransportUnderTest("inproc") as inproc:
         server = TrainerServer(config_at(inproc), run_dir=run_dir, **options)
     for name, store in stores:
@@ -62,7 +62,7 @@ def trainer_on(run_dir: Path, *stores: tuple[str, Any], **options: Any) -> Train
 
 
 def feed(server: TrainerServer, store: QueuedDataStore, name: str = "a", client: str = "c") -> Any:
-    """Has a client of this server update once, and gives its stats back."""
+    """Connect a client with `store` to the server, and return the stats of the client after it has sent the items."""
     with join(server, client, data_stores={name: store}) as made:
         return made.stats()
 
@@ -85,7 +85,7 @@ def test_a_restarted_trainer_has_its_stores_and_marks_again(tmp_path: Path) -> N
         assert feed(server, one)["items"] == 1
         assert feed(server, two, client="d")["items"] == 0
         assert again.latest_data_id() == 9
-    with trainer_on(tmp_path, ("b", QueuedDataStore(100))) as server:  # a store that is not registered keeps what it has
+    with trainer_on(tmp_path, ("b", QueuedDataStore(100))) as server:  # the journal keeps the items of an unregistered store
         server.register_data_store("a", third := QueuedDataStore(100))
         assert len(third) == 10
 
@@ -101,12 +101,15 @@ def test_a_store_on_disk_is_not_filled_twice(tmp_path: Path) -> None:
             mine.batch_insert([transition(life * 5 + n) for n in range(5)])
             assert feed(server, mine)["items"] == 5
             assert [int(t["actions"]) for t in disk.get_latest_data(-1)] == list(range(5 * life + 5))
-    with trainer_on(tmp_path / "run", ("a", memory := ReplayBuffer(100))):  # another store in its place gets all
+    with trainer_on(tmp_path / "run", ("a", memory := ReplayBuffer(100))):  # another store in its place gets all items
         assert len(memory) == 15
 
 
 def step(number: float) -> dict[str, Any]:
-    """A transition; one whose number is negative fits no store that has others."""
+    """Return a transition.
+
+    With a negative number its observation has another shape, which no store with other items accepts.
+    """
     observation = np.full((2,) if number >= 0 else (3,), number)
     return {
         "observations": observation,
@@ -190,7 +193,7 @@ def test_trajectories_are_apart_where_an_item_was_refused_also_after_a_restart(t
 
 
 class Picky(DataStoreBase):
-    """Has no item whose number ends in 7, none at all while it is `full`, and keeps what it has over restarts."""
+    """A store that refuses numbers that end in 7, and all items while it is `full`. It keeps its items over restarts."""
 
     def __init__(self) -> None:
         super().__init__(10_000)
@@ -226,7 +229,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
         store, end, accepted, heard = Picky(), 0, set[int](), list[int]()
         for _ in range(6):
             store = store if kept else Picky()
-            store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as one that is opened again
+            store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as in a store that was reopened
             with StoreJournal(tmp_path / str(history), "normal") as journal:
                 ingest = StoreInserter("a", store, journal, 1 << 20)
                 try:
@@ -398,7 +401,7 @@ def _succeeds(call: Callable[[], object]) -> bool:
 
 
 class Fleet:
-    """Clients that feed both stores of a trainer process, each with numbers of its own, and note what they were told.
+    """Clients that feed both stores of a trainer process. Each has its own numbers, and records the acknowledged ones.
 
     Attributes:
         acked: for each client and store, the last number that an update reported.

@@ -1,4 +1,4 @@
-"""A trainer client in a loop without ``try``: what agentlace's programs expect, and the networks that they publish."""
+"""A trainer client in a loop without ``try``, as in agentlace's programs, and the networks that these publish."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def server() -> Any:
 
 def test_failures_of_the_trainer_are_false_results_and_mistakes_raise(server: TrainerServer) -> None:
     store = QueuedDataStore(5)
-    with join(server, "c", data_stores={"a": store}, raises=False) as client:  # the store is not there yet
+    with join(server, "c", data_stores={"a": store}, raises=False) as client:  # the store is not registered yet
         assert isinstance(client.last_error, CallRefused)
         store.insert(1)
         assert not client.update()

@@ -1,4 +1,4 @@
-"""A trainer with keys: who may feed it, ask it and hear it."""
+"""A trainer with keys: the users that may insert items, send requests and receive networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Give = Callable[[str, Sequence[str]], Path]
 
 @pytest.fixture
 def give(tmp_path: Path) -> Give:
-    """Makes the keys of a name, with roles, in the folder ``keys``; no roles: it is not on the list."""
+    """Yield a function that writes the keys of a user to the folder ``keys``.
+
+    Without roles the user is not on the access list.
+    """
     folder = tmp_path / "keys"
     server = ServerKeys(new_key_pair())
     write_server_keys(folder / "learner.secret", server)

@@ -48,7 +48,7 @@ def test_one_process_with_threads() -> None:
 def test_in_one_process_no_older_network_comes_after_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     copying, go_on, got = threading.Event(), threading.Event(), list[int]()
 
-    def copy(network: int) -> int:  # it takes as long as that of a large one
+    def copy(network: int) -> int:  # this copy takes as long as that of a large network
         if network == 1:
             copying.set()
             go_on.wait(WAIT_S)
@@ -62,7 +62,7 @@ def test_in_one_process_no_older_network_comes_after_a_newer_one(monkeypatch: py
     assert copying.wait(WAIT_S)
     newer = threading.Thread(target=both.publish_network, args=(2,))
     newer.start()
-    newer.join(0.05)  # it is held up, or it is not: either will do
+    newer.join(0.05)  # it may be blocked or not: both are allowed
     go_on.set()
     late.join(WAIT_S)
     newer.join(WAIT_S)

@@ -20,7 +20,7 @@ from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
 
 
 class JaxLike:
-    """An array of another framework: numpy can read it, and that is all."""
+    """An array of another framework. It supports only the conversion to numpy."""
 
     def __init__(self, values: Any) -> None:
         self._values = np.asarray(values)
@@ -67,7 +67,7 @@ def test_torch() -> None:
     with torch.no_grad():
         layer.weight += 1
     assert not np.array_equal(tree["weight"], layer.weight.detach().numpy())
-    assert params_as_arrays(layer.weight).shape == (3, 2)  # needs a gradient, and is not a copy of the graph
+    assert params_as_arrays(layer.weight).shape == (3, 2)  # a parameter that requires a gradient; the result has no graph
     with pytest.raises(PayloadError, match=r"params\['x'\]\[0\].*cast it"):
         params_as_arrays({"x": [torch.eye(2).to_sparse()]})
 

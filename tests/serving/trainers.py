@@ -14,21 +14,21 @@ WAIT_S = 10.0
 
 
 def config_at(transport: TransportUnderTest, **options: Any) -> TrainerConfig:
-    """A configuration with fresh addresses."""
+    """Return a configuration with fresh addresses."""
     return TrainerConfig(transport.address(), transport.address(), **options)
 
 
 def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> TrainerClient:
-    """A client of a server that runs, which raises its errors."""
+    """Return a client of a running server. The client raises its errors."""
     config = options.pop("config", server.config)
     return TrainerClient(name, server.address, config, *args, **{"timeout_ms": WAIT_S * 1000, "raises": True, **options})
 
 
 def until(ready: Callable[[], object], what: str) -> None:
-    """Waits for a condition.
+    """Poll a condition until it is true.
 
     Raises:
-        AssertionError: when it does not come true.
+        AssertionError: If it is not true within the time limit.
     """
     deadline, pause = time.monotonic() + WAIT_S, threading.Event()
     while not ready():

@@ -1,4 +1,4 @@
-"""Environments to be served in tests: one with a Dict observation, one that counts, one that makes trouble on demand."""
+"""Environments that the tests serve: one with a Dict observation, one that counts its steps, one that fails on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOM = "rl4sys-tests/Room-v0"
 
 
 class Room(gymnasium.Env):
-    """A point that walks to a goal; its observation is a Dict with a Tuple in it."""
+    """A point that walks to a goal. Its observation is a Dict that contains a Tuple."""
 
     metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
 
@@ -55,7 +55,7 @@ class Room(gymnasium.Env):
 
 
 class Counting(gymnasium.Env):
-    """Its observation is how many steps it has made in all its life; an episode has 50."""
+    """An environment whose observation is the number of steps since its creation. An episode has 50 steps."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(0, 1e9, (1,), np.float64)
@@ -75,7 +75,10 @@ class Counting(gymnasium.Env):
 
 
 class Trouble(Counting):
-    """Action 0 steps. Every other makes trouble; what hangs goes on when `release` is set."""
+    """An environment that steps on action 0.
+
+    The other actions cause faults. A step that hangs returns when `release` is set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +106,7 @@ class Trouble(Counting):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type, structure, dtype and every bit."""
+    """Return whether two values are equal in type, structure, dtype and every bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

@@ -1,4 +1,4 @@
-"""The agent as its host sees it, against a learner that keeps every segment it gets."""
+"""The agent's interface for its host, with a learner that keeps every segment that it receives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OBS = BoxSpace((4,))
 
 
 class Keeper(FakeAlgorithm):
-    """A fake algorithm for any spaces that keeps what it observes."""
+    """A fake algorithm for any spaces that keeps the segments that it observes."""
 
     def __init__(self, spec: PolicySpec, kept: list[Segment]) -> None:
         super().__init__(spec, FakeParameters(steps_per_update=10_000, rollout_length=8))
@@ -46,7 +46,7 @@ class Keeper(FakeAlgorithm):
 
 
 class Bench:
-    """One learner and its kept segments; agents on demand."""
+    """One learner with its kept segments, and a factory of agents."""
 
     def __init__(self, stack: ExitStack, learner: Learner, kept: list[Segment]) -> None:
         self.stack, self.learner, self.kept = stack, learner, kept
@@ -64,7 +64,7 @@ class Bench:
         return self.stack.enter_context(RL4SysAgent(config=AgentConfig(**{**defaults, **options})))
 
     def segments(self, agent: RL4SysAgent, count: int) -> list[Segment]:
-        """The segments kept, once `agent` is flushed and `count` have been observed."""
+        """Flush `agent`, wait until `count` segments were observed, and return them."""
         agent.flush(10.0)
         for _ in range(2000):
             client = self.learner.status()["clients"]["lab"]
@@ -92,7 +92,7 @@ def obs(value: float) -> np.ndarray[Any, Any]:
     return np.full(4, value, dtype=np.float32)
 
 
-# ---- what is stored
+# ---- stored segments
 
 
 def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:
@@ -222,7 +222,7 @@ def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
     assert agent.stats()["submitted"] == 0
     for action in actions[8:16]:
         action.update_reward(2)
-    assert agent.stats()["submitted"] == 0  # the first segment is still waiting, and it goes first
+    assert agent.stats()["submitted"] == 0  # the first segment still waits, and it must be sent first
     for action in actions[:8]:
         action.update_reward(1)
     agent.update_action_reward(actions[16], 3)
@@ -252,7 +252,10 @@ def test_rewards_that_never_come_are_dropped_at_the_source(bench: Bench) -> None
 
 
 def in_the_order_of_a_store(agent: RL4SysAgent, steps: int, lag: int, **ending: Any) -> list[Any]:
-    """One episode of a host whose rewards come `lag` steps late: actions are added as their rewards come, also after the end."""
+    """Play one episode of a host whose rewards come `lag` steps late.
+
+    Each action is added when its reward comes, also after the end of the episode.
+    """
     traj: Any = None
     queue: list[Any] = []
     actions = []
@@ -482,7 +485,7 @@ def test_a_box_action_has_the_spaces_shape_dtype_and_bounds(bench: Bench, leadin
     agent.mark_end_of_trajectory(traj)
     (segment,) = bench.segments(agent, 1)
     assert segment.actions.dtype == np.float32
-    assert (np.abs(segment.actions) > 0.05).any()  # the raw sample is what is trained on
+    assert (np.abs(segment.actions) > 0.05).any()  # segments have the raw sample
 
 
 def test_masks_are_obeyed_and_travel(bench: Bench) -> None:
@@ -504,7 +507,7 @@ def test_masks_are_obeyed_and_travel(bench: Bench) -> None:
 
 
 class Tensor:
-    """What the actor asks of a tensor."""
+    """A tensor that has only the methods that the actor calls."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
@@ -600,7 +603,7 @@ def test_bad_input_can_be_answered_instead(bench: Bench) -> None:
 
 
 class Unreadable:
-    """An array of a library that fails, or of a dtype that numpy does not have."""
+    """An array of a library whose conversion fails, for example because numpy does not have its dtype."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -639,7 +642,7 @@ def test_dropping_bad_input_covers_final_observations_and_rewards(bench: Bench) 
         last.update_reward("much")
         last.update_reward(2)
         agent.mark_end_of_trajectory(traj, last, truncated=True, final_obs=final)
-        first.update_reward(5)  # too late
+        first.update_reward(5)  # too late to have an effect
     for segment in bench.segments(agent, 2):
         assert (segment.rewards.tolist(), segment.observations[:, 0].tolist()) == ([1, 2], [1, 2, 2])
     counters = agent.stats()["counters"]
@@ -775,7 +778,7 @@ def test_a_batch_of_no_environments_has_no_actions(bench: Bench) -> None:
 
 
 def test_an_evaluating_actor_reports_the_return_of_each_episode(bench: Bench) -> None:
-    """Its segments are acknowledged and counted, and the algorithm sees none, whatever the overflow and the cuts."""
+    """Its segments are acknowledged and counted, and the algorithm gets none of them."""
     agent = bench.agent(explore=False, overflow="wait")
     for episode in range(3):
         traj: Any = None
@@ -934,7 +937,7 @@ def test_parameters_that_cannot_travel_are_named_at_once(bench: Bench) -> None:
 
 
 class Descriptors:
-    """How many `Wakeup` objects were made, and how many of them were closed."""
+    """The `Wakeup` objects that were made, and the number of those that are still open."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[Wakeup] = []
@@ -961,7 +964,7 @@ NOBODY: dict[str, Any] = {
 
 
 def test_a_thread_that_ends_after_close_has_given_up_closes_its_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that is so busy that the thread does not run for half a second."""
+    """As on a busy machine, on which the thread does not run for half a second."""
     descriptors = Descriptors(monkeypatch)
     go_on = threading.Event()
     serve = ActorIOThread._serve

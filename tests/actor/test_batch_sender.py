@@ -1,4 +1,4 @@
-"""A fast host sends its newest segments: what the queue holds beyond the learner's request is dropped, oldest versions first.
+"""A fast host sends its newest segments. Segments beyond the learner's request are dropped, oldest versions first.
 
 A segment that cannot be encoded is dropped alone.
 """
@@ -76,9 +76,9 @@ def left(queue: MemorySegmentQueue) -> list[int]:
     [
         ([1, 1, 2, 2, 3, 3], 20, [3, 3]),  # the newest version is enough
         ([1, 1, 2, 2, 3, 3], 30, [2, 2, 3, 3]),  # it needs a part of the second newest, which stays as a whole
-        ([1, 1, 2, 2, 3, 3], 90, [1, 1, 2, 2, 3, 3]),  # the request is for more than there is
-        ([3, 3, 3, 3, 3, 3], 10, [3, 3, 3, 3, 3, 3]),  # collected in one burst: nothing is newer, so nothing goes
-        ([1, 1, 2, 2, 3, 3], 0, [1, 1, 2, 2, 3, 3]),  # no request, so all that the learner could still use stays
+        ([1, 1, 2, 2, 3, 3], 90, [1, 1, 2, 2, 3, 3]),  # the request is for more segments than there are
+        ([3, 3, 3, 3, 3, 3], 10, [3, 3, 3, 3, 3, 3]),  # one burst: no version is newer, so none is dropped
+        ([1, 1, 2, 2, 3, 3], 0, [1, 1, 2, 2, 3, 3]),  # no request: all segments that the learner can still use stay
     ],
 )
 def test_older_versions_go_when_newer_ones_fill_the_request(versions: list[int], credit_steps: int, kept: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""The place of an actor on the ladder of epsilons: from its name alone, the same at each start."""
+"""The place of an actor on the ladder of epsilons depends only on its name, and is the same at each start."""
 
 from __future__ import annotations
 

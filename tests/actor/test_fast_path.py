@@ -1,4 +1,4 @@
-"""The ordinary step is done in place: it must do what the whole story does, for all inputs."""
+"""The fast path of an ordinary step has the same results as the full path, for all inputs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_bound_policy_acts_as_the_policy(
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
         kept.append((got, [np.array(part) for part in got]))
-    for got, copies in kept:  # nothing that is given out lies in a buffer that is written again
+    for got, copies in kept:  # no returned array lies in a buffer that is written again
         for a, b in zip(got, copies, strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -93,7 +93,7 @@ def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
             observation = np.full(4, value, np.float32)
             got, want = quick(observation, None), policy.act(observation, None, slow, True)
             assert np.isfinite(got[2]) and np.isfinite(want[2])
-            if scale < 1e6:  # beyond, what overflows depends on the order of a sum
+            if scale < 1e6:  # above this, the overflows depend on the order of a sum
                 assert got[0] == want[0]
                 np.testing.assert_allclose(got[2], want[2], rtol=1e-3, atol=1e-3)
 
@@ -129,7 +129,7 @@ def agent_of(learner: Learner, action_space: BoxSpace | DiscreteSpace) -> RL4Sys
 
 @pytest.fixture(scope="module", params=SPACES, ids=["discrete", "box"])
 def agents(request: pytest.FixtureRequest, learner: Learner) -> Iterator[tuple[RL4SysAgent, RL4SysAgent]]:
-    """Two that differ in nothing but their names."""
+    """Yield two agents that differ only in their names."""
 
     with agent_of(learner, request.param) as first, agent_of(learner, request.param) as second:
         yield first, second
@@ -175,7 +175,7 @@ STEPS = st.lists(
 
 
 def outcome(call: Any) -> Any:
-    """What a call returns, or the error that it raises."""
+    """Return the result of a call, or the error that it raises."""
     try:
         return call()
     except RL4SysError as exc:
@@ -183,7 +183,7 @@ def outcome(call: Any) -> Any:
 
 
 def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
-    """Does what `steps` say and writes down all that a host can see."""
+    """Execute `steps`, and record all that a host can see."""
     traj: Any = None
     for (kind, value), mask, reward, manner in steps:
         answer = outcome(lambda: agent.request_for_action(traj, observation(kind, value), mask))  # noqa: B023
@@ -225,7 +225,7 @@ def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAg
     with np.errstate(all="ignore"):
         live(quick, steps, seen[0])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ActionSelector, "request", ActionSelector._request)  # nothing is ordinary now
+            patch.setattr(ActionSelector, "request", ActionSelector._request)  # now every step takes the full path
             patch.setattr(RL4SysAgent, "add_to_trajectory", lambda agent, *step: agent._episodes.add(*step))
             live(whole, steps, seen[1])
     assert len(seen[0]) == len(seen[1])
@@ -235,7 +235,7 @@ def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAg
 
 @pytest.mark.parametrize("action_space", SPACES)
 def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the tests above compare the whole story with itself."""
+    """Otherwise the tests above compare the full path with itself."""
     whole: list[str] = []
 
     def noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,7 +249,7 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
         for part, name in ((ActionSelector, "_request"), (TrajectoryManager, "add")):
             monkeypatch.setattr(part, name, noted(name, getattr(part, name)))
         traj: Any = None
-        for _ in range(6):  # one segment: its first request and its first row are the special ones
+        for _ in range(6):  # one segment: only its first request and its first row take the full path
             traj, action = agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
             agent.add_to_trajectory(traj, action)
             action.update_reward(1.0)

@@ -1,4 +1,4 @@
-"""`FrozenAgent`: a host's loop runs unmodified, every action is that of the policy, and nothing is kept."""
+"""`FrozenAgent`: a host's loop runs unchanged, every action comes from the policy, and nothing is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wait of an agent's constructor for a learner that starts a client, on a clock of the test."""
+"""The wait of an agent's constructor for a learner that starts a client, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl4sys_zmq.liveness import CLIENT_START_S
 
 
 class Joining(AgentComponents):
-    """An agent whose learner answers that it starts the client at given times. Nothing else happens."""
+    """An agent whose learner reports at the given times that it starts the client. No other message comes."""
 
     def __init__(self, answers: list[float], policy_at: float) -> None:
         self.config = AgentConfig(client_id="pole", train_server_address="inproc://pole")
@@ -40,7 +40,7 @@ class Joining(AgentComponents):
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
-    """Joins, and returns the time at which that ended, in seconds."""
+    """Return a function that joins, and returns the time in seconds at which `join` ended."""
 
     def join(answers: list[float], policy_at: float, *, patient: bool = True) -> float:
         agent = Joining(answers, policy_at)

@@ -1,4 +1,4 @@
-"""A cached policy comes back bit for bit, or not at all."""
+"""A cached policy is loaded bit for bit, or not at all."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_the_file_of_a_killed_writer_is_removed_when_old(path: Path) -> None:
     cache.save(SPEC, snapshot_of(1), {})
     left = path.with_name(path.name + ".tmp")
     left.write_bytes(b"half")
-    assert not cache.save(SPEC, snapshot_of(2), {})  # somebody may be writing
+    assert not cache.save(SPEC, snapshot_of(2), {})  # another process may be writing the file
     os.utime(left, (1.0, 1.0))
     assert cache.save(SPEC, snapshot_of(3), {})
     assert loaded(cache).snapshot.version == 3

@@ -1,4 +1,4 @@
-"""Policies with extra columns in an actor: the state rides on the trajectory, and segments begin where it breaks off."""
+"""Policies with extra columns in an actor: trajectories carry the state, and a segment begins where the state breaks off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OBSERVATION = np.ones(2, np.float32)
 
 
 class Counter(ExtraColumnPolicy):
-    """Its state is the number of its steps; class attributes plant faults."""
+    """A policy whose state is the number of its steps. Its class attributes inject faults."""
 
     columns: dict[str, Any] = {}
     bad_versions: set[int] = set()
@@ -83,7 +83,7 @@ class Kept:
         monkeypatch.setattr(outbox, "put", keep)
 
     def counts(self) -> list[tuple[int, int, list[int]]]:
-        """Of each: its index, its initial value, and its counts."""
+        """Return the index, the initial value and the counts of each segment."""
         return [(s.segment_index, int(s.initial["before"]), s.extras["count"].tolist()) for s in self.segments]
 
 
@@ -128,7 +128,7 @@ def test_an_action_that_is_not_added_changes_nothing(agent: RL4SysAgent, kept: K
 def test_an_action_from_another_state_begins_a_segment(agent: RL4SysAgent, kept: Kept) -> None:
     traj, _ = act(agent, None)
     asked = [act(agent, traj, add=False)[1] for _ in range(2)]
-    for action in asked:  # both follow the first step, so the second does not follow the one before it
+    for action in asked:  # both continue from the first step, so the second does not continue from the one before it
         agent.add_to_trajectory(traj, action)
         action.update_reward(1.0)
     traj, action = act(agent, traj)

@@ -1,4 +1,4 @@
-"""What programs written for RL4Sys read and call, beside the documented calls: of agents, actions and trajectories."""
+"""The attributes and methods that programs for RL4Sys use beside the documented calls: of agents, actions and trajectories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["bench"]
 
 
 def step(agent: RL4SysAgent, traj: Any, value: float, reward: float | None) -> Any:
-    """One step; its reward is missing if `reward` is None."""
+    """Make one step. It has no reward if `reward` is None."""
     traj, action = agent.request_for_action(traj, obs(value))
     agent.add_to_trajectory(traj, action)
     if reward is not None:
@@ -118,7 +118,7 @@ def test_a_trajectory_has_rl4syss_methods(bench: Bench) -> None:
 
 
 def test_the_actions_are_those_that_have_not_been_sent(bench: Bench) -> None:
-    """Segments have eight steps here: the first one leaves, complete; the second waits for a reward; the third is open."""
+    """Segments have eight steps here. The first is complete and sent, the second waits for a reward, and the third is open."""
     agent = bench.agent()
     traj: Any = None
     for number in range(18):

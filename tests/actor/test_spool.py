@@ -1,4 +1,4 @@
-"""What is put into a spool reaches each learner's journal once and in order, whenever the process dies."""
+"""Segments in a spool reach each learner's journal once and in order, at whatever time the process dies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rl4sys_zmq.wire.segments import HEAD
 ROOMY = SpoolLimits(1 << 30)
 
 Opened = Callable[..., Spool]
-"""Opens a spool in the test's folder, or in the one that is given."""
+"""A function that opens a spool, in the test's folder or in a given one."""
 
 
 class Clock:
@@ -47,7 +47,7 @@ class Clock:
 
 
 def unpacked(number: int, steps: int = 1, width: int = 2) -> Segment:
-    """A segment whose episode id is `number`."""
+    """Return a segment whose episode id is `number`."""
     return Segment(
         np.full((steps + 1, width), number, dtype=np.float32),
         np.zeros(steps, dtype=np.int64),
@@ -64,7 +64,7 @@ def unpacked(number: int, steps: int = 1, width: int = 2) -> Segment:
 
 
 def segment(number: int, steps: int = 1, width: int = 2) -> PackedSegment:
-    """A packed segment whose episode id is `number`."""
+    """Return a packed segment whose episode id is `number`."""
     return pack_segment(unpacked(number, steps, width))
 
 
@@ -82,7 +82,7 @@ SIZE = segment(0).nbytes
 
 
 def killed(spool: Spool, folder: Path) -> Path:
-    """A copy of what a kill at this moment would leave, opened by nobody."""
+    """Return a copy of the folder that a kill at this moment would leave. No spool has opened the copy."""
     copy = folder.with_name(f"{folder.name}+")
     copy.mkdir()
     for name in ("spool.db", "spool.db-wal"):
@@ -99,7 +99,7 @@ def database(spool: Spool) -> sqlite3.Connection:
 
 
 def refuse(spool: Spool) -> None:
-    """The disk refuses: by sqlite's own words, at the first write of each transaction."""
+    """Make the disk refuse writes, with sqlite's own error at the first write of each transaction."""
     database(spool).execute("PRAGMA query_only=ON")
 
 
@@ -114,7 +114,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(folder: Path) -> Iterator[Opened]:
-    """Opens spools, and closes what a test leaves open."""
+    """Yield a function that opens spools. At the end, close the spools that the test left open."""
     spools: list[Spool] = []
 
     def opens(where: Path = folder, limits: SpoolLimits = ROOMY, **options: Any) -> Spool:
@@ -130,7 +130,7 @@ def law(spool: Spool) -> bool:
     return spool.submitted == sum(spool.dropped.values()) + spool.base_seq + len(spool)
 
 
-# ---- what goes in comes out
+# ---- segments come out unchanged
 
 
 def test_segments_come_out_as_they_went_in(opened: Opened) -> None:
@@ -234,7 +234,7 @@ def test_the_clock_may_go_back(opened: Opened, folder: Path) -> None:
 
 
 def test_a_higher_incarnation_is_kept(opened: Opened, folder: Path) -> None:
-    """The learner knew of one above its own; the next start is above both."""
+    """The learner knew a higher incarnation than the actor's own. The next start is above both."""
     first = opened(folder)
     raised = first.incarnation + 10**15
     first.set_incarnation(raised)
@@ -295,7 +295,7 @@ def test_the_owner_drops_from_the_head(opened: Opened, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("received", "durable", "base", "held", "new", "dropped"),
     [
-        (0, 0, 0, [], [4, 5, 6, 7], 4),  # none of the evicted had arrived
+        (0, 0, 0, [], [4, 5, 6, 7], 4),  # none of the evicted segments was received
         (2, 2, 2, [], [4, 5, 6, 7], 2),
         (4, 0, 4, [], [4, 5, 6, 7], 0),
         (5, 1, 4, [4], [5, 6, 7], 0),
@@ -325,7 +325,7 @@ def test_evictions_before_the_first_welcome_are_corrected(
 
 
 def test_what_was_put_after_the_start_has_not_been_received(opened: Opened, folder: Path) -> None:
-    """Two segments were received from memory while the disk refused; nobody may take the next two for them."""
+    """Two segments were received from memory while the disk refused. The next two must not be mistaken for them."""
     first = opened()
     first.reconcile(0, 0)
     first.put(segments(0, 1))
@@ -406,7 +406,7 @@ def test_segments_go_on_in_memory_and_follow_in_order(opened: Opened, folder: Pa
     assert spool.drop_head(1, "lag") == 0
     spool.put(segments(4, 5))
     assert (spool.dropped, spool.memory_items) == ({"overflow": 1}, 3)
-    assert spool.counters.get("spool_errors") == 1  # not tried again so soon
+    assert spool.counters.get("spool_errors") == 1  # no retry so soon
     spool.release(1)
     clock.now += RETRY_S
     assert spool.next_deadline() == clock.now
@@ -611,7 +611,7 @@ def test_only_a_few_damaged_files_are_kept(opened: Opened, folder: Path) -> None
     assert len(list(folder.glob("spool.db.damaged-*"))) == 3
 
 
-# ---- whose it is
+# ---- ownership
 
 
 def test_one_process_holds_it(opened: Opened, folder: Path) -> None:
@@ -667,7 +667,7 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened: Opened, fold
     assert os.read(ready[0], 1) == b"x"
     spool.put(segments(1))
     spool.close()
-    second = opened()  # while the child lives
+    second = opened()  # while the child still runs
     second.reconcile(0, 0)
     assert numbers(second.take(9, 1 << 20)) == [0, 1]
     os.write(go[1], b"x")
@@ -704,7 +704,7 @@ def test_a_killed_process_loses_nothing(opened: Opened, folder: Path, seed: int)
     assert process.returncode == -signal.SIGKILL
     put, taken = map(int, [line for line in lines if line.endswith("\n")][-1].split())
     spool = opened()
-    assert spool.submitted in (put, put + 2)  # killed after the last put, before the line
+    assert spool.submitted in (put, put + 2)  # the kill may come after the last put and before its line
     assert numbers(spool.reconcile(taken, taken)) == []
     assert numbers(spool.take(1 << 20, 1 << 30)) == list(range(taken, spool.submitted))
     assert law(spool)
@@ -725,7 +725,7 @@ def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> No
 
 
 class Learner:
-    """The journal of one stream: what it accepted, by number. None is a refused item or a gap."""
+    """The journal of one stream: the numbers of the accepted segments. None is a refused item or a gap."""
 
     def __init__(self) -> None:
         self.accepted: list[int | None] = []
@@ -737,7 +737,7 @@ class Learner:
 
 
 class SpoolMachine(RuleBasedStateMachine):
-    """An actor with a spool, that may die at any step, before learners whose marks move at random."""
+    """An actor with a spool that may die at any step. The marks of its learners change at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -747,12 +747,12 @@ class SpoolMachine(RuleBasedStateMachine):
         self.starts = self.put_count = 0
         self.refusing = False
         self.excused: set[int] = set()
+        """The numbers of segments that were lost with the memory of a process, and that no process counts."""
         self.released: set[int] = set()
-        """What died with somebody's memory, and was counted by nobody."""
         self.uncounted: set[int] = set()
-        """What was dropped from memory, which the file does not know yet."""
+        """The numbers of segments that were dropped from memory while the file did not have their drop."""
         self.counted: set[int] = set()
-        """What the spool has dropped and counts: nobody else need answer for it."""
+        """The numbers of segments that the spool has dropped and counted."""
         self.learner = Learner()
         self.window: dict[int, int | None] | None = None
 
@@ -772,7 +772,7 @@ class SpoolMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def held(self, *, memory: bool = False) -> list[int]:
-        """The numbers in the spool, or in its memory only."""
+        """Return the numbers in the spool, or in its memory only."""
         entries = [*self.spool._taken, *self.spool._untaken]
         if memory:
             entries = [e for e in entries if e.packed is not None]
@@ -782,14 +782,14 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @contextmanager
     def dropping(self) -> Iterator[None]:
-        """What leaves the spool within is dropped by it."""
+        """Take the segments that leave the spool inside the block as dropped by the spool."""
         before = set(self.held())
         yield
         gone = before - set(self.held())
         self.counted |= gone
         self.excused -= gone
 
-    # ---- what the actor does
+    # ---- rules of the actor
 
     @rule(count=st.integers(1, 4))
     def put(self, count: int) -> None:
@@ -814,14 +814,14 @@ class SpoolMachine(RuleBasedStateMachine):
     @rule()
     def welcome(self) -> None:
         first, learner = self.spool.base_seq, self.learner
-        if learner.received < first:  # another lineage had them
+        if learner.received < first:  # these numbers belong to another lineage
             learner.accepted += [None] * (first - learner.received)
             learner.durable = first
         packed = self.spool.reconcile(learner.received, learner.durable)
         if packed is None:
             assert self.refusing
             return
-        self.counted -= set(learner.accepted)  # it had arrived: that it was dropped afterwards counts no more
+        self.counted -= set(learner.accepted)  # the learner had received these, so their drop no longer counts
         self.window = dict(enumerate(numbers(packed), self.spool.base_seq))
         assert self.spool.base_seq + len(packed) == learner.received
         for seq, number in self.window.items():
@@ -829,7 +829,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule(taken=st.integers(0, 6), delivered=st.integers(0, 8), share=st.sampled_from([0.0, 0.5, 1.0]), acked=st.booleans())
     def work(self, taken: int, delivered: int, share: float, acked: bool) -> None:
-        """A turn with a learner: take, deliver, commit, ack."""
+        """Run one turn with a learner: take, deliver, commit, ack."""
         if self.window is None:
             self.welcome()
         if self.window is None:
@@ -858,18 +858,21 @@ class SpoolMachine(RuleBasedStateMachine):
         self.spool.untake()
         self.window = None
 
-    # ---- what happens to it
+    # ---- rules of its surroundings
 
     @rule(knows=st.booleans())
     def learner_dies(self, knows: bool) -> None:
-        """Another comes, that knows what was durable, or nothing: then the stream begins at what the actor says."""
+        """Replace the learner.
+
+        The next one knows the durable segments, or nothing: then its stream begins at the actor's number.
+        """
         if not knows:
             self.learner.durable = min(self.learner.durable, self.spool.base_seq)
             if self.window is not None:
                 self.untake()
         keep = self.learner.durable
         gone = dict(enumerate(self.learner.accepted[keep:], keep))
-        # What it forgets though it had acked it is nobody's any more, also if the spool was killed before its disk knew.
+        # Segments that it acked and then forgets are lost, also if the spool was killed before its disk recorded the ack.
         forgotten = {n for seq, n in gone.items() if seq < self.spool.base_seq or n in self.released}
         self.excused |= {n for n in forgotten if n is not None} - self.counted
         del self.learner.accepted[keep:]

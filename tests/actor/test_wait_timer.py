@@ -15,7 +15,7 @@ def test_time_counts_within_the_block_for_each_thread_and_while_it_lasts() -> No
     with timer:
         now[0] += 2
         assert timer.seconds == 2
-        with timer:  # as by another thread
+        with timer:  # like a second thread
             now[0] += 1
         now[0] += 1
     now[0] += 50

@@ -1,4 +1,4 @@
-"""Commands as processes, with a watchdog on everything and nothing left behind."""
+"""Commands as processes. Each wait has a time limit, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_S = 60.0
 
 
 class Command:
-    """A running command. Its stdout is read line by line, its stderr kept."""
+    """A running command. Its stdout is read line by line, and its stderr is kept."""
 
     def __init__(self, module: str, arguments: tuple[str, ...], folder: Path, path: tuple[Path, ...] = ()) -> None:
         self._errors = (folder / f"stderr-{time.monotonic_ns()}").open("w+")
@@ -47,7 +47,7 @@ class Command:
         self._queue.put(None)
 
     def wait_for(self, pattern: str, timeout_s: float = START_S) -> re.Match[str]:
-        """The first line from here on that matches."""
+        """Return the match of the first new line that matches."""
         deadline = time.monotonic() + timeout_s
         while True:
             line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -57,7 +57,7 @@ class Command:
                 return found
 
     def end(self, timeout_s: float = START_S) -> int:
-        """Waits for the end; returns the exit code."""
+        """Wait for the end, and return the exit code."""
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
         while (line := self._queue.get_nowait()) is not None:
@@ -66,7 +66,7 @@ class Command:
         return code
 
     def wait_for_handlers(self, timeout_s: float = START_S) -> None:
-        """Until it handles SIGTERM, which the interpreter alone does not."""
+        """Wait until it handles SIGTERM. The interpreter alone does not handle it."""
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
         while not int(self._status("SigCgt"), 16) >> (signal.SIGTERM - 1) & 1:
@@ -78,13 +78,13 @@ class Command:
         return text.partition(f"{key}:")[2].split()[0]
 
     def signal(self, signum: signal.Signals) -> int:
-        """Sends a signal, waits for the end, and returns the exit code."""
+        """Send a signal, wait for the end, and return the exit code."""
         self.process.send_signal(signum)
         return self.end()
 
     @property
     def errors(self) -> str:
-        """What it wrote to stderr so far."""
+        """The text that it has written to stderr so far."""
         self._errors.seek(0)
         return self._errors.read()
 
@@ -103,7 +103,7 @@ Spawn = Callable[..., Command]
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
-    """Starts commands: ``spawn("learner", "serve", "--port", "0")``; they run in `tmp_path`."""
+    """Yield a function that starts commands: ``spawn("learner", "serve", "--port", "0")``. They run in `tmp_path`."""
     commands: list[Command] = []
 
     def start(module: str, *arguments: str, path: tuple[Path, ...] = ()) -> Command:

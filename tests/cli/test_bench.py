@@ -1,4 +1,4 @@
-"""The command that measures: it says what it measured on what, beside a baseline; nobody asserts a figure."""
+"""The bench command reports its measurements beside a baseline, with the machine. No test asserts a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that plans: it says what its numbers come from, which limit comes first, and what would help."""
+"""The capacity command reports the sources of its numbers, the first limit, and the changes that would help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rl4sys-learner client``: what operators do to a client, of a learner that runs and of a run directory."""
+"""``rl4sys-learner client``: the commands of operators for a client, of a running learner and of a run directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rl4sys_zmq.wire.messages import OperatorCommand
 
 PATIENCE_S = 30.0
 register_algorithm("HOARDS", FakeAlgorithm.factory(steps_per_update=4, rollout_length=16))
-"""Episodes of one step, which no change of generation cuts: four make an update, and what is left waits."""
+"""Four episodes of one step make an update, and the others wait. No change of the generation cuts an episode of one step."""
 
 register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=2, rollout_length=4, fail_after_updates=0))
 
@@ -67,7 +67,7 @@ def play(agent: RL4SysAgent, episodes: int, steps: int = 1) -> None:
 
 
 def client_of(learner: Learner, client_id: str = "lab", **wanted: Any) -> dict[str, Any]:
-    """A client's status, once it runs, has been fed and is as wanted; the law holds then."""
+    """Return the client's status, once it runs, has resumed and has the `wanted` values. Check the conservation law."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         client = learner.status()["clients"].get(client_id, {})
@@ -80,7 +80,7 @@ def client_of(learner: Learner, client_id: str = "lab", **wanted: Any) -> dict[s
 
 
 def eleven(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
-    """An actor that has sent eleven segments: eight are trained and in a checkpoint, three are pending."""
+    """Return an actor that has sent eleven segments. Eight are trained and in a checkpoint, three are pending."""
     agent = join(stack, learner, **options)
     play(agent, 11)
     client_of(learner, accepted=11, pending=3)
@@ -93,21 +93,21 @@ def run(*arguments: object) -> Result:
 
 
 def done(*arguments: object) -> dict[str, Any]:
-    """The figures of a command that did what it was told."""
+    """Run a command that succeeds, and return its JSON output."""
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
 
 
 def refused(*arguments: object, code: int = 2) -> str:
-    """The one line of a command that did nothing."""
+    """Run a command that is refused, and return its one line on stderr."""
     result = run(*arguments)
     assert result.exit_code == code, result.output
     assert result.stdout == "" and result.stderr.count("\n") == 1, result.output
     return result.stderr
 
 
-# ---- a learner that runs
+# ---- a running learner
 
 
 def test_a_client_is_restarted(stack: ExitStack, tmp_path: Path, bind: str) -> None:
@@ -155,7 +155,7 @@ def test_a_client_is_forgotten_and_founded_anew(stack: ExitStack, tmp_path: Path
     assert learner.status()["counters"]["segments_forgotten"] == 3
     folder = tmp_path / "run" / "checkpoints" / "lab"
     assert (folder / f"{number:08d}.abandoned").is_dir() and not (folder / f"{number:08d}").exists()
-    client = client_of(learner, accepted=11)  # its actor came back, and said what it had been told to forget
+    client = client_of(learner, accepted=11)  # the actor joined again, and reported its acknowledged segments
     assert (client["gap"], client["rolled_back"], client["version"], client["restarts"]) == (11, 11, 0, 0)
     play(agent, 4)
     assert client_of(learner, accepted=15, pending=0)["verdicts"]["trained"] == 4
@@ -219,7 +219,7 @@ def test_a_journal_in_memory_knows_the_commands_too(stack: ExitStack) -> None:
 def test_a_client_that_fails_again_is_said_to(stack: ExitStack, tmp_path: Path) -> None:
     learner = start(stack, tmp_path / "run")
     agent = join(stack, learner, algorithm_name="BREAKS")
-    with suppress(ClientFailed):  # it may be said before the flush ends
+    with suppress(ClientFailed):  # the failure may be reported before the flush ends
         play(agent, 2)
     deadline = time.monotonic() + PATIENCE_S
     while learner.status()["clients"]["lab"]["state"] != "failed":
@@ -285,13 +285,13 @@ RATE = {"learning_rate": 3e-4}
 
 
 def learning(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
-    """An actor of a PPO whose updates have eight steps; it gives a learning rate."""
+    """Return an actor of a PPO client with a learning rate, whose updates take eight steps."""
     given = {**RATE, "steps_per_update": 8, "minibatch_size": 8, "hidden_sizes": [4]}
     return join(stack, learner, algorithm_name="PPO", algorithm_parameters=given, **options)
 
 
 def rate_of(learner: Learner, **wanted: Any) -> tuple[float, float]:
-    """The learning rate in force, and the one of the last update."""
+    """Return the learning rate in force, and the one of the last update."""
     client = client_of(learner, **wanted)
     return client["parameters"]["learning_rate"], client["scalars"]["charts/learning_rate"]
 
@@ -414,7 +414,7 @@ def test_a_parameter_changes_in_a_directory(stack: ExitStack, tmp_path: Path) ->
 
 
 def a_run(tmp_path: Path) -> Path:
-    """A run directory whose learner is down: of eleven segments three are pending."""
+    """Return a run directory whose learner has ended. Of eleven segments three are pending."""
     with ExitStack() as stack:
         learner = start(stack, tmp_path / "run")
         eleven(stack, learner).close()

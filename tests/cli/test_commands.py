@@ -61,7 +61,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def learners_extra() -> None:
-    """What `rl4sys-learner` needs."""
+    """Skip the test without the packages that `rl4sys-learner` needs."""
     for module in ("torch", "tensorboard", "rich", "matplotlib"):
         pytest.importorskip(module)
 
@@ -79,7 +79,7 @@ def invoke(group: click.Group, *arguments: str, **environment: str) -> Result:
 
 
 def refused(result: Result, code: int = 2) -> str:
-    """The one line on stderr of a command that failed."""
+    """Return the one line on stderr of a command that failed."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1, result.stderr

@@ -1,4 +1,4 @@
-"""Dead letters as a person reads them, whole and damaged."""
+"""Dead letters as the command shows them, intact and damaged."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_letters_are_listed_oldest_first(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
     assert all(len(line) < 100 for line in lines[:-1])
     only = said(deadletter(tmp_path, "--client", "luna")).splitlines()
-    assert [line.split()[0] for line in only[1:3]] == ["2", "3"]  # a number stays the same
+    assert [line.split()[0] for line in only[1:3]] == ["2", "3"]  # the numbers stay the same
     assert "no dead letters of client nobody" in said(deadletter(tmp_path, RL4SYS_LEARNER_DEADLETTER_CLIENT="nobody"))
     listed = json.loads(said(deadletter(tmp_path, "--json")))
     assert [(entry["n"], entry["client_id"], entry["seq"]) for entry in listed] == [
@@ -172,7 +172,7 @@ def test_another_message_is_no_letter(tmp_path: Path) -> None:
 def test_a_letter_too_large_is_not_read(tmp_path: Path) -> None:
     path = letter(tmp_path)
     with path.open("r+b") as file:
-        file.truncate(module.MAX_LETTER_BYTES + 1)  # a hole, no bytes
+        file.truncate(module.MAX_LETTER_BYTES + 1)  # a hole in the file, without data
     assert "more than a letter can have" in said(deadletter(tmp_path, "--show", 1))
 
 

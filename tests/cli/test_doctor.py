@@ -1,4 +1,4 @@
-"""The doctor and the status of real learners, with what a person may have got wrong."""
+"""The doctor and the status of real learners, with the faults that an operator may cause."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(*arguments: object, **environment: str) -> Result:
 
 
 class Visit:
-    """What the doctor said."""
+    """The output of one run of the doctor."""
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         began = time.monotonic()
@@ -60,7 +60,7 @@ class Visit:
 
     @property
     def failed(self) -> str:
-        """The stage that failed; nothing was tried after it."""
+        """The stage that failed. No later stage was tried."""
         stages = [stage for stage, state in self.states.items() if state == "FAIL"]
         if not stages:
             assert "not reached" not in self.states.values()
@@ -73,7 +73,7 @@ class Visit:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Learner]]:
-    """Starts learners, and an actor of the client luna with each if asked."""
+    """Yield a function that starts a learner. With `luna`, it also starts an actor of the client luna."""
     with ExitStack() as stack:
 
         def make(*, luna: bool = False, **options: Any) -> Learner:
@@ -90,7 +90,7 @@ def start() -> Iterator[Callable[..., Learner]]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """A folder with the keys of a learner, of an actor, and of an admin."""
+    """Return a folder with the keys of a learner, of an actor, and of an admin."""
     for arguments in ([], ["--user", "actor"], ["--user", "me", "--role", "admin", "--role", "read_weights"]):
         assert run("keys", "k", *arguments).exit_code == 0
     return tmp_path / "k"
@@ -108,7 +108,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         pause.wait(0.02)
 
 
-# ---- all is well
+# ---- no faults
 
 
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1:0", "ipc"])
@@ -159,7 +159,7 @@ def test_within_a_process_only_the_last_stages_apply(start: Callable[..., Learne
     assert Visit("inproc://nobody", "--timeout", "0.2").failed == "protocol"
 
 
-# ---- what can be wrong, stage by stage
+# ---- the faults of each stage
 
 
 def test_a_name_that_nobody_has() -> None:

@@ -39,7 +39,7 @@ def started(run_dir: str, **options: Any) -> Learner:
 
 
 def train(learner: Learner, client_id: str = "lab", episodes: int = 3) -> int:
-    """Trains, and returns the digest of the actor's last policy."""
+    """Train the client, and return the digest of the actor's last policy."""
     config = AgentConfig(
         client_id=client_id,
         train_server_address=learner.address,

@@ -1,4 +1,4 @@
-"""``rl4sys-actor run --num-actors``: a fleet as a user runs it, and the options that it gives its actors."""
+"""``rl4sys-actor run --num-actors``: a fleet as a user runs it, and the options that it passes to its actors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_option_of_an_actor_reaches_it() -> None:
     )
     command = actor_command(run, SharedPaths("pool", None), 0, 0)
     seen: dict[str, Any] = {}
-    assert actor.commands["run"].params  # the options that the command line below is read with
+    assert actor.commands["run"].params  # the options that parse the command line below
     context = actor.commands["run"].make_context("run", command[command.index("run") + 1 : command.index("--plugin")])
     seen.update(context.params)
     assert command[-4:] == ["--plugin", "one", "--plugin", "two"]

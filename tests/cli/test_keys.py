@@ -1,4 +1,4 @@
-"""Keys as a person makes them, and the list that a running learner follows."""
+"""The command that makes keys, and the access list that a running learner follows."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ roles = ["read_weights"]
 
 @pytest.fixture
 def edited(tmp_path: Path) -> Path:
-    """A list as a person has edited it, mode 0640, of edge-1 and edge-2."""
+    """Return an access list of edge-1 and edge-2 as an operator has edited it, with mode 0640."""
     done(keys("k"))
     public = [new_key_pair().public for _ in range(2)]
     path = tmp_path / "k" / "users.toml"

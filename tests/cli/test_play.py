@@ -1,4 +1,4 @@
-"""The loop of ``rl4sys-actor run``: ends, truncations, resets and masks, against a recording agent."""
+"""The loop of ``rl4sys-actor run``: ends, truncations, resets and masks, with an agent that records its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 
 class Env:
-    """Observations count the steps of an episode; per step `script` says: ``.`` on, ``t`` time is up, ``x`` dead, ``b`` both."""
+    """An environment whose observations count the steps of an episode.
+
+    Each letter of `script` is one step: ``.`` continues, ``t`` truncates, ``x`` terminates, and ``b`` does both.
+    """
 
     def __init__(self, script: str) -> None:
         self._script, self._at, self._count = script, 0, 0
@@ -42,7 +45,7 @@ class Action:
 
 
 class Agent:
-    """Notes every call."""
+    """An agent that records every call."""
 
     version = 0
     spec = SimpleNamespace(observation_space=BoxSpace((1,)), action_space=DiscreteSpace(2))
@@ -67,7 +70,10 @@ class Agent:
 
 
 class MaskedEnv(Env):
-    """Forbids the action 0 after a reset, and the action 1 after an even number of steps. Other steps have no mask."""
+    """An environment that forbids action 0 after a reset, and action 1 after an even number of steps.
+
+    Other steps have no mask.
+    """
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}

@@ -1,4 +1,4 @@
-"""Algorithms and policies from elsewhere: the example of docs/howto/plugins.md, installed by pip, and as modules."""
+"""Algorithms and policies of plug-ins: the example of docs/howto/plugins.md, installed by pip, and as modules."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def install(source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed distribution, and one whose entry points do not work."""
+    """Return a folder with the installed distribution, and with one whose entry points do not work."""
     pytest.importorskip("setuptools")
     pytest.importorskip("pip")
     sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("site")
@@ -137,7 +137,7 @@ def test_an_actor_trains_with_it(spawn: Spawn, outside: Path, tmp_path: Path, wa
     result = CliRunner().invoke(learner, ["status", address, "--json", "--timeout", "10"])
     luna = json.loads(result.stdout)["clients"]["luna"]
     assert (luna["state"], luna["accepted"] > 0) == ("running", True)
-    # An actor without the distribution: its learner answers with a kind of policy that it lacks.
+    # An actor without the distribution: the learner's policy has a kind that is not registered there.
     code, _, errors = run(spawn, "actor", "run", *arguments)
     assert code == 2
     assert len(errors.strip().splitlines()) == 1

@@ -40,7 +40,7 @@ def status(address: str) -> dict[str, dict[str, object]]:
 
 
 def until_running(address: str) -> dict[str, object]:
-    """The status of the client luna, once its learner thread runs."""
+    """Return the status of the client luna, once its learner thread runs."""
     while (found := status(address)["luna"])["state"] != "running":
         assert found["state"] == "starting", found
     return found
@@ -134,7 +134,7 @@ def test_a_demo_reaches_an_easy_target_and_leaves_a_picture(spawn: Spawn, tmp_pa
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "run" / "tensorboard" / "CartPole-v1%~11").glob("events.out.tfevents.*"))
     for log in (tmp_path / "run").glob("actor-*.log"):
-        assert "last version" in log.read_text()  # it ended in order
+        assert "last version" in log.read_text()  # the actor has ended in an orderly way
 
 
 def test_a_demo_that_runs_out_of_time_says_so(spawn: Spawn) -> None:
@@ -159,7 +159,7 @@ def test_the_death_of_the_gateway_is_not_survived() -> None:
     with Learner(LearnerConfig(bind="inproc://dying", run_dir=None)) as dying:
         gateway: Any = dying._running
         gateway._core.turn = lambda: 1 // 0
-        with contextlib.suppress(Closed):  # it may die before it comes to this
+        with contextlib.suppress(Closed):  # the gateway may die before it runs this call
             gateway.call(lambda: None).result(10)
         assert gateway.join(10)
         with pytest.raises(WorkerDied):

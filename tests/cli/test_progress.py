@@ -1,4 +1,4 @@
-"""What a person sees while a learner runs."""
+"""The output that an operator sees while a learner runs."""
 
 from __future__ import annotations
 

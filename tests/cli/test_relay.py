@@ -16,11 +16,11 @@ from rl4sys_zmq.memory_watch import available_bytes
 
 
 class Started(Exception):
-    """Raised in place of a relay that starts."""
+    """Raised instead of the start of a relay."""
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, limit: int = 1 << 20) -> tuple[RelayConfig, int]:
-    """The configuration with which a command line starts a relay, and the number of open files that it wants."""
+    """Return the configuration with which a command line starts a relay, and the number of open files that it requests."""
     seen: list[Any] = []
 
     def start(config: RelayConfig) -> None:

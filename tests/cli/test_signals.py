@@ -1,4 +1,4 @@
-"""How a signal ends a command."""
+"""The end of a command by a signal."""
 
 from __future__ import annotations
 

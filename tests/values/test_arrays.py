@@ -40,7 +40,7 @@ def sent(tree: Any) -> Any:
 
 @pytest.fixture
 def no_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program has not imported ml_dtypes. Another test may have done so, for example by way of onnx."""
+    """Remove ml_dtypes from the imported modules. Another test may have imported it, for example by way of onnx."""
     monkeypatch.delitem(sys.modules, "ml_dtypes", raising=False)
 
 

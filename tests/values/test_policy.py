@@ -1,4 +1,4 @@
-"""Policy specs derive their tensors, and snapshots are never written to again."""
+"""Policy specs derive their tensors, and snapshots never change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast constructor of segments gives what the class gives."""
+"""The fast constructor of segments gives the same segments as the class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""All spaces: they come back from JSON, their elements from the wire, and documents that are not spaces are refused."""
+"""All spaces and their elements are equal after a round trip through JSON or the wire.
+
+Documents that are not spaces are refused.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def boxes(draw: st.DrawFn) -> BoxSpace:
     if dtype == "|b1":  # Gymnasium rounds the bounds of a boolean box to booleans
         one = st.sampled_from((0.0, 1.0))
     size = prod(shape)
-    bounds = one if size else st.just(())  # Gymnasium has no bounds of no elements
+    bounds = one if size else st.just(())  # Gymnasium has no bounds for zero elements
     low, high = (draw(bounds | st.lists(one, min_size=size, max_size=size).map(tuple)) for _ in range(2))
     if not np.all(np.asarray(low, object) <= np.asarray(high, object)):
         ends = (0.0, 1.0) if dtype == "|b1" else (-np.inf, np.inf)
@@ -64,7 +67,7 @@ def boxes(draw: st.DrawFn) -> BoxSpace:
 
 
 def exact(number: Any) -> Any:
-    """A float, or an integer that no float is: as bounds are read."""
+    """Return a float, or the integer if no float equals it, as for the bounds of a space."""
     return float(number) if float(number) == number else number
 
 
@@ -119,7 +122,7 @@ def test_any_space_comes_back_from_strict_json(space: AnySpace) -> None:
 
 
 def sample(space: AnySpace, draw: Any, batch: tuple[int, ...] = ()) -> Any:
-    """An element; with a batch one whose arrays have that leading axis."""
+    """Return an element. With `batch`, its arrays have these leading axes."""
     match space:
         case BoxSpace() | MultiDiscreteSpace() | MultiBinarySpace():
             return np.ones((*batch, *space.shape), space.dtype)
@@ -320,7 +323,7 @@ def test_gymnasiums_space_is_read_as_ours(space: AnySpace) -> None:
     module = pytest.importorskip("rl4sys_zmq.serving.gymnasium_spaces")
     try:
         built = module.to_gymnasium(space)
-    except ConfigError as exc:  # Gymnasium knows no Dict with the key "", no graph of texts, no batch of what is empty
+    except ConfigError as exc:  # Gymnasium supports no Dict with the key "", no graph of texts, no batch of an empty space
         assert "Gymnasium rejects" in str(exc)
         return
     assert any_space_from(built) == space

@@ -1,4 +1,4 @@
-"""Spaces: what they accept, what they say, and that Gymnasium's are read right."""
+"""Spaces: the elements that they accept, their texts, and the conversion of Gymnasium's spaces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def boxes(draw: Any) -> BoxSpace:
 
 
 def canonical(space: Any) -> Any:
-    """Bounds that are all the same are one number in the JSON form's reading."""
+    """Fold bounds that are all equal into one number, as the JSON form does."""
     if isinstance(space, BoxSpace):
         fold = {
             k: v[0] if isinstance(v, tuple) and len(set(v)) == 1 else v for k, v in (("low", space.low), ("high", space.high))

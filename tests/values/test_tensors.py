@@ -1,4 +1,4 @@
-"""Tensors of all dtypes: their bytes, their places, and what a spec refuses."""
+"""Tensors of all dtypes: their bytes, their positions, and the errors of a spec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spec_of(tensors: Any, **other: Any) -> PolicySpec:
 
 
 def any_bits(spec: PolicySpec, seed: int) -> dict[str, Any]:
-    """Tensors of random bits: NaN and infinities too, but no booleans other than 0 and 1."""
+    """Return tensors of random bits, NaN and infinities included. Booleans are only 0 and 1."""
     rng = np.random.default_rng(seed)
     made = {}
     for tensor in spec.tensors:

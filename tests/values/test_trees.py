@@ -1,4 +1,4 @@
-"""Walking trees: taken apart and put together again, copied, and changed leaf by leaf."""
+"""Functions on trees: to split a tree into leaves and join them again, to copy it, and to change each leaf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States to draw: unrelated bits, special values, small moves, of any size."""
+"""Strategies that draw states: unrelated bits, special values, small moves, of any size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = st.one_of(st.integers(0, 20), st.integers(0, 5000))
 
 @st.composite
 def state_lists(draw: Any, count: Any, *, bf16: bool = False, sizes: Any = SIZES) -> Any:
-    """`count` states of one size, each a change of some kind of the one before."""
+    """Draw `count` states of one size. Each differs in some way from the one before."""
     n = draw(sizes)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     states = [rng.standard_normal(n).astype(np.float32).view(np.uint32) if draw(st.booleans()) else any_bits(rng, n)]
@@ -50,5 +50,5 @@ def any_bits(rng: Any, n: Any) -> Any:
 
 
 def ordered_slow(bits: Any) -> Any:
-    """One float's bits as an integer of the same order, in Python's own integers."""
+    """Return the bits of a float as an integer of the same order, with Python's own integers."""
     return bits if bits < 2**31 else -(bits - 2**31) - 1

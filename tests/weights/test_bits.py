@@ -1,4 +1,4 @@
-"""The bit writers against slow twins that write one bit after the other, and what their reader refuses."""
+"""The bit writers equal slow twins that write one bit after the other, and the reader refuses invalid data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl4sys_zmq.weights.integers import pack_integers, unpack_integers
 
 
 def bytes_of(bits: Any) -> bytes:
-    """Bits to bytes, the lowest first."""
+    """Convert bits to bytes, the lowest bit first."""
     out = bytearray((len(bits) + 7) // 8)
     for index, bit in enumerate(bits):
         out[index // 8] |= bit << (index % 8)
@@ -29,7 +29,7 @@ def fields_slow(values: Any, widths: Any) -> Any:
 
 
 def gaps_slow(positions: Any, size: Any) -> Any:
-    """Golomb and Rice: of each gap the quotient in unary; then the remainders, plane by plane."""
+    """Encode gaps by Golomb and Rice: the quotient of each gap in unary, then the remainders, plane by plane."""
     width = rice_width(len(positions), size)
     gaps = [b - a - 1 for a, b in zip([-1, *positions], positions, strict=False)]
     unary = [bit for gap in gaps for bit in [0] * (gap >> width) + [1]]
@@ -37,7 +37,7 @@ def gaps_slow(positions: Any, size: Any) -> Any:
 
 
 def integers_slow(values: Any) -> Any:
-    """`pack_integers` of what is sparse and moves by one only."""
+    """Encode integers as `pack_integers` does for sparse values that change by one only."""
     positions = [index for index, value in enumerate(values) if value]
     flags = bytes_of([values[index] < 0 for index in positions])
     return b"\x01" + varint(len(positions)) + gaps_slow(positions, len(values)) + flags + b"\x00"
@@ -83,7 +83,7 @@ def test_any_integers(values: Any) -> None:
 
 
 def digits_slow(value: Any, count: Any) -> Any:
-    """The lowest digits of a number to the base 256, each from -128 to 127, and 128 added to each."""
+    """Return the lowest digits of a number to the base 256, each from -128 to 127, with 128 added to each."""
     out = []
     for _ in range(count):
         digit = (value + 128) % 256 - 128

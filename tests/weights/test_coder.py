@@ -1,4 +1,4 @@
-"""The coder is exact for every bit pattern, in every form, never grows, and refuses what it did not write."""
+"""The coder is exact for every bit pattern and in every form, its output never grows, and it refuses foreign data."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_codecs_are_chosen_by_what_is_shorter() -> None:
     few = base.copy()
     few[::100] += 1
     assert encode_diff(base, few).codec == PayloadEncoding.SPARSE
-    assert encode_diff(base, few, level=2).codec == PayloadEncoding.SPARSE  # nothing is known of which they are
+    assert encode_diff(base, few, level=2).codec == PayloadEncoding.SPARSE  # the positions of the changes cannot be predicted
     small = np.where(np.abs(base) < 0.1, base + np.float32(1e-4), base)
     assert encode_diff(base, small, level=2).codec == PayloadEncoding.GROUPS
     noise = np.random.default_rng(1).integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
@@ -228,7 +228,7 @@ def test_any_bytes_give_a_state_or_our_error(payload: bytes, size: int, known: b
 
 @given(state_lists(3, sizes=st.integers(100, 3000)), levels, st.data())
 def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states: Any, level: Any, data: Any) -> None:
-    """Without the payload's hash, which would find them all."""
+    """The payload's hash is not checked here, because it would detect all of these changes."""
     before, base, new = states
     with np.errstate(all="ignore"):
         diff = encode_diff(base, new, level=level, before=before)
@@ -258,7 +258,7 @@ def test_digest_sees_every_bit() -> None:
             other.view(np.uint32)[index] ^= np.uint32(1 << bit)
             seen.add(digest(other))
     assert len(seen) == 1 + 66
-    assert digest(np.zeros(0, np.float32)) == 0x2D06800538D394C2  # xxh3-64 of nothing
+    assert digest(np.zeros(0, np.float32)) == 0x2D06800538D394C2  # xxh3-64 of no bytes
 
 
 def test_raw_is_what_it_says() -> None:

@@ -1,4 +1,4 @@
-"""The 72 bytes: their layout, and that every wrong one is refused by its own code."""
+"""The header of 72 bytes: its layout, and the error code of each invalid header."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ u64 = st.integers(0, 2**64 - 1)
 
 
 def repacked(offset: Any, form: Any, value: Any) -> bytes:
-    """The header with one field overwritten and the check set right again."""
+    """Return the header with one field overwritten and a correct checksum."""
     data = bytearray(HEADER.pack())
     struct.pack_into(form, data, offset, value)
     struct.pack_into("<I", data, 52, 0)

@@ -1,4 +1,4 @@
-"""Tensors that are not float32 arrive bit for bit, whatever is done to the float32 ones, or the update is refused."""
+"""Tensors that are not float32 arrive bit for bit, for every encoding of the float32 ones, or the update is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spec_of(tensors: tuple[TensorSpec, ...]) -> PolicySpec:
 
 
 def drawn(spec: PolicySpec, seed: int) -> dict[str, Any]:
-    """Finite tensors: random integers, normal numbers."""
+    """Return finite tensors: random integers, normal numbers."""
     rng = np.random.default_rng(seed)
     made: dict[str, Any] = {}
     for tensor in spec.tensors:
@@ -61,7 +61,7 @@ def drawn(spec: PolicySpec, seed: int) -> dict[str, Any]:
 
 
 def moved(tensors: dict[str, Any], kind: str, seed: int) -> dict[str, Any]:
-    """The next version: the same, some elements changed, a little of everything, or everything."""
+    """Return the next version: the same, with some elements changed, all changed a little, or all changed."""
     rng = np.random.default_rng(seed)
     out = {}
     for name, old in tensors.items():
@@ -78,7 +78,7 @@ def moved(tensors: dict[str, Any], kind: str, seed: int) -> dict[str, Any]:
 
 
 class Publisher:
-    """A learner's side: rounds the float32 tensors, and keeps what the actor holds."""
+    """Both sides of an update. It rounds the float32 tensors, encodes updates, and applies them."""
 
     def __init__(self, spec: PolicySpec, dtype: WireDtype, level: int) -> None:
         self.spec, self.writing = spec, EncodingOptions(dtype, level, spec.sizes, spec.others)
@@ -167,11 +167,11 @@ def test_the_layout_is_the_documented_one() -> None:
     assert new.digest == xxhash.xxh3_64_intdigest(payload[:-TRAILER_BYTES])
 
 
-# ---- what is refused
+# ---- updates that are refused
 
 
 def resealed(header: bytes, payload: bytes, **changes: Any) -> tuple[bytes, bytes]:
-    """A sender that lies: the header of another payload, or with other fields."""
+    """Return the header for another payload, or with other fields, as a malicious sender would."""
     fields = {"payload_bytes": len(payload), "payload_hash": xxhash.xxh3_64_intdigest(payload), **changes}
     return dataclasses.replace(WeightsHeader.unpack(header), **fields).pack(), payload
 
@@ -217,7 +217,7 @@ def test_lies_about_the_other_tensors_are_refused(publisher: Publisher, whole: b
 
 
 def test_a_giant_is_refused_before_it_is_read(publisher: Publisher) -> None:
-    """More bytes than the policy can have, whatever they would expand to."""
+    """The payload has more bytes than the policy can have, whatever size they expand to."""
     zeros = bytes(1 << 20)
     header, _ = publisher.encode(None, publisher.snapshot(drawn(publisher.spec, 0), 0))
     update = resealed(header, zeros + struct.pack("<IB", len(zeros) - 4 * publisher.spec.size, PayloadEncoding.SNAPSHOT_PLANES))
@@ -238,7 +238,7 @@ def test_damage_never_gets_through(publisher: Publisher, whole: bool) -> None:
             got = publisher.apply(resealed(header, bytes(broken)), v0)
         except WeightsError:
             continue
-        assert (got.flat.tobytes(), got.others) == (v1.flat.tobytes(), v1.others)  # another form of the same state
+        assert (got.flat.tobytes(), got.others) == (v1.flat.tobytes(), v1.others)  # another encoding of the same state
 
 
 @pytest.mark.parametrize("case", ["infinite half", "no number", "no boolean"])

@@ -1,4 +1,4 @@
-"""Updates are applied whole and verified, or not at all."""
+"""An update is applied as a whole and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def snapshot(flat: Any, version: Any, generation: Any = GENERATION) -> Any:
 
 
 def chain(size: Any, count: Any, scale: float = 1e-4, seed: int = 0) -> Any:
-    """`count` consecutive snapshots with small steps between them."""
+    """Return `count` consecutive snapshots with small steps between them."""
     rng = np.random.default_rng(seed)
     flat = rng.standard_normal(size).astype(np.float32)
     out = []
@@ -56,7 +56,7 @@ def reason_of(*args: Any) -> Any:
 
 
 def resealed(header: Any, payload: Any, **changes: Any) -> Any:
-    """The header of `payload` with some fields changed: a sender that lies rather than a wire that errs."""
+    """Return the header of `payload` with some fields changed, as from a malicious sender and not from a faulty wire."""
     fields = {"payload_bytes": len(payload), "payload_hash": xxhash.xxh3_64_intdigest(payload), **changes}
     return dataclasses.replace(WeightsHeader.unpack(header), **fields).pack()
 
@@ -141,7 +141,7 @@ def test_weights_that_are_not_finite_are_refused_on_both_sides(bad: Any) -> None
     ("codec", "share"), [(PayloadEncoding.SPARSE, 0.01), (PayloadEncoding.PLANES, 1.0), (PayloadEncoding.RAW, 1.0)]
 )
 def test_a_diff_that_writes_what_is_not_finite_is_refused(bad: Any, codec: Any, share: float) -> None:
-    """From a sender that does not look: everything else about it is right."""
+    """The sender has not checked its weights. Everything else in the update is valid."""
     rng = np.random.default_rng(0)
     v0 = snapshot(rng.standard_normal(5000), 0)
     changed = np.where(rng.random(5000) < share, v0.flat + np.float32(1e-3), v0.flat)
@@ -189,7 +189,7 @@ DTYPES = pytest.mark.parametrize("dtype", list(WireDtype))
 
 
 def published(dtype: Any, count: Any, scale: float = 1e-3, seed: int = 0) -> tuple[Any, ...]:
-    """The snapshots that a learner publishes of `count` versions of its weights, and the weights."""
+    """Return the snapshots that a learner publishes of `count` versions of its weights, and the weights."""
     masters = [s.flat for s in chain(sum(SIZES), count, scale, seed)]
     steps: tuple[int, ...] = ()
     out = []
@@ -203,7 +203,7 @@ def published(dtype: Any, count: Any, scale: float = 1e-3, seed: int = 0) -> tup
 @given(st.integers(2, 8), st.sampled_from([1, 2]), st.sampled_from([0.0, 1e-6, 1e-3, 1.0]), st.data())
 @settings(max_examples=30)
 def test_whatever_an_actor_received_it_holds_the_same(dtype: Any, count: int, level: Any, scale: Any, data: Any) -> None:
-    """One that follows every diff, predicted or not; one that jumps; one that begins with a snapshot."""
+    """One actor applies every diff, predicted or not, one skips versions, and one begins with a snapshot."""
     versions, _ = published(dtype, count, scale)
     writing = EncodingOptions(dtype, level, SIZES)
     held, before = apply_update(*encode_update(POLICY, None, versions[0], writing), None, SIZES), None
@@ -246,7 +246,7 @@ def test_every_corrupted_byte_of_every_dtype_is_detected(dtype: Any, level: int,
         with pytest.raises(WeightsError) as caught:
             apply_update(header, bytes(broken), versions[0], SIZES)
         assert caught.value.reason == "payload"
-        try:  # a sender that lies: only what leads to the learner's state all the same is taken
+        try:  # a malicious sender: an update is accepted only if it leads to the learner's state
             got = apply_update(resealed(header, bytes(broken)), bytes(broken), versions[0], SIZES)
         except WeightsError as exc:
             assert exc.reason in ("payload", "digest")
@@ -255,7 +255,7 @@ def test_every_corrupted_byte_of_every_dtype_is_detected(dtype: Any, level: int,
 
 
 def bf16_slow(value: Any) -> Any:
-    """The nearest of the two bf16 values around a float32, the even one of two that are as near."""
+    """Return the bf16 value that is nearest to a float32, and the even one of two that are equally near."""
     bits = int(np.float32(value).view(np.uint32))
     low, high = bits & 0xFFFF0000, (bits & 0xFFFF0000) + 0x10000
     rest = bits - low
@@ -278,7 +278,7 @@ def test_what_is_not_finite_does_not_travel() -> None:
 
 @given(st.integers(0, 2**32), st.sampled_from([1e-30, 1e-5, 1.0, 1e30]))
 def test_a_grid_errs_by_half_a_step_and_never_drifts(seed: int, scale: Any) -> None:
-    """Each version is rounded afresh from the weights, whatever was published before."""
+    """Each version is rounded from the weights, independent of the versions before."""
     rng = np.random.default_rng(seed)
     steps: tuple[int, ...] = ()
     flat, last = (scale * rng.standard_normal(sum(SIZES))).astype(np.float32), None

@@ -1,4 +1,4 @@
-"""One message of each kind, always the same: what the golden vectors and the fuzzer start from."""
+"""One fixed message of each kind, for the golden vectors and the fuzzer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOX, TWO = BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(2)
 
 
 def segment(steps: int = 2, *, masks: bool = False, terminated: bool = True) -> Segment:
-    """A small segment whose bytes are easy to recognise."""
+    """Return a small segment whose bytes are easy to recognise."""
     rows = steps + (not terminated)
     return Segment(
         np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) / 4,
@@ -41,7 +41,7 @@ def segment(steps: int = 2, *, masks: bool = False, terminated: bool = True) -> 
 
 
 def update() -> tuple[bytes, bytes]:
-    """A weights header and its payload."""
+    """Return a weights header and its payload."""
     payload = np.arange(4, dtype=np.float32).tobytes()
     header = WeightsHeader(
         b"\x01" + bytes(7), GENERATION, 3, 3, PayloadEncoding(min(int(c) for c in PayloadEncoding if not c.is_diff)), 4, 16, 1, 2
@@ -50,7 +50,7 @@ def update() -> tuple[bytes, bytes]:
 
 
 def build() -> dict[str, m.Message]:
-    """By the name of their kind."""
+    """Return the messages, by the names of their kinds."""
     box, two = space_to_json(BOX), space_to_json(TWO)
     spec = spec_to_document(mlp_spec(BOX, TWO, "categorical", (4,)))
     submit = join_submit(7, 64, [pack_segment(segment()), pack_segment(segment(1, masks=True, terminated=False))])
@@ -176,11 +176,11 @@ def build() -> dict[str, m.Message]:
 
 @pytest.fixture
 def samples() -> dict[str, m.Message]:
-    """One message of each kind, by the name of its kind."""
+    """Return one message of each kind, by the name of its kind."""
     return build()
 
 
 @pytest.fixture
 def make_segment() -> Any:
-    """Makes small segments."""
+    """Return the function that makes small segments."""
     return segment

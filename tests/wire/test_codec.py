@@ -1,4 +1,4 @@
-"""Messages to frames and back, and everything that is not exactly that."""
+"""Messages to frames and back. Everything that is not exactly a message is refused."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def strategy(cls: Any) -> Any:
 
 
 def signed(data: bytes | bytearray, body: tuple[Any, ...] = ()) -> list[bytes]:
-    """A first frame with its checksum set right again."""
+    """Return frames of which the first has a correct checksum."""
     out = bytearray(data)
     struct.pack_into("<Q", out, 40, checksum(bytes(out), body))
     return [bytes(out), *body]
 
 
 def with_header(message: Any, header: Any, body: Any = None) -> list[bytes]:
-    """The message with another header, everything else in order."""
+    """Return the message with another header. Everything else is valid."""
     data = header if isinstance(header, bytes) else msgpack.packb(header, use_bin_type=True)
     body = tuple(getattr(message, "body", ())) if body is None else body
     seq, count = getattr(message, "first_seq", 0), getattr(message, "count", 0)
@@ -104,7 +104,7 @@ def test_kinds_are_distinct_and_all_have_a_sample(samples: dict[str, m.Message])
 
 
 def test_golden_vectors(samples: dict[str, m.Message]) -> None:
-    """The bytes on the wire are a promise: a change here is a new version of the protocol."""
+    """The bytes on the wire are fixed. A change here is a new version of the protocol."""
     golden = json.loads(GOLDEN.read_text())
     assert set(golden) == set(samples)
     for name, message in samples.items():
@@ -277,7 +277,7 @@ def test_frames_and_sizes(samples: dict[str, m.Message]) -> None:
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
 def test_every_single_changed_byte_is_noticed(cls: Any, samples: dict[str, m.Message]) -> None:
     frames = [bytes(f) for f in encode(samples[cls.__name__])]
-    wrapper = cls in (m.DeliverSegments, m.PolicyPublished, m.QuarantinedSegment)  # whose body has checksums of its own
+    wrapper = cls in (m.DeliverSegments, m.PolicyPublished, m.QuarantinedSegment)  # their bodies have checksums of their own
     for index, frame in enumerate(frames[:1] if wrapper else frames):
         for position in range(len(frame)):
             for change in (0x01, 0x80, 0xFF):

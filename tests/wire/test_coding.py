@@ -1,4 +1,4 @@
-"""Coded bodies: the same segments in fewer bytes, and nothing that a stranger writes costs more than a refusal."""
+"""Compressed bodies: the same segments in fewer bytes. Invalid bodies cost no more than a refusal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl4sys_zmq.wire.messages import Submit
 
 
 def segment(steps: int, *, pixels: int = 0, seed: int = 0, masks: bool = False, mixed: bool = False) -> Segment:
-    """A walk, as observations often are, or images that are mostly sky."""
+    """Return a random walk, as observations often are, or images that are mostly sky."""
     rng = np.random.default_rng(seed)
     if pixels:
         obs = np.full((steps, pixels, pixels, 3), 135, np.uint8)
@@ -89,7 +89,7 @@ def test_it_is_shorter_or_not_coded_at_all() -> None:
     random_bytes = np.random.default_rng(1).bytes(200 * 32)
     noise = dataclasses.replace(walk[0], observations=np.frombuffer(random_bytes, np.uint8).reshape(200, 32))
     assert not submit([noise] * 1, coded=True).codings or len(submit([noise]).body[0]) < len(submit([noise], coded=False).body[0])
-    assert not submit([segment(1)]).codings  # nothing to gain
+    assert not submit([segment(1)]).codings  # too small for a gain
 
 
 def test_zeros_do_not_promise_more_than_a_learner_believes() -> None:

@@ -1,4 +1,4 @@
-"""Valid messages, changed a little: whatever comes, the decoder answers with a message or with a ProtocolError."""
+"""Valid messages with small changes: the decoder returns a message or raises a ProtocolError."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ODD: list[Any] = [
 
 
 def read(frames: Any) -> None:
-    """Everything that a receiver does with bytes before it believes them."""
+    """Decode and check frames as a receiver does before it uses them."""
     message = decode(frames, max_bytes=MAX_BYTES)
     if isinstance(message, m.Submit):
         for segment in read_submit(message):
@@ -59,7 +59,7 @@ def read(frames: Any) -> None:
 
 
 class Mutator:
-    """Changes messages where it may hurt."""
+    """A generator of changed messages."""
 
     def __init__(self, seed: Any, samples: Any) -> None:
         self.rng = random.Random(seed)
@@ -67,7 +67,7 @@ class Mutator:
         self.submits = [[bytes(f) for f in encode(samples[n])] for n in ("Submit", "Submit", "Welcome", "ThreadReady")]
 
     def mutate(self) -> tuple[list[bytes], bool]:
-        """Frames, and whether prefix and checksum were set right again."""
+        """Return the changed frames, and whether their prefix and checksum were made valid again."""
         rng = self.rng
         frames = list(rng.choice(self.submits if rng.random() < 0.4 else self.samples))
         if rng.random() < 0.25:
@@ -131,7 +131,7 @@ class Mutator:
         return bytes(out)
 
     def change(self, tree: Any) -> Any:
-        """One place of a tree changed."""
+        """Return the tree with a change at one place."""
         rng = self.rng
         out: Any
         if isinstance(tree, dict) and tree and rng.random() < 0.9:

@@ -1,4 +1,4 @@
-"""Columns of images in a message: read as they were, without a look at a pixel where sizes are enough."""
+"""Columns of images in a message: they are read unchanged, and no pixel is decoded where sizes are enough."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PNG, JPEG = ImageFormat("png"), ImageFormat("jpeg")
 
 
 def segment(steps: int = 8, *, row: Any = ROW, seed: int = 0, masks: bool = False) -> Segment:
-    """A few slow waves: 8 steps take 108 KiB, 4 less than a large column has."""
+    """Return a segment of slow waves: 8 steps take 108 KiB, 4 less than a large column has."""
     waves = np.sin(np.arange(np.prod(row)) / 70 + np.arange(steps + 1)[:, None] + seed)
     return Segment(
         (127 + 100 * waves).astype(np.uint8).reshape(steps + 1, *row),
@@ -50,7 +50,7 @@ def submit(segments: Any, codec: Any = PNG, *, coded: bool = False) -> Any:
 
 
 def forged(message: Any, frame: int, files: bytes) -> Any:
-    """The message with other files in the place of a frame's."""
+    """Return the message with other files in place of those of one frame."""
     codings = [list(numbers) for numbers in message.codings]
     codings[frame][0] = len(files)
     body = list(message.body)

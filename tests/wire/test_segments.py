@@ -1,4 +1,4 @@
-"""Segments to columns and back, and headers that lie about them."""
+"""Segments to columns and back, and heads that do not fit their columns."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment: Any, dtyp
 
 
 def checksums(*packed: Any, first_seq: int = 0, want_steps: int = 0) -> list[int]:
-    """As the learner has them: of what came from the network."""
+    """Return the checksums of the segments as the learner computes them from received frames."""
     frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
     return SegmentBatchReader(decode(frames)).checks.tolist()  # type: ignore[arg-type, no-any-return]
 
@@ -200,7 +200,7 @@ def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch: Any, dat
     shared_out = [checksums(*part, first_seq=7, want_steps=9) for part in parts]
     assert list(itertools.chain.from_iterable(shared_out)) == whole
     assert len(whole) == len(batch)
-    assert SegmentBatchReader(join_submit(0, 0, packed)).checks.tolist() == whole  # before and after the journey
+    assert SegmentBatchReader(join_submit(0, 0, packed)).checks.tolist() == whole  # the same before and after the encoding
 
 
 @pytest.mark.parametrize("size", [64, LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
@@ -240,11 +240,11 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment: Any) -> None:
     assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
 
 
-# ---- what a segment's head may say
+# ---- the heads of segments
 
 
 def lying(base: list[Segment], **changes: Any) -> Any:
-    """A submit of segments, the second one's head changed."""
+    """Return a submit of the segments, with a changed head of the second one."""
     message = join_submit(0, 0, [pack_segment(s) for s in base])
     heads = np.frombuffer(message.heads, HEAD).copy()
     for name, value in changes.items():
@@ -404,7 +404,7 @@ def test_the_oldest_version_and_the_returns(make_segment: Any) -> None:
     assert batch.returns([]) == batch.returns([3]) == []
 
 
-# ---- what a client's spaces ask for
+# ---- the requirements of a client's spaces
 
 
 SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4)
@@ -470,7 +470,7 @@ WITH_EXTRAS = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4, (STATE, VALUE, 
 
 
 def with_extras(segment: Segment, **changes: Any) -> Segment:
-    """The segment with the columns of `WITH_EXTRAS`."""
+    """Return the segment with the columns of `WITH_EXTRAS`."""
     steps = segment.steps
     columns = {
         "extras": {"value": np.arange(steps, dtype="<f8"), "seen": np.arange(3 * steps, dtype="|u1").reshape(steps, 3)},
@@ -613,7 +613,7 @@ TREES = SegmentSchema(TREE_SPACE, DiscreteSpace(2), 4)
 
 
 def with_tree(segment: Segment, **changes: Any) -> Segment:
-    """The segment with observations of `TREE_SPACE`."""
+    """Return the segment with observations of `TREE_SPACE`."""
     rows = len(segment.observations)
     leaves = {
         "camera": np.arange(64 * rows, dtype="|u1").reshape(rows, 8, 8),

@@ -1,4 +1,4 @@
-"""Specs with tensors of all dtypes and a blob: they come back, and lies about them are refused."""
+"""Specs with tensors of all dtypes and a blob are equal after a round trip. Specs that contradict their bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header values: what msgpack-numpy writes is read, what it would run is refused."""
+"""Header values: the output of msgpack-numpy is read, and values that it would execute are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies with random weights, as a learner would store them."""
+"""Policies with random weights, in the form in which a learner stores them."""
 
 from __future__ import annotations
 

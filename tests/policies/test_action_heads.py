@@ -53,7 +53,7 @@ def make(name: str, seed: int = 0, rows: int = 7) -> tuple[ActionSpace, Any, Any
 
 
 def slow_parts(space: ActionSpace, outputs: Any, log_std: Any, mask: Any, joined: Any) -> tuple[float, float]:
-    """Return the log-probability of one action and the entropy, part by part, as the formulas say."""
+    """Return the log-probability of one action and the entropy, part by part, from the formulas."""
     layout = action_layout(space)
     log_prob = entropy = 0.0
     at = 0

@@ -29,7 +29,7 @@ def policy_of(spec: PolicySpec, epsilon: float, seed: int = 0) -> Any:
 
 
 def slow_values(spec: PolicySpec, policy: Any, observation: Any) -> list[float]:
-    """The mean of each action's distribution, atom by atom."""
+    """Return the mean of each action's distribution, atom by atom."""
     document, tensors = spec.document, spec.views(policy.snapshot.flat)
     hidden = np.tanh(tensors["layers.0.weight"].astype(float) @ observation + tensors["layers.0.bias"])
     logits = tensors["layers.1.weight"].astype(float) @ hidden + tensors["layers.1.bias"]

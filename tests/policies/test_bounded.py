@@ -1,4 +1,7 @@
-"""The heads of off-policy algorithms for bounded actions: exact densities, actions within the bounds, one and many alike."""
+"""The heads of off-policy algorithms for bounded actions.
+
+Densities are exact, actions are within the bounds, and batches give the same results as single calls.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def policy_of(spec: PolicySpec, seed: int = 0, scale: float = 0.5, **tensors: An
 
 
 def of_outputs(space: BoxSpace, head: str, outputs: Any, **tensors: Any) -> Any:
-    """A policy whose network returns the given numbers for any observation."""
+    """Return a policy whose network returns the given numbers for any observation."""
     spec = mlp_spec(FOUR, space, head, ())
     given: dict[str, Any] = {"layers.0.weight": 0.0, "layers.0.bias": np.asarray(outputs, np.float32), **tensors}
     return policy_of(spec, **given)
@@ -52,7 +55,7 @@ def plays(policy: Any, count: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def squashed_density(action: float, mean: float, std: float, low: float, high: float) -> float:
-    """The log-density of one dimension, in float64, from the action alone."""
+    """Return the log-density of one dimension, in float64, from the action alone."""
     centre, half = (high + low) / 2, (high - low) / 2
     squashed = (action - centre) / half
     sample = math.atanh(squashed)

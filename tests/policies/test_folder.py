@@ -1,4 +1,4 @@
-"""A policy folder comes back bit for bit or not at all, appears as a whole, and replaces nothing unasked."""
+"""A policy folder is loaded bit for bit or not at all, appears as a whole, and is not replaced without a request."""
 
 from __future__ import annotations
 

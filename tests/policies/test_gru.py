@@ -1,4 +1,4 @@
-"""The recurrent policy in numpy: PyTorch's formulas, batches, states, and what is refused."""
+"""The recurrent policy in numpy: PyTorch's formulas, batches, states, and refused specs and data."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def observations_of(spec: PolicySpec, count: int, seed: int = 1) -> Any:
 
 
 def torch_outputs(spec: PolicySpec, flat: NDArray[np.float32], observations: Any) -> tuple[Any, Any]:
-    """The slow twin: the outputs and the states of one episode, by `torch.nn.GRU`."""
+    """Return the outputs and the states of one episode, computed by `torch.nn.GRU` as the slow twin."""
     tensors = {name: torch.from_numpy(tensor.copy()) for name, tensor in spec.views(flat).items()}
     document = GRUParameters(**{**spec.document, "hidden_sizes": tuple(spec.document["hidden_sizes"])})
     space = spec.observation_space

@@ -1,4 +1,4 @@
-"""Weights to start with: named tensors that fit, torch's names for a Sequential, and nothing that would be unpickled."""
+"""Initial weights: named tensors that fit, torch's names for a Sequential, and no file that would be unpickled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(path: Path, tensors: Any) -> Path:
 
 
 def sequential(prefix: str = "", step: int = 2) -> dict[str, Any]:
-    """The layers under the names that `torch.nn.Sequential` gives them, with an activation between each two."""
+    """Return the layers under the names that `torch.nn.Sequential` gives them, with an activation between each two."""
     return {f"{prefix}{int(name.split('.')[1]) * step}.{name.rpartition('.')[2]}": tensor for name, tensor in LAYERS.items()}
 
 

@@ -1,4 +1,4 @@
-"""The policy of the linear bandit: its scores against slow twins, its probabilities against frequencies, and what it refuses."""
+"""The policy of the linear bandit: scores equal to slow twins, probabilities equal to frequencies, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bandit(strategy: str, scale: float = 0.5, epsilon: float = 0.0, samples: int
 
 
 def scores(action: int) -> tuple[float, float]:
-    """The mean and the standard error of an action in `CONTEXT`, from the inverse of the precision matrix."""
+    """Return the mean and the standard error of an action in `CONTEXT`, from the inverse of the precision matrix."""
     x = [0.7, -1.2, 1.0]
     covariance = FACTORS[action].astype(float).T @ FACTORS[action].astype(float)
     mean = sum(float(MEANS[action][i]) * x[i] for i in range(3))
@@ -73,7 +73,10 @@ def test_softmax_of_the_means() -> None:
 
 
 def test_thompson_samples_the_posterior() -> None:
-    """Against samples of the whole coefficient vector, as in the paper; the policy samples only its product with the context."""
+    """Compare with samples of the whole coefficient vector, as in the paper.
+
+    The policy samples only its product with the context.
+    """
     rng = np.random.default_rng(4)
     x = np.append(CONTEXT, 1.0)
     wins = np.zeros(3)
@@ -88,7 +91,7 @@ def test_thompson_samples_the_posterior() -> None:
 
 
 def test_importance_weights_with_few_samples_are_unbiased() -> None:
-    """The mean of 1 / propensity over the decisions for an action is 1 / p of the support, whatever the number of samples."""
+    """The mean of 1 / propensity over the decisions for an action is 1 / p of the support, for any number of samples."""
     policy = bandit("thompson", samples=50)
     count = 20_000
     actions, _, log_probs = policy.act_batch(np.tile(CONTEXT, (count, 1)), None, RandomSource(3), True)

@@ -1,4 +1,4 @@
-"""The estimates of a policy's value from another policy's decisions: slow twins, a known value, and bad input."""
+"""Estimates of a policy's value from another policy's decisions: slow twins, a known value, and invalid input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_estimates_are_those_of_the_formulas() -> None:
 
 
 def test_it_finds_the_value_of_a_policy_that_was_never_played() -> None:
-    """Uniform decisions among three actions with known mean rewards value the policy that takes the best action."""
+    """Uniform decisions among three actions with known mean rewards give the value of the policy that takes the best action."""
     rng = np.random.default_rng(0)
     actions = rng.integers(3, size=20_000)
     rewards = np.array([0.1, 0.4, 0.9])[actions] + rng.normal(0.0, 0.1, actions.size)

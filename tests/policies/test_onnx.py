@@ -1,4 +1,4 @@
-"""The ONNX form of a policy computes what the policy computes, in onnxruntime."""
+"""The ONNX form of a policy has the same results in onnxruntime as the policy itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ACTED = DiscreteSpace(4, 2)
 
 
 def run(spec: PolicySpec, observations: Any) -> tuple[dict[str, Any], Any]:
-    """The outputs of the graph by name, and our policy."""
+    """Run the graph in onnxruntime. Return its outputs by name, and the policy of this package."""
     runtime = pytest.importorskip("onnxruntime")
     policy = stored(spec)
     model = encode_onnx(policy)

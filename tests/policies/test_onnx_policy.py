@@ -40,7 +40,7 @@ HEADS: Mapping[str, Any] = {
 
 
 def perceptron(head: str = "categorical", action: Any = ACTED) -> PolicySpec:
-    """The spec of a perceptron as a graph. Its tensors are those of the kind ``mlp``."""
+    """Return the spec of a perceptron as a graph. Its tensors are those of the kind ``mlp``."""
     twin = mlp_spec(OBSERVED, action, head, hidden_sizes=(HIDDEN,))
     parameters = HeadParameters(head=head)
     sizes = (WIDTH, HIDDEN, parameters.outputs(action))
@@ -158,7 +158,7 @@ def test_a_model_is_read_as_it_was_written() -> None:
     assert values.pop("tensor").data_type == onnx.TensorProto.FLOAT
     assert values == {"pads": [0, 1, 0, 1], "group": 2, "alpha": -0.5, "floats": [0.5, 2.0], "text": b"a"}
     assert encode_model(decode_model(data), {"version": "7"}) == data
-    # The form of other writers, with typed data in place of raw data.
+    # The same model as other programs write it, with typed data in place of raw data.
     for index, array in enumerate(arrays):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)
         tensor = onnx.helper.make_tensor(f"constant_{index}", kind, np.shape(array), np.asarray(array).ravel())
@@ -167,7 +167,10 @@ def test_a_model_is_read_as_it_was_written() -> None:
 
 
 def changed(change: Callable[[GraphBuilder], str], inputs: Any = None, outputs: Any = None, opset: int = 17) -> bytes:
-    """The model with one linear layer and what `change` adds. It returns the name of the value that becomes the output."""
+    """Return a model with one linear layer and the nodes that `change` adds.
+
+    `change` returns the name of the value that becomes the output.
+    """
     builder = GraphBuilder()
     builder.add("MatMul", "observations", "weight", output="linear")
     builder.add("Identity", change(builder), output="outputs")
@@ -346,7 +349,7 @@ print("alive")
 
 
 def convolution() -> PolicySpec:
-    """The spec of a small convolutional network with many kinds of operators."""
+    """Return the spec of a small convolutional network with many kinds of operators."""
     space = BoxSpace((8, 8, 3), low=0, high=255, dtype="|u1")
     weights = [TensorSpec("kernel", (4, 3, 3, 3)), TensorSpec("weight", (4, 16)), TensorSpec("scale", (16,))]
     builder = GraphBuilder()

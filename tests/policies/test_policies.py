@@ -1,4 +1,4 @@
-"""Numpy policies act as their torch twins do, as their probabilities say, and never against a mask."""
+"""Numpy policies act as their torch twins do and with their stated probabilities, and never take a masked action."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySnapsh
 
 FORBIDDEN = -np.inf
 DEVIATIONS = 5.0
-"""Chi-square statistics are compared with their mean plus so many standard deviations; the seeds are fixed."""
+"""The limit of chi-square statistics: their mean plus this many standard deviations. The seeds are fixed."""
 
 
 def policy_of(spec: Any, tensors: Any = None, seed: int = 0, scale: float = 0.3) -> Any:
@@ -38,7 +38,7 @@ def policy_of(spec: Any, tensors: Any = None, seed: int = 0, scale: float = 0.3)
 
 
 def logits_policy(logits: Any, start: int = 0) -> Any:
-    """A categorical policy whose logits are the given numbers whatever it observes."""
+    """Return a categorical policy whose logits are the given numbers for any observation."""
     logits = np.asarray(logits, dtype=np.float32)
     spec = mlp_spec(BoxSpace((2,)), DiscreteSpace(len(logits), start), "categorical", hidden_sizes=())
     return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": logits})
@@ -58,7 +58,7 @@ OBS = np.zeros(2, dtype=np.float32)
 
 
 def masked_softmax(logits: Any, mask: Any = None) -> Any:
-    """Slow and obvious, in float64."""
+    """Return the softmax under a mask, with a slow and simple computation in float64."""
     z = [float(x) if mask is None or mask[i] else FORBIDDEN for i, x in enumerate(logits)]
     weights = [math.exp(v - max(z)) for v in z]
     return np.array(weights) / sum(weights)
@@ -121,7 +121,7 @@ def masks_of(spec: Any, count: Any, rng: Any) -> Any:
 
 
 def torch_outputs(torch: Any, spec: Any, flat: Any, observations: Any) -> tuple[Any, ...]:
-    """The twin: `PolicySpec`'s docstring in torch."""
+    """Return the outputs of the torch twin, computed as the docstring of `PolicySpec` says, and the tensors."""
     f = torch.nn.functional
     tensors = {name: torch.tensor(view) for name, view in spec.views(flat).items()}
     if isinstance(spec.observation_space, DiscreteSpace):
@@ -207,7 +207,7 @@ def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: 
         else:
             assert one_raw == one_env and type(one_raw) is np.int64
             best = np.sort(outputs[i] if masks is None else outputs[i][masks[i]])
-            if len(best) == 1 or best[-1] - best[-2] > 1e-4:  # rounding may break near ties either way
+            if len(best) == 1 or best[-1] - best[-2] > 1e-4:  # near ties, rounding may decide either way
                 allowed = np.ones(len(outputs[i]), bool) if masks is None else masks[i]
                 want = np.where(allowed, outputs[i], FORBIDDEN).argmax() + spec.action_space.start
                 assert one_raw == raw[i] == env[i] == want
@@ -332,7 +332,7 @@ def test_gaussian_samples_have_the_mean_and_the_deviation() -> None:
 
 
 def test_gaussian_log_prob_is_that_of_the_stored_float32() -> None:
-    # A mean a million times the deviation: the rounding of the sample is what the learner will see.
+    # The mean is a million times the deviation. The learner sees the rounding of the sample.
     policy = gaussian_policy([1000.0, -3.0], [-6.0, 0.5], BoxSpace((2,)))
     for seed in range(50):
         raw, _, log_prob = policy.act(OBS, None, RandomSource(seed), True)
@@ -372,7 +372,7 @@ def test_unbounded_actions_are_the_sample_itself() -> None:
     policy = gaussian_policy([4.0], [0.0], BoxSpace((1,), "<f4", -np.inf, np.inf))
     raw, env, _ = policy.act(OBS, None, RandomSource(0), True)
     assert env == raw
-    env += 1  # a host that scales its action in place must not change what is trained on
+    env += 1  # a host that scales its action in place must not change the stored action
     assert env != raw
 
 
@@ -516,6 +516,6 @@ def test_uniform_numbers_fill_the_unit_interval(shape: int | tuple[Any, ...]) ->
 def test_normal_numbers_follow_the_normal_distribution() -> None:
     drawn = np.sort(RandomSource(4).normals(20_000).astype(np.float64))
     cumulative = np.array([0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in drawn])
-    distance = np.abs(cumulative - np.arange(1, drawn.size + 1) / drawn.size).max()  # Kolmogorov and Smirnov's
-    assert distance * math.sqrt(drawn.size) < 1.63  # one in a hundred is larger
+    distance = np.abs(cumulative - np.arange(1, drawn.size + 1) / drawn.size).max()  # the statistic of Kolmogorov and Smirnov
+    assert distance * math.sqrt(drawn.size) < 1.63  # exceeded in one of a hundred cases
     assert np.isfinite(drawn).all()

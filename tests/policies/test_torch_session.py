@@ -1,4 +1,4 @@
-"""Policies that act by an ONNX graph in torch (`run_with: torch`): every operator and every head as onnxruntime computes them."""
+"""Policies that run an ONNX graph in torch (`run_with: torch`): every operator and every head equals that of onnxruntime."""
 
 from __future__ import annotations
 
@@ -167,16 +167,16 @@ def test_an_operator_computes_what_onnxruntime_computes(case: Case) -> None:
     assert (found.dtype, tuple(found.shape)) == (torch.tensor(expected).dtype, expected.shape)
     np.testing.assert_allclose(found.numpy(), expected, rtol=2e-5, atol=2e-6)
     shapes = made.run({name: torch.tensor(array) for name, array in given.items()}, made.known)
-    assert torch.equal(shapes, found)  # the values that are computed once are those of each pass
+    assert torch.equal(shapes, found)  # the values that are computed once equal those of each pass
 
 
 def both(spec: PolicySpec, seed: int = 0) -> list[Any]:
-    """The policy in onnxruntime, and the same one in torch."""
+    """Return the policy in onnxruntime, and the same policy in torch."""
     return [build_policy(spec, stored(spec, seed).snapshot, runtime) for runtime in ("onnxruntime", "torch")]
 
 
 def compare(spec: PolicySpec, observations: Any, one: Callable[[int], Any], count: int) -> None:
-    """Both runtimes must choose the same actions, with equal log-probabilities, in all three forms."""
+    """Assert that both runtimes choose the same actions, with equal log-probabilities, in all three forms."""
     policies = both(spec)
     for explore in (True, False):
         batches = [policy.act_batch(observations, None, RandomSource(1), explore) for policy in policies]

@@ -1,4 +1,4 @@
-"""Learning curves: the moving mean, what is read from a log, and the picture."""
+"""Learning curves: the moving mean, the values that are read from a log, and the picture."""
 
 from __future__ import annotations
 

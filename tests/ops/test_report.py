@@ -1,4 +1,4 @@
-"""A status report in words: all that matters, in 80 columns, and what is wrong loudly."""
+"""A status report as text: the important values in 80 columns, and clear marks at faults."""
 
 from __future__ import annotations
 

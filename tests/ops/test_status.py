@@ -1,4 +1,4 @@
-"""A learner's status, asked for and as rows."""
+"""A learner's status, as the reply to a request and as rows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_no_address_is_an_error() -> None:
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[tuple[str, UserKeys, UserKeys]]:
-    """A learner with keys: its address, the keys of an admin, and those of an actor."""
+    """Yield the address of a learner with keys, the keys of an admin, and the keys of an actor."""
     server, admin, actor = (new_key_pair() for _ in range(3))
     write_server_keys(tmp_path / "learner.secret", ServerKeys(server))
     (tmp_path / "users.toml").write_text(

@@ -1,4 +1,4 @@
-"""The access list of a running learner: what its log says when the file changes."""
+"""The access list of a running learner, and its log lines when the file changes."""
 
 from __future__ import annotations
 

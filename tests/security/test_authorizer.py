@@ -1,4 +1,4 @@
-"""Authorization: one object answers for learners and services, and refuses with a code and a text."""
+"""Authorization: one object serves learners and services, and refuses with a code and a text."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_which_actor_may_join(message: Hello, owner: str, live: int, code: Refus
 def test_rates_are_those_of_the_user_and_come_back_with_time() -> None:
     edge = user(quota=Quota(messages_per_s=1, bytes_per_s=1e6, fetches_per_min=60, segment_steps=10))
     authorizer = Authorizer(access(edge, user("other")))
-    for _ in range(2):  # two seconds' worth
+    for _ in range(2):  # the quota of two seconds
         authorizer.admit(edge.key, 10, NOW)
     assert refused(lambda: authorizer.admit(edge.key, 10, NOW)) == (RefusalReason.QUOTA, "more than 1 messages/s from edge-7")
     authorizer.admit("key of other", 10, NOW)

@@ -1,4 +1,4 @@
-"""What every test gets: a leak check, a seed that is shown, and Hypothesis without deadlines."""
+"""Fixtures for every test: a leak check, a printed seed, and Hypothesis without deadlines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rl4sys_zmq import plugins
 
 pytest_plugins = ["rl4sys_zmq.testing.plugin"]
 
-# What takes long on a busy machine is no fault of a test.
+# A busy machine may be slow. That is not a fault of a test.
 TOO_SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("rl4sys", deadline=None, derandomize=False, print_blob=True, suppress_health_check=TOO_SLOW)
 hypothesis.settings.load_profile("rl4sys")
 
 LEAK_WAIT_S = 2.0
-"""How long what a test has closed may take to be gone."""
+"""The longest time for which threads, processes and sockets may remain after a test."""
 
 _sockets: weakref.WeakSet[zmq.Socket[Any]] = weakref.WeakSet()
 _make_socket = zmq.Socket.__init__
@@ -41,15 +41,15 @@ def _make_and_note_socket(self: zmq.Socket[Any], *args: Any, **kwargs: Any) -> N
 
 
 def pytest_configure() -> None:
-    """Notes every zmq socket of every context from here on, whoever makes it."""
+    """Record every zmq socket of every context from now on."""
     zmq.Socket.__init__ = _make_and_note_socket  # type: ignore[method-assign]
     zygote.install()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and its children would ignore Ctrl-C too
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, children too would ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
-    """Gives zmq its constructor back."""
+    """Restore the constructor of `zmq.Socket`."""
     zmq.Socket.__init__ = _make_socket  # type: ignore[method-assign]
     zygote.remove()
 
@@ -59,16 +59,16 @@ def _threads() -> set[threading.Thread]:
 
 
 def _processes() -> set[int]:
-    """The ids of all processes of this machine."""
+    """Return the ids of all processes of this machine."""
     return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
 def _children(known: set[int]) -> list[str]:
-    """Every child process that has no known id, in words, zombies too, but for multiprocessing's own helper and the zygotes.
+    """Describe every child process without a known id, zombies too, except multiprocessing's own helper and the zygotes.
 
-    Only those that came since are read: to read the state of each process of the machine takes milliseconds.
+    Only new processes are read, because reading the state of each process of the machine takes milliseconds.
     """
-    multiprocessing.active_children()  # collects those of its own that have ended
+    multiprocessing.active_children()  # collects its own children that have ended
     found = []
     helpers = {getattr(resource_tracker._resource_tracker, "_pid", None), *zygote.zygote_pids()}
     for pid in _processes() - known:
@@ -88,13 +88,13 @@ def _open_sockets() -> set[zmq.Socket[Any]]:
 
 
 class _Alive:
-    """The threads, processes and sockets that are there at one moment."""
+    """The threads, processes and sockets that exist at one moment."""
 
     def __init__(self) -> None:
         self.threads, self.processes, self.sockets = _threads(), _processes(), _open_sockets()
 
     def more_now(self) -> list[str]:
-        """What is here now and was not there then, in words."""
+        """Describe the threads, processes and sockets that exist now and did not exist then."""
         return [
             *(f"thread {t.name}" for t in _threads() - self.threads),
             *(f"process {name}" for name in _children(self.processes)),
@@ -104,7 +104,7 @@ class _Alive:
 
 @pytest.fixture(autouse=True, scope="module")
 def own_plugins() -> Iterator[None]:
-    """Forgets the plugins that a module's tests imported: workers of later learners import all that are remembered."""
+    """Forget the plug-ins that a module's tests imported. Otherwise workers of later learners would import them."""
     before = dict(plugins._imported)
     yield
     plugins._imported.clear()
@@ -113,7 +113,7 @@ def own_plugins() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fails a test that leaves a thread of ours, a child process or an open zmq socket behind."""
+    """Fail a test that leaves a thread of this package, a child process or an open zmq socket behind."""
     before = _Alive()
     yield
     deadline = time.monotonic() + LEAK_WAIT_S
@@ -128,7 +128,7 @@ def no_leaks() -> Iterator[None]:
 
 @pytest.fixture
 def seed() -> int:
-    """A fresh seed, printed so that a failure shows it; RL4SYS_TEST_SEED repeats one."""
+    """Return a fresh seed, and print it so that a failure shows it. RL4SYS_TEST_SEED repeats one."""
     value = int(os.environ.get("RL4SYS_TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"RL4SYS_TEST_SEED={value}")
     return value

@@ -1,4 +1,8 @@
-"""The floors of the house, read from the imports: who may know whom, and what nobody may use."""
+"""The layers of the package, checked by its imports.
+
+A room is a file or folder directly under the package, and a floor is a layer of rooms. The tests check the allowed imports
+between rooms, and modules and names that are forbidden.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +55,18 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0]
-"""The files of the ground floor are one room: `Worker` raises errors."""
+"""The rooms of the ground floor may import one another: `Worker` raises errors."""
 
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
-"""Here only inside a function."""
+"""Rooms that import torch only inside a function."""
 TORCH_MODULES = {"policies": {"torch_attributes", "torch_operators", "torch_session", "torch_shapes", "torch_windows"}}
-"""Modules that import torch in a room without it, by room. Only they name one another; others import them inside a function."""
+"""Modules that import torch in a room without it, by room.
+
+Only these modules import one another at the top. Other modules import them inside a function.
+"""
 LIBRARIES = {"stable_baselines3", "sb3_contrib", "torchrl", "tensordict"}
-"""Libraries of algorithms, which only worker processes import: modules of `ADAPTERS` that no other module names in an import."""
+"""Libraries of algorithms, which only worker processes import: in modules of `ADAPTERS` that no other module imports."""
 ADAPTERS = ("learner", "algorithms", "adapters")
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
 RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
@@ -82,9 +89,9 @@ SANS_IO = {
     "liveness": {"liveness"},
     "dedup": {"dedup"},
 }
-"""Modules that decide, by room: they are given the time, and reach sockets, threads and disks through ports alone."""
+"""Modules without I/O, by room. They get the time as an argument, and reach sockets, threads and disks through ports only."""
 LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|REDIAL|PING|LEASE)(_\w+)?_M?S")
-"""The names of constants that say when a peer is asked, silent or dialled again. Their numbers are in liveness.py."""
+"""The names of constants for heartbeats, silences, resends and reconnections. Their numbers are in liveness.py."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
     *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "learner_thread", "engines")),
@@ -92,14 +99,14 @@ IO = {
     "rl4sys_zmq.resource",
 }
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
-"""Modules whose loaders run code or crash on bytes from elsewhere."""
+"""Modules whose loaders run code or crash on foreign bytes."""
 MSGPACK_NUMPY_DECODERS = {"decode", "unpack", "unpackb", "Unpacker", "patch", "loads", "load"}
-"""msgpack-numpy's decoders unpickle object arrays; ours is in wire/."""
+"""msgpack-numpy's decoders, which unpickle object arrays. The decoder of this package is in wire/."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the full dotted name of what is imported, where, and whether inside a function."""
+    """One import: the full dotted name, the line, and whether it is inside a function."""
 
     name: str
     line: int
@@ -111,12 +118,12 @@ class Import:
 
 
 def room_of(path: Path, root: Path) -> str:
-    """The room of a module: its file or folder directly under the package."""
+    """Return the room of a module: its file or folder directly under the package."""
     return path.relative_to(root).parts[0].removesuffix(".py")
 
 
 def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
-    """All imports of a module, at the top or late, by statement or by `import_module` with a constant name."""
+    """Return all imports of a module, at the top or late, by statement or by `import_module` with a constant name."""
 
     def visit(node: ast.AST, late: bool) -> Iterator[Import]:
         match node:
@@ -138,7 +145,7 @@ def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
 
 
 def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
-    """What is wrong with one import in `room`."""
+    """Yield the faults of one import in `room`."""
     if found.top == root.name:
         target = [*found.name.split("."), "__init__"][1]
         if target not in FLOOR_OF and not (root / target).is_dir() and not (root / f"{target}.py").is_file():
@@ -162,7 +169,7 @@ def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
 
 
 def library_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
-    """What is wrong with one import, as the libraries of the adapters are concerned: their cost is a worker's alone."""
+    """Yield the faults of one import with respect to the libraries of the adapters. Only a worker may import them."""
     inside = path.parts[:-1] == ADAPTERS and not path.stem.endswith("_entries")
     adapters = ".".join([root.name, *ADAPTERS, ""])
     if found.top in LIBRARIES and not inside:
@@ -174,13 +181,13 @@ def library_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
 
 
 def io_faults(found: Import) -> Iterator[str]:
-    """What is wrong with one import in a module that does no I/O."""
+    """Yield the faults of one import in a module that does no I/O."""
     if found.top in ("time", "socket", "zmq", "sqlite3") or any(f"{found.name}.".startswith(f"{name}.") for name in IO):
         yield f"imports {found.name}, and is one of the modules that do no I/O"
 
 
 def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Names that are used and may not be."""
+    """Yield the forbidden names that a module uses, with their lines."""
     codecs = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -214,7 +221,7 @@ def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def export_faults(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Names in a literal ``__all__`` that the module does not define; a module with ``__getattr__`` defines more than it says."""
+    """Yield names in a literal ``__all__`` that the module does not define. A module with ``__getattr__`` is not checked."""
     defined: set[str] = set()
     exported: list[str] = []
     for node in ast.walk(tree):
@@ -231,7 +238,7 @@ def export_faults(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def module_faults(path: Path, root: Path) -> Iterator[str]:
-    """Everything that is wrong with one module, each with its file and line."""
+    """Yield all faults of one module, each with its file and line."""
     tree = ast.parse(path.read_text(), filename=str(path))
     where, room = path.relative_to(root.parent), room_of(path, root)
     if room not in FLOOR_OF:
@@ -259,7 +266,7 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
 
 
 def faults(root: Path) -> list[str]:
-    """Everything that is wrong with a package."""
+    """Return all faults of a package."""
     return [fault for path in sorted(root.rglob("*.py")) for fault in module_faults(path, root)]
 
 
@@ -268,13 +275,13 @@ def test_the_house_keeps_its_rules() -> None:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """The modules of a package by their dotted names."""
+    """Return the modules of a package by their dotted names."""
     paths = {path: path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
 
 
 def without_type_checking(tree: ast.Module) -> ast.Module:
-    """The module without what only a type checker reads."""
+    """Return the module without the code that only a type checker reads."""
 
     class Cut(ast.NodeTransformer):
         def visit_If(self, node: ast.If) -> Any:
@@ -287,7 +294,7 @@ def without_type_checking(tree: ast.Module) -> ast.Module:
 
 
 def loaded_late(tree: ast.Module) -> Iterator[str]:
-    """The modules in the tables of a package's `lazy_getattr`."""
+    """Yield the modules in the tables of a package's `lazy_getattr`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id="lazy_getattr"), args=[_, ast.Dict(keys=keys), *_]):
@@ -295,7 +302,7 @@ def loaded_late(tree: ast.Module) -> Iterator[str]:
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
-    """The modules that each module imports, at the top or late. A package imports what its `lazy_getattr` table names."""
+    """Return the modules that each module imports, at the top or late. The table of a `lazy_getattr` counts as imports."""
     modules = modules_of(root)
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -308,7 +315,10 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The sets of modules that import one another, each sorted: the strongly connected components of more than one."""
+    """Return the sets of modules that import one another, each sorted.
+
+    They are the strongly connected components with more than one module.
+    """
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -354,7 +364,7 @@ def test_a_circle_through_a_lazy_package_is_found(tmp_path: Path) -> None:
 
 
 def private_reads(tree: ast.Module) -> list[tuple[int, str]]:
-    """Where a module uses ``obj._name`` of another object, although none of its own classes defines ``_name``."""
+    """Return each use of ``obj._name`` of another object for which no class of the module defines ``_name``."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     others = []
     for node in ast.walk(tree):
@@ -387,7 +397,7 @@ def test_a_private_read_is_found(source: str, reads: list[tuple[int, str]]) -> N
 def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
     for path in sorted((ROOT.parent / folder).rglob("*.py")):
         found = {i.top for i in imports_of(ast.parse(path.read_text()), "")}
-        peer = folder == "benchmarks" and path.parent.name == "peers"  # a baseline that does is measured as it is
+        peer = folder == "benchmarks" and path.parent.name == "peers"  # a baseline that does is measured unchanged
         assert peer or not found & EXECUTING, path
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of benchmarks; what they measure is asserted nowhere."""
+"""The arithmetic of benchmarks. No test asserts a measured figure."""
 
 from __future__ import annotations
 

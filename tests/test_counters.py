@@ -1,4 +1,4 @@
-"""Counters that several threads raise."""
+"""Counters that several threads increment."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_cases_of_the_table_have_policies(name: str) -> None:
 
 
 class Allowed:
-    """An environment that counts the moves which its last mask forbids."""
+    """An environment that counts the moves that its last mask forbids."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.forbidden = env, 0

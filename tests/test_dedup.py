@@ -1,4 +1,4 @@
-"""Repeated messages: what the mark of a stream and the window of calls recognise."""
+"""Repeated messages: the mark of a stream and the window of calls recognise them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_reply_is_kept_until_it_is_acknowledged() -> None:
     assert windows.find(1, 3, 0.0) is window and window.replies
     windows.find(1, 4, 0.0)
     assert not window.replies and window.acked == 4
-    windows.finish(1, 3, [b"again"])  # too old: its caller has the reply
+    windows.finish(1, 3, [b"again"])  # too old: the caller has the reply
     assert not window.replies
 
 
@@ -59,7 +59,7 @@ def test_sessions_end_after_a_silence_or_beyond_their_number(monkeypatch: pytest
         assert windows.open(session, 10 * session, float(session)) == 10 * session
     assert windows.open(1, 99, 3.0) == 10
     windows.find(1, 0, 4.0)
-    windows.open(4, 0, 5.0)  # the longest silent one goes
+    windows.open(4, 0, 5.0)  # removes the session that was silent for the longest time
     assert windows.find(2, 0, 5.0) is None and len(windows) == 3
     windows.open(5, 0, 4.5 + SESSION_S)
     assert windows.find(1, 0, 5.0) is None and windows.find(4, 0, 5.0) is not None and len(windows) == 2

@@ -1,4 +1,4 @@
-"""Images as files: what was coded comes back, and what is no such image is refused before Pillow decodes it."""
+"""Images as files: coded images are decoded again, and invalid files are refused before Pillow decodes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def size_of(shape: Any) -> Any:
 
 
 def smooth(shape: Any, seed: int = 0) -> Any:
-    """Slow waves over all images, as a sky has them."""
+    """Return slow waves over all images, like those of a sky."""
     height, width, channels = size_of(shape)
     count = int(np.prod(shape)) // (height * width * channels)
     n, y, x, c = np.ogrid[:count, :height, :width, :channels]

@@ -1,4 +1,4 @@
-"""The words of the package: terms that were replaced do not come back, and docstrings begin as the style says."""
+"""The words of the package: replaced terms do not come back, and docstrings begin as the style guide requires."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ REPLACED = {
     "tenancy": "environment lease",
     "whoever": "any peer, the caller that",
 }
-"""Private words, and the term that the field has for them."""
+"""Private words, and the standard term for each of them."""
 
 QUESTIONS = ("How", "If", "See", "What", "When", "Where", "Whether", "Which", "Who", "Why")
-"""A docstring names a thing or, of a function, says in the imperative what it does. It begins with none of these."""
+"""A docstring names a thing, or says in the imperative what a function does. It begins with none of these words."""
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
@@ -42,7 +42,7 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the name and the docstring of a module and of all that it defines."""
+    """Yield the name and the docstring of a module and of everything that it defines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)

@@ -1,4 +1,4 @@
-"""The timers of the protocol: pauses between attempts, deadlines, and which timeouts must fit together."""
+"""The timers of the protocol: pauses between attempts, deadlines, and the relations between timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names from outside, and the parts of paths that belong to them."""
+"""Names from outside the program, and the parts of paths that are made from them."""
 
 from __future__ import annotations
 

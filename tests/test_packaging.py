@@ -1,4 +1,4 @@
-"""What a wheel has: all that users need, and nothing that only our own tests use."""
+"""The contents of a wheel: everything that users need, and nothing that only this package's own tests use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TEST_TOOLS = {
     *("addresses", "chaos", "chaos_loop", "check_algorithm", "check_data_store", "check_policy", "check_transport", "fakes"),
     "plugin",
 }
-"""The modules of `testing`: what users test with. What proves our own delivery is in tests/."""
+"""The modules of `testing`, which users use in their tests. Helpers for the tests of delivery are in tests/."""
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="the package is installed, not a checkout")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> set[Path]:
-    """The files that setup.py puts into a wheel, relative to it."""
+    """Return the files that setup.py puts into a wheel, with paths relative to it."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     command = [
@@ -72,7 +72,7 @@ def test_a_wheel_has_the_marker_of_a_typed_package_and_no_other_data(built: set[
 
 @pytest.fixture
 def setup_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """setup.py as a module, without the setup."""
+    """Return setup.py as a module, without its call of `setup`."""
     setuptools = pytest.importorskip("setuptools", minversion="77")
     monkeypatch.setattr(setuptools, "setup", lambda **options: None)
     spec = importlib.util.spec_from_file_location("setup_script", ROOT / "setup.py")

@@ -1,4 +1,4 @@
-"""The small task on images: what a ball and the paddle do, and the return of a policy that looks."""
+"""The small task on images: the moves of the ball and of the paddle, and the return of a policy that looks."""
 
 from __future__ import annotations
 

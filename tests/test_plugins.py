@@ -1,4 +1,4 @@
-"""Registries: where entries come from, what takes precedence, and that one that is broken fails alone."""
+"""Registries: the sources of entries, their precedence, and a broken entry, which fails alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HERE = "thing_module"
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry[Thing]:
-    """One shipped entry, and five entry points: one good, one that takes its name, three that do not work."""
+    """Return a registry of one shipped entry and six entry points: one works, two have taken names, and three are broken."""
     loads: list[str] = []
 
     def load(point: EntryPoint) -> Any:
@@ -129,7 +129,7 @@ def test_configurations_name_plugins(tmp_path: Any, monkeypatch: pytest.MonkeyPa
         "register_algorithm('FROM_A_PLUGIN', FakeAlgorithm.factory())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugins, "_imported", {})  # later learners of this process do not import it
+    monkeypatch.setattr(plugins, "_imported", {})  # so that later learners of this process do not import it
     with Learner(LearnerConfig(bind="inproc://*", run_dir=None, plugins=[HERE])):  # type: ignore[arg-type]
         assert ALGORITHMS.has("from_a_plugin")
     for bad in (5, [5], ["a-b"], ["a..b"], [""]):

@@ -1,4 +1,4 @@
-"""The README and the how-to pages run: each Python block and each command as it stands there, on a port of its own."""
+"""The README and the how-to pages run: each Python block and each command unchanged, on a port of its own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def execute(code: str, port: int, **names: Any) -> dict[str, Any]:
 
 
 class Background:
-    """A block that runs in a thread of its own; `join` raises what it raised."""
+    """A block that runs in a thread of its own. `join` raises the error of the block."""
 
     def __init__(self, code: str, port: int) -> None:
         self._error: BaseException | None = None
@@ -154,7 +154,7 @@ def test_commands_within_the_text_exist(page: str, command: str) -> None:
     found = group.commands[name]
     try:
         found.make_context(name, options)
-    except click.MissingParameter:  # the text names the command without what it is about
+    except click.MissingParameter:  # the text names the command without its arguments
         assert not options
 
 

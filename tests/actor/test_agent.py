@@ -303,7 +303,7 @@ def test_a_late_action_moves_no_step_but_the_one_that_ended_the_episode(bench: B
     ended = {"without an action": None, "with an earlier action": first, "with an idle action": idle}[how]
     agent.mark_end_of_trajectory(traj, ended)
     late.update_reward(3)
-    if how == "with an idle action":  # it is not stored, so the steps before it were cut from the end
+    if how == "with an idle action":  # it is not stored, and cuts off the steps before it: no late action can join them
         agent.add_to_trajectory(traj, late)
         second.update_reward(2)
         assert [s.rewards.tolist() for s in bench.segments(agent, 1)] == [[1, 2]]

@@ -782,7 +782,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @contextmanager
     def dropping(self) -> Iterator[None]:
-        """Take the segments that leave the spool inside the block as dropped by the spool."""
+        """Count the segments that leave the spool inside the block as dropped."""
         before = set(self.held())
         yield
         gone = before - set(self.held())
@@ -862,9 +862,9 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule(knows=st.booleans())
     def learner_dies(self, knows: bool) -> None:
-        """Replace the learner.
+        """Replace the learner by one that knows the durable segments.
 
-        The next one knows the durable segments, or nothing: then its stream begins at the actor's number.
+        If not `knows`, it has no journal, and the stream begins at the number that the actor reports.
         """
         if not knows:
             self.learner.durable = min(self.learner.durable, self.spool.base_seq)

@@ -75,7 +75,7 @@ def judged(learner: Learner, segments: int) -> dict[str, Any]:
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace an image in the second segment of the actor with the quality `EVIL` by bytes that are not an image."""
+    """Damage an image in the second segment of the actor whose image quality is `EVIL`."""
     sent = []
 
     def poisoner(packed: PackedSegment, codec: Any) -> PackedSegment:

@@ -1,6 +1,6 @@
-"""A program that was written for RL4Sys trains here:
+"""A program that was written for RL4Sys trains here, with RL4Sys's documented calls, tensors and configuration.
 
-RL4Sys's documented calls, tensors and configuration. Only the import differs.
+Only the import differs.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
 def test_a_learner_without_a_memory_whose_clock_went_back_begins_a_later_generation(
     inproc_lab: Lab, step_clock: Callable[[float], None]
 ) -> None:
-    """The actor's segments must belong to an earlier generation that has existed, not to an unknown one."""
+    """The actor's segments are then of an earlier generation. The learner quarantines segments of a later one."""
     bind = inproc_lab.new_address()
     step_clock(DAY_S)
     learner = inproc_lab.learner(bind)

@@ -70,7 +70,7 @@ def test_a_subscriptions_callback_may_close_the_client(server: Server) -> None:
 
 
 def test_a_burst_of_futures_is_answered_in_one_go(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The burst is larger than the queue of a connection. No call waits until lost calls are resent."""
+    """The burst is larger than the queue of a connection. No call waits for the time after which a lost call is resent."""
     monkeypatch.setattr("rl4sys_zmq.rpc.session.CALL_RESEND", Backoff(3600.0, 3600.0))
     with Caller(server.address, timeout_s=3 * WAIT_S) as client:
         futures = [client.submit("echo", number, once=bool(number % 2)) for number in range(3000)]

@@ -1,4 +1,4 @@
-"""The fields, classes and errors that the pages about serving name exist."""
+"""Each field, class and error that the pages about serving name exists."""
 
 from __future__ import annotations
 

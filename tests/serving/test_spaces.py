@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and their elements are equal after they were sent and received."""
+"""Gymnasium's spaces and their elements are equal after a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The action heads equal a slow twin and their torch twins, for every kind of action space."""
+"""The action heads compute the same as a slow twin and their torch twins, for every kind of action space."""
 
 from __future__ import annotations
 

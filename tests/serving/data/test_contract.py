@@ -1,4 +1,4 @@
-"""The contract, on every store of ours, on one that a user would write, and on some that break it."""
+"""The contract of data stores, with every store of this package, one that a user would write, and some that break it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_trajectories(disk: bool, folders: Iterator[Path]) -> None:
 
 
 class UsersStore(DataStoreBase):
-    """As little as a user has to write."""
+    """The shortest store that a user can write."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -90,21 +90,21 @@ def test_a_users_store_of_four_methods_keeps_it() -> None:
 
 
 class Reusing(UsersStore):
-    """Its numbers start again, as some stores' do."""
+    """A store whose numbers start again, as in some stores of users."""
 
     def latest_data_id(self) -> int:
         return min(self.latest, self.capacity - 1)
 
 
 class Inclusive(UsersStore):
-    """Returns the item that was had already, too."""
+    """A store that returns the last known item again."""
 
     def get_latest_data(self, from_id: int) -> list[Any]:
         return super().get_latest_data(from_id - 1)
 
 
 class Unbounded(UsersStore):
-    """Holds everything."""
+    """A store that drops no item."""
 
     def insert(self, data: object) -> None:
         with self.lock:

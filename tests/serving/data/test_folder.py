@@ -1,4 +1,4 @@
-"""Stores in a folder: taken up again, after a process that was killed too, and refused when they are not what they were."""
+"""Stores in a folder: they are opened again, also after a killed process, and are refused if they have changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl4sys_zmq.serving.data import DataShape, LatestSampler, SequenceSampler
 
 
 def transition(number: int) -> dict[str, Any]:
-    """Every part of it says its number."""
+    """Return a transition whose parts all contain its number."""
     frames = [np.full((2, 3), (number + i) % 256, np.uint8) for i in range(4)]
     return {
         "observations": {"camera": np.stack(frames[:3]), "state": float(number)},
@@ -39,7 +39,7 @@ def make(path: Path, capacity: int = 12, **options: Any) -> ReplayBuffer:
 
 
 def assert_whole(store: ReplayBuffer) -> None:
-    """Every transition is the one of its number, in all of its parts."""
+    """Assert that every transition has all the parts of its number."""
     for number, row in enumerate(store.get_latest_data(-1), store.oldest_data_id()):
         expected = transition(number)
         for name in ("observations", "next_observations"):
@@ -115,7 +115,7 @@ def test_a_process_that_is_killed_leaves_whole_transitions(tmp_path: Path, delay
     with make(tmp_path) as store:
         first = store.latest_data_id() + 1
         assert first > 0
-        assert len(store) >= min(11, first)  # one may have been about to be overwritten
+        assert len(store) >= min(11, first)  # one transition may have been about to be overwritten
         assert_whole(store)
         store.batch_insert([transition(i) for i in range(first, first + 20)])
         assert_whole(store)
@@ -126,7 +126,7 @@ def test_a_store_that_was_open_when_the_machine_went_down_is_refused(tmp_path: P
     store.insert(transition(0))
     store.flush()
     store._folder.release()  # type: ignore[union-attr]  # as the end of the process does
-    with make(tmp_path) as store:  # the machine went on, and so did its pages
+    with make(tmp_path) as store:  # the machine has not restarted, so its pages are intact
         assert len(store) == 1
         store._folder.release()  # type: ignore[union-attr]
     boot = tmp_path.parent / "boot_id"
@@ -166,7 +166,7 @@ def test_a_store_of_another_kind_or_with_other_options_is_refused(tmp_path: Path
         store.insert(transition(0))
     with pytest.raises(StoreFileError, match=words):
         open_it(tmp_path)
-    make(tmp_path).close()  # nobody holds it
+    make(tmp_path).close()  # no lock is held
 
 
 def test_columns_that_are_declared_otherwise_are_refused(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def full(*_: object) -> None:
 
 
 def opened(folder: Path) -> int:
-    """How many descriptors and mappings of files in a folder this process has."""
+    """Return the number of descriptors and mappings that this process has of files in a folder."""
     files = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
     return sum(str(folder) in line for line in (*files, *Path("/proc/self/maps").read_text().splitlines()))
 
@@ -288,7 +288,7 @@ def test_columns_that_cannot_all_be_made_leave_nothing(tmp_path: Path, monkeypat
         with pytest.raises(StoreFileError, match="No space left"):
             store.insert(transition(0))
     assert len(store) == 0
-    if failing < 7:  # the seventh file is of frames
+    if failing < 7:  # the seventh file has frames
         assert opened(tmp_path) == 1  # the lock
         assert [p.name for p in tmp_path.iterdir()] == ["lock"]
     store.insert(transition(0))

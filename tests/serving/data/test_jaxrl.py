@@ -1,4 +1,4 @@
-"""The habits of jaxrl and SERL: their transition, the names and arguments of their stores, and their samples."""
+"""The conventions of jaxrl and SERL: their transition, the names and arguments of their stores, and their samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTION = BoxSpace((1,))
 
 
 def transition(number: int, *, done: bool = False, truncated: bool = False, **more: Any) -> dict[str, Any]:
-    """A transition as SERL's actor writes it."""
+    """Return a transition as SERL's actor writes it."""
     return {
         "observations": np.full(3, number, np.float32),
         "actions": np.zeros(1, np.float32),

@@ -1,4 +1,4 @@
-"""The replay buffer against a plain list of transitions."""
+"""The replay buffer behaves like a plain list of transitions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plain(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def episodes(lengths: list[int], stack: int, axis: int, seed: int) -> list[dict[str, Any]]:
-    """Transitions of a camera with a stack of frames, as an environment with Gymnasium's FrameStackObservation returns them."""
+    """Return transitions of a camera with a stack of frames, as Gymnasium's FrameStackObservation returns them."""
     rng = np.random.default_rng(seed)
     rows = []
     for length in lengths:

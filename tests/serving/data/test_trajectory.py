@@ -1,4 +1,4 @@
-"""The trajectory buffer against a plain list of steps that know their trajectory."""
+"""The trajectory buffer behaves like a plain list of steps with their trajectories."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def step(number: int, trajectory: int = 0, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Twin:
-    """Everything that was ever inserted: for each number its trajectory."""
+    """The trajectory of every item that was ever inserted, by number."""
 
     capacity: int
     min_length: int
@@ -57,7 +57,7 @@ class Twin:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[TrajectoryBuffer, Twin]:
-    """A buffer that some trajectories went into, one by one and in batches, and its twin."""
+    """Draw a buffer with some trajectories, inserted one by one and in batches, and its twin."""
     capacity, min_length = draw(st.integers(1, 25)), draw(st.integers(1, 4))
     buffer = TrajectoryBuffer(capacity, seed=draw(st.integers(0, 99)), min_trajectory_length=min_length)
     twin = Twin(capacity, min_length)
@@ -70,7 +70,7 @@ def histories(draw: st.DrawFn) -> tuple[TrajectoryBuffer, Twin]:
             row = step(len(twin.trajectories), trajectory)
             if t == 0:
                 row["start_of_trajectory"] = previous == "start"
-            last = t == length - 1 and trajectory < len(lengths) - 1  # the newest trajectory goes on
+            last = t == length - 1 and trajectory < len(lengths) - 1  # the newest trajectory has not ended
             if last and ending == "key":
                 row["end_of_trajectory"] = np.bool_(True)
             twin.trajectories.append(trajectory)
@@ -332,7 +332,7 @@ def test_one_row_can_be_squeezed_and_a_dict_is_taken_whole() -> None:
 
 
 class Wild(Sampler):
-    """Leaves its trajectory."""
+    """A sampler that leaves its trajectory."""
 
     def draw(self, anchors: Any, begins: Any, ends: Any, rng: np.random.Generator) -> SampledRows:
         return SampledRows(ends, np.ones(ends.shape, np.bool_))
@@ -503,7 +503,7 @@ def test_a_file_whose_headers_are_damaged_is_refused(tmp_path: Path) -> None:
             damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
             try:
-                assert len(TrajectoryBuffer.load(path)) == 5  # dates and the like do not matter
+                assert len(TrajectoryBuffer.load(path)) == 5  # the changed bit is in a date or another field without effect
             except StoreFileError:
                 refused += 1
     assert refused > 100

@@ -1,8 +1,8 @@
-"""A trainer to be killed: ``python trainer.py '{"address": ..., "run_dir": ..., "disk": ..., "die_at": "commit:3"}'``.
+"""A trainer that tests kill: ``python trainer.py '{"address": ..., "run_dir": ..., "disk": ..., "die_at": "commit:3"}'``.
 
-Its stores are ``memory`` and, in files, ``disk``. The request ``contents`` is answered with the clients and numbers of what each
-holds. With ``die_at`` it kills itself at the N-th ``commit`` (which is done, and nothing of it is in a store), or the N-th
-``insert`` (which is done, and nobody was told).
+Its stores are ``memory`` and, in files, ``disk``. The request ``contents`` returns the clients and the numbers of the items in
+each store. With ``die_at`` it kills itself after the N-th ``commit``, when no store has the committed items, or after the N-th
+``insert``, before the client gets its reply.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CAPACITY = 100_000
 
 
 def die_after(method: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """The method, whose `count`-th call is the last thing that this process does."""
+    """Return a method that kills this process at the end of its `count`-th call."""
     left = [count]
 
     def dying(*args: Any) -> Any:
@@ -62,7 +62,7 @@ def main() -> None:
             else:
                 StoreInserter._insert_waiting = die_after(StoreInserter._insert_waiting, int(count))  # type: ignore[method-assign]
         server.start(threaded=True)
-        sys.stdin.read()  # until its owner is gone, or ends it
+        sys.stdin.read()  # until the parent process ends, or closes the pipe
     disk.close()
 
 

@@ -86,7 +86,7 @@ def test_a_learner_that_is_started_again_goes_on(inproc_lab: Lab, tmp_path: Path
 
 
 def test_drain_waits_for_a_client_that_starts(inproc_lab: Lab, tmp_path: Path) -> None:
-    """When a learner starts, its clients are still starting. Segments that waited for a full batch before are trained."""
+    """After the start of a learner its clients are still starting. Segments that waited for a full batch before are trained."""
     go = threading.Event()
     go.set()
 

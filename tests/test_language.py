@@ -1,4 +1,4 @@
-"""The words of the package: replaced terms do not come back, and docstrings begin as the style guide requires."""
+"""The words of the package and its tests: replaced terms do not come back, and docstrings begin as the style guide requires."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "rl4sys_zmq").rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)
 
 REPLACED = {
@@ -59,7 +60,7 @@ def test_replaced_words_do_not_come_back(path: Path) -> None:
     assert not faults, "each with its line and the term to use"
 
 
-@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_docstring_names_the_thing_or_says_what_to_do(path: Path) -> None:
     faults = [
         (name, text.splitlines()[0])
@@ -104,7 +105,7 @@ FOREIGN = {
 
 def test_pages_name_classes_that_exist() -> None:
     known = set(FOREIGN)
-    for source in [*MODULES, *SCRIPTS, *(ROOT / "tests").rglob("*.py")]:
+    for source in [*MODULES, *SCRIPTS, *TESTS]:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.ClassDef):
                 known.add(node.name)

@@ -236,7 +236,7 @@ SPARE = 96 << 20
 
 @pytest.mark.parametrize("attack", ["half-sent frames", "a message without end", "empty frames without end"])
 def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: Path, report: Any, spawn: Spawn) -> None:
-    """When memory runs out, the learner closes the connections with unfinished messages, and no other connection."""
+    """A learner whose memory runs out closes the connections with unfinished messages, and no other connection."""
     learner = spawn("besieged", {"run_dir": str(tmp_path / "run"), "bind": "tcp://127.0.0.1:0", "spare_bytes": SPARE})
     said = learner.hear()
     peak_kib, before_kib = [0], resident_kib(learner.pid)

@@ -128,7 +128,7 @@ def test_networks_compute_the_same_after_a_change_of_the_inputs_statistics(outpu
 
 
 def test_a_scale_that_jumps_changes_a_weight_by_a_bounded_factor() -> None:
-    """If a feature that was nearly constant begins to vary, its weights must not grow as much as its range."""
+    """The weights of a nearly constant feature that begins to vary must not grow as much as its range."""
     network = stack()
     ones, mean = torch.ones(5), torch.zeros(5)
     weights = network.leaves[0].detach().clone()

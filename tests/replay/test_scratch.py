@@ -59,7 +59,10 @@ def test_a_replay_in_files_has_the_same_transitions_as_one_in_memory(space: BoxS
 
 
 def test_the_space_is_reserved_and_given_back(tmp_path: Path) -> None:
-    """The process has one mapped file, whose name is already deleted. No file is left after the process is killed."""
+    """The process has one mapped file, whose name is already deleted and whose blocks are on the disk.
+
+    No file is left after the process is killed.
+    """
     program = """
 import os, sys
 from pathlib import Path
@@ -69,12 +72,16 @@ from rl4sys_zmq.replay.scratch import ScratchArrays
 array = ScratchArrays(Path(sys.argv[1]), 0)(ArraySpec((1 << 20,), np.dtype("u1")))
 assert array.flags.writeable and not array.any()
 maps = [line.split() for line in open("/proc/self/maps") if sys.argv[1] in line]
-print(len(maps), maps[0][-1], flush=True)
+links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+(file,) = [path.stat() for path in links if os.readlink(path).startswith(sys.argv[1])]
+print(len(maps), maps[0][-1], file.st_nlink, file.st_blocks, flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
-        assert child.stdout.readline().split() == [b"1", b"(deleted)"]
+        count, state, links, blocks = child.stdout.readline().split()
+        assert (count, state, links) == (b"1", b"(deleted)", b"0")
+        assert int(blocks) * 512 >= 1 << 20, "the blocks are on the disk before anything is written"
         child.kill()
     assert list(tmp_path.iterdir()) == []
 

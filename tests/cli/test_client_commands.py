@@ -160,8 +160,10 @@ def test_a_client_is_forgotten_and_founded_anew(stack: ExitStack, tmp_path: Path
     play(agent, 4)
     assert client_of(learner, accepted=15, pending=0)["verdicts"]["trained"] == 4
     assert agent.stats()["accepted"] == 15
-    said = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert not said or all(isinstance(line, dict) for line in said)
+    learner.close()  # its log is complete
+    (forgotten,) = of_run(tmp_path / "run", "client_forgotten")
+    assert forgotten.items() >= {"client_id": "lab", **figures}.items()
+    assert len(of_run(tmp_path / "run", "client_started")) == 2, "the client was created again"
 
 
 def test_an_actor_is_dropped(stack: ExitStack, tmp_path: Path, bind: str) -> None:

@@ -71,7 +71,7 @@ def test_nothing_is_lost_between_the_ends(moves: list[tuple[str, DataAmount]]) -
             taken.append(in_transit.pop(0))
             transit.take(len(taken))
         for count, real in (transit.waiting, waiting), (transit.in_transit, in_transit), (transit.taken, taken):
-            assert (count.steps, count.items) == (sum(x.steps for x in real), sum(x.items for x in real))
+            assert count == DataAmount(sum(x.steps for x in real), sum(x.items for x in real), sum(x.nbytes for x in real))
 
 
 def actor(want: int = 100, accepted: int = 0, credit: int = 0) -> SegmentStream:

@@ -122,29 +122,32 @@ def test_waiting_ends_with_the_timeout_and_with_close(inproc_lab: Any) -> None:
         release.set()
 
 
-def test_old_data_is_dropped_or_corrected(inproc_lab: Any) -> None:
-    for on_lag, verdict in (("drop", "stale"), ("correct", "trained")):
-        factory = FakeAlgorithm.factory(steps_per_update=16, rollout_length=16)
-        register_algorithm("LAGGED", factory)
-        learner = inproc_lab.learner(max_policy_lag=0, on_lag=on_lag)
-        agent = inproc_lab.agent(learner, algorithm_name="LAGGED", swap="episode")
-        traj, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
-        for version in (1, 2, 3):
-            inproc_lab.episode(agent, 16)
-            agent.wait_version(version, 20.0)
-        action.update_reward(1.0)
-        agent.mark_end_of_trajectory(traj, action)  # its action was chosen by version 0
+@pytest.mark.parametrize("on_lag", ["drop", "correct"])
+def test_old_data_is_dropped_or_corrected(inproc_lab: Any, on_lag: str) -> None:
+    """Five segments: four of the version that trains on them, and one of version 0, which is sent at version 3."""
+    factory = FakeAlgorithm.factory(steps_per_update=16, rollout_length=16)
+    register_algorithm("LAGGED", factory)
+    learner = inproc_lab.learner(max_policy_lag=0, on_lag=on_lag)
+    agent = inproc_lab.agent(learner, algorithm_name="LAGGED", swap="episode")
+    traj, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
+    for version in (1, 2, 3):
         inproc_lab.episode(agent, 16)
-        agent.wait_version(4, 20.0)
-        agent.flush(20.0)
-        stats = agent.stats()
-        verdicts = learner.status()["clients"]["lab"]["verdicts"]
-        if on_lag == "drop":
-            assert verdicts["stale"] + stats["dropped"].get("lag", 0) == 1
-        else:
-            assert verdicts["stale"] == 0
-            assert factory.made[-1].corrected >= 1
-        assert verdict in verdicts
+        agent.wait_version(version, 20.0)
+    action.update_reward(1.0)
+    agent.mark_end_of_trajectory(traj, action)  # its action was chosen by version 0
+    inproc_lab.episode(agent, 16)
+    agent.wait_version(4, 20.0)
+    agent.flush(20.0)
+    stats, client = agent.stats(), learner.status()["clients"]["lab"]
+    verdicts, lost = client["verdicts"], stats["dropped"].get("lag", 0)
+    (algorithm,) = factory.made
+    assert stats["submitted"] == 5 and stats["accepted"] == client["accepted"] == 5 - lost
+    if on_lag == "drop":  # by the actor, or by the learner if the actor had not heard of the version
+        assert (verdicts["trained"], verdicts["stale"] + lost) == (4, 1)
+        assert (algorithm.steps, algorithm.corrected) == (4 * 16, 0)
+    else:
+        assert (verdicts["trained"], verdicts["stale"], lost) == (5, 0, 0)
+        assert (algorithm.steps, algorithm.corrected) == (4 * 16 + 1, 1)
 
 
 def test_an_actor_may_start_before_its_learner(lab: Any) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.security import UserKeys
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Bye, Message, Refused, Welcome
+from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Message, Refused, Welcome
 
 from .conftest import PATIENCE_S, SOAK, Child, Tier, descriptors, join, play, resident_kib, until
 from .siege import Attacker, KeyRing
@@ -41,9 +42,13 @@ class Churner:
         self._address, self._rng, self._keys, self._fresh = address, rng, keys, fresh
         self._known: dict[str, tuple[int, int]] = {}  # the incarnation and the next sequence number of each name
         self._count = 0
+        self.starts = self.gap = 0  # higher incarnations, and segments of streams that were discarded after their lease
 
     def once(self) -> None:
-        """Connect, join, submit one segment, wait for its ack, and disconnect: with BYE, without it, or with a reset."""
+        """Connect, join, submit one segment, wait for its ack, and disconnect: with BYE, without it, or with a reset.
+
+        After a BYE, the actor is started anew: it comes again with a higher incarnation. Otherwise the same start connects again.
+        """
         self._count += 1
         name = f"churn-{self._count if self._fresh else self._rng.randrange(NAMES)}"
         incarnation, seq = self._known.get(name, (1, 0))
@@ -51,12 +56,20 @@ class Churner:
         try:
             peer.send(encode(replace(hello(name, incarnation, seq), previously_welcomed=seq > 0)))
             welcome = self._until(peer, Welcome)
+            assert welcome.received == seq and welcome.gap in (0, seq), welcome
+            self.gap += welcome.gap
             peer.send(encode(join_submit(seq, 0, [pack_segment(segment(welcome.generation))])))
             while self._until(peer, Ack).received <= seq:
                 pass
             says_bye = self._rng.random() < 0.5
             if says_bye:
                 peer.send(encode(Bye()))
+                peer.send(encode(Heartbeat(0)))
+                while isinstance(said := _heard(peer), Ack):
+                    pass
+                # The BYE was processed before the heartbeat was refused. Else the learner could refuse the next start: the
+                # actor would still be live.
+                assert isinstance(said, Refused) and said.code == RefusalReason.NO_SESSION.value, said
         finally:
             resets = self._rng.random() < 0.2
             if isinstance(peer, Peer):
@@ -64,8 +77,8 @@ class Churner:
             else:
                 peer.close()
         if not self._fresh:
-            # The name keeps its incarnation, with or without a BYE: its next connection is a reconnection of the same actor.
-            self._known[name] = (incarnation, seq + 1)
+            self._known[name] = (incarnation + 1, 0) if says_bye else (incarnation, seq + 1)
+            self.starts += says_bye
 
     @staticmethod
     def _until(peer: Peer | Attacker, kind: type[Any]) -> Any:
@@ -138,6 +151,7 @@ def test_actors_that_come_and_go(
         for _ in range(64):  # pending segments keep the entry of their actor
             play(agent, 1)
         agent.wait_version(version + 1, PATIENCE_S)
+        agent.flush(PATIENCE_S)
         actors = until(lambda: _only(process, agent.actor_id), "the table of actors")
         # A leak grows in both halves. A peak of connections that end late, under load, raises the size once.
         halves = [after - before for before, after in itertools.pairwise(sizes_kib)]
@@ -145,13 +159,16 @@ def test_actors_that_come_and_go(
         client = process.ask("status")["clients"]["lab"]
     report(
         cycles=cycles,
+        starts=churner.starts,
+        gap=churner.gap,
         per_second=round(cycles / took),
         descriptors=quiet,
         actors_left=actors,
         halves_kib=halves,
         bytes_per_cycle=round(1024 * grown / cycles),
     )
-    assert client["accepted"] >= cycles + warm_up
+    assert client["gap"] == client["rolled_back"] == churner.gap
+    assert client["accepted"] == 1 + warm_up + cycles + 64 + churner.gap
     assert client["accepted"] == client["pending"] + client["rolled_back"] + sum(
         client["verdicts"][v] for v in ("trained", "stale", "quarantined")
     )

@@ -83,6 +83,7 @@ class Peer:
 
     def __init__(self, address: str) -> None:
         self._socket = dial(address)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as libzmq: no message waits for an ACK
         self._socket.sendall(greeting() + ready(b"DEALER", prop(b"Identity", b"")))
         self._bytes = b""
         self._take(64)

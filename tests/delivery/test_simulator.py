@@ -53,6 +53,12 @@ from rl4sys_zmq.wire.messages import Ack, CheckpointResult, Hello, Message, Refu
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
 SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "20000" if SOAK else "300"))
+RARE = {"renewed", "died.in_checkpoint"}
+"""Events that happen in only 3 % of the schedules. 300 schedules miss one of the two once in 2,500 runs, 1,000 once in 10^11.
+
+Of the others, the rarest happens in 8 % of the schedules, and 300 schedules miss it once in 10^10 runs.
+"""
+
 MUTANT_SCHEDULES = 400
 """Each planted bug shows in at least 7 % of its schedules, so that all 400 miss it once in 10^12 runs."""
 CALM = Schedule(2, 20, 5.0)
@@ -94,12 +100,12 @@ def test_no_schedule_breaks_a_guarantee(seed: int) -> None:
         "wiped",
         "gap",
         "reconciled",
-        "renewed",
         "raised",
         "relics",
-    }
-    assert SCHEDULES < 400 or happened <= set(totals)
-    assert SCHEDULES < 400 or {f"died.{point}" for point in CRASH_POINTS[1:]} <= set(totals)
+        *(f"died.{point}" for point in CRASH_POINTS[1:]),
+    } - RARE
+    assert SCHEDULES < 300 or happened <= set(+totals), happened - set(+totals)
+    assert SCHEDULES < 1000 or set(+totals) >= RARE, RARE - set(+totals)
     assert totals["lives"] > SCHEDULES
 
 

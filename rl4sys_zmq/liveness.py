@@ -92,7 +92,7 @@ class Backoff:
         return min(self.first_s * 2.0 ** min(attempts, 64), self.most_s)
 
 
-SEGMENT_RESEND = Backoff(0.5, 10.0)  # up to long pauses, because a learner that is behind gets all segments again
+SEGMENT_RESEND = Backoff(0.5, 10.0)  # the shortest and the longest pause; `ResendTimer` measures the acknowledgements
 CALL_RESEND = Backoff(0.5, 4.0)  # up to shorter pauses, because a thread can be waiting for the reply
 RELAY_RETRY = Backoff(5.0, 60.0)  # before an actor that has left all relays tries them again
 IO_RESTART = Backoff(0.2, 5.0)  # before an actor creates its sockets again after an exception

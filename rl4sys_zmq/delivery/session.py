@@ -28,6 +28,7 @@ from typing import assert_never
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import next_incarnation
+from rl4sys_zmq.delivery.resend_timer import ResendTimer
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.liveness import (
@@ -36,7 +37,6 @@ from rl4sys_zmq.liveness import (
     HELLO_RETRY_S,
     MISSED_MESSAGES,
     REFUSED_RETRY_S,
-    SEGMENT_RESEND,
     SILENCE_S,
     SilenceTimer,
     jittered,
@@ -242,8 +242,8 @@ class ActorSession:
         self._earlier = dict.fromkeys(Verdict.ALL, 0)
         self._earlier_accepted = self._earlier_refused = 0
         self._heartbeat, self._silence = SilenceTimer(HEARTBEAT_S), SilenceTimer(SILENCE_S)
-        self._next_hello = self._resend_at = 0.0
-        self._resends = 0
+        self._next_hello = 0.0
+        self._resend_timer = ResendTimer(rng)
         self._want_steps = 0
         self._gap_at: int | None = None
 
@@ -276,8 +276,7 @@ class ActorSession:
         items = [self._hold(p) for p in packed]
         self.sent_steps += sum(p.steps for p in packed)
         self._want_steps = max(self._want_steps, self.sent_steps + ahead_steps)
-        if self._resend_at == 0.0:
-            self._arm(now)
+        self._resend_timer.sent(now, items[-1].seq)
         limit = MAX_IMAGE_BYTES if self._images is not None else None
         return self._submit(now, items, len(items), limit)
 
@@ -322,7 +321,7 @@ class ActorSession:
             return [Reconnect(silence_s)]
         if self.state is not SessionState.JOINED:
             return self._join(now, held) if now >= self._next_hello else []
-        if self._resend_at and now >= self._resend_at:
+        if self._resend_timer.expired(now):
             return self._resend(now)
         if self._heartbeat.expired(now):
             return [self._send(now, Heartbeat(self._want_steps))]
@@ -333,7 +332,7 @@ class ActorSession:
         if self.state is not SessionState.JOINED:
             return self._next_hello
         deadline = min(self._heartbeat.deadline, self._silence.deadline)
-        return min(deadline, self._resend_at) if self._resend_at else deadline
+        return min(deadline, self._resend_timer.at) if self._resend_timer.at else deadline
 
     def on_message(self, now: float, message: Message) -> list[Action]:
         """Handle a message from the learner. Return the actions to carry out."""
@@ -442,7 +441,8 @@ class ActorSession:
         self._gap_at = None
         self._credit_items, self._credit_bytes = self._next_seq, 0
         self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
-        self._want_steps = self.min_version = self._resends = 0
+        self._want_steps = self.min_version = 0
+        self._resend_timer.reset()
         return [SessionJoined(welcome), *self._resend(now)]
 
     def _on_ack(self, now: float, ack: Ack) -> None:
@@ -458,8 +458,7 @@ class ActorSession:
         if ack.received > self.received:
             self.received = ack.received
             self._gap_at = None
-            self._resends = 0
-            self._arm(now)
+            self._resend_timer.acknowledged(now, self.received, waiting=self.received < self._next_seq)
         self.durable = ack.durable
         if ack.received >= self.received:  # else the ack is outdated, or was sent before a GAP
             self.sent_steps = ack.accepted_steps + self._steps_from(ack.received)
@@ -536,7 +535,8 @@ class ActorSession:
         self._earlier[Verdict.REFUSED] -= max(0, refused - self.durable)  # these are counted as in doubt
         self._earlier_refused = self._earlier[Verdict.REFUSED]
         self._next_seq = self.received = self.durable = 0
-        self._taken_steps = self._taken_bytes = self._resend_at = 0
+        self._taken_steps = self._taken_bytes = 0
+        self._resend_timer.stop()
         incarnation = self._hello.incarnation + 1
         self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)
         self.journal_id, self._previously_welcomed = 0, False
@@ -600,14 +600,11 @@ class ActorSession:
         missing = (item for item in self._window if item.seq >= self.received)
         actions = self._submit(now, missing, MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
         self._counters.add("resent_messages", len(actions))
-        self._arm(now)
-        self._resends += 1
+        if actions:
+            self._resend_timer.resent(now)
+        else:
+            self._resend_timer.stop()
         return actions
-
-    def _arm(self, now: float) -> None:
-        """Start the timer for the next resend, or stop this timer if the learner has received every segment."""
-        waiting = self.received < self._next_seq
-        self._resend_at = now + jittered(SEGMENT_RESEND.pause_s(self._resends), self._rng) if waiting else 0.0
 
     def _hold(self, packed: PackedSegment) -> _InFlight:
         item = _InFlight(self._next_seq, packed, self._taken_steps, self._taken_bytes)

@@ -632,7 +632,7 @@ class ReleasesOnReceived(ActorSession):
 
 class NeverResends(ActorSession):
     def _resend(self, now: float) -> list[Action]:
-        self._resend_at = 0.0
+        self._resend_timer.stop()
         return []
 
 

@@ -1,0 +1,92 @@
+"""The timer after which an actor resends the segments that the learner has not acknowledged.
+
+The pause follows the measured time from a segment's send to its acknowledgement, as in TCP (RFC 6298). With a fixed pause, a
+learner that takes longer than the pause to acknowledge would receive each segment several times, and would take even longer.
+"""
+
+from __future__ import annotations
+
+import random
+
+from rl4sys_zmq.liveness import SEGMENT_RESEND, Backoff, jittered
+
+__all__ = ["ResendTimer"]
+
+MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
+"""The weights of a new measurement in the running mean and in the running mean deviation (RFC 6298, section 2)."""
+DEVIATIONS = 4
+"""The pause is the mean time to an acknowledgement and this many mean deviations."""
+
+
+class ResendTimer:
+    """A retransmission timer with the estimate of RFC 6298 and Karn's algorithm.
+
+    The pause doubles with each resend, up to `SEGMENT_RESEND.most_s`. It stays so long until a segment that was sent only once
+    is acknowledged: the acknowledgement of a resent segment does not show which of its sends it answers.
+
+    Attributes:
+        at: The time of the next resend, in seconds; 0.0 if the timer is stopped.
+    """
+
+    __slots__ = ("_deviation_s", "_mean_s", "_measured", "_pause_s", "_resends", "_rng", "at")
+
+    def __init__(self, rng: random.Random) -> None:
+        self.at = 0.0
+        self._rng = rng
+        self._mean_s = self._deviation_s = 0.0
+        self._pause_s = SEGMENT_RESEND.first_s
+        self._resends = 0
+        self._measured: tuple[int, float] | None = None
+
+    def expired(self, now: float) -> bool:
+        """Return True if the timer runs and the time `now` is at or after `at`."""
+        return self.at != 0.0 and now >= self.at
+
+    def stop(self) -> None:
+        """Stop the timer, because no segment waits for its acknowledgement. The estimate of the pause stays."""
+        self.at = 0.0
+        self._measured = None
+
+    def reset(self) -> None:
+        """Stop the timer, and do not double the next pause: the session starts again. The estimate of the pause stays."""
+        self.stop()
+        self._resends = 0
+
+    def sent(self, now: float, seq: int) -> None:
+        """Note that the segment `seq` was sent for the first time. Start the timer if it is stopped."""
+        if self._measured is None:
+            self._measured = (seq, now)
+        if self.at == 0.0:
+            self._start(now)
+
+    def resent(self, now: float) -> None:
+        """Note that all segments without an acknowledgement were sent again. Double the pause, and start the timer."""
+        self._measured = None
+        self._resends += 1
+        self._start(now)
+
+    def acknowledged(self, now: float, received: int, waiting: bool) -> None:
+        """Note that the learner has received all segments below the sequence number `received`.
+
+        If segments are still `waiting` for their acknowledgement, the timer starts again. Otherwise it stops.
+        """
+        if self._measured is not None and self._measured[0] < received:
+            self._estimate(now - self._measured[1])
+            self._measured = None
+            self._resends = 0
+        if waiting:
+            self._start(now)
+        else:
+            self.stop()
+
+    def _estimate(self, took_s: float) -> None:
+        if self._mean_s == 0.0:
+            self._mean_s, self._deviation_s = took_s, took_s / 2
+        else:
+            self._deviation_s += DEVIATION_GAIN * (abs(self._mean_s - took_s) - self._deviation_s)
+            self._mean_s += MEAN_GAIN * (took_s - self._mean_s)
+        self._pause_s = max(SEGMENT_RESEND.first_s, self._mean_s + DEVIATIONS * self._deviation_s)
+
+    def _start(self, now: float) -> None:
+        pause_s = Backoff(self._pause_s, SEGMENT_RESEND.most_s).pause_s(self._resends)
+        self.at = now + jittered(pause_s, self._rng)

@@ -19,6 +19,7 @@ MISSED_MESSAGES = 3  # in a row, lost or late: then their sender counts as silen
 HEARTBEAT_S = 1.0  # an actor sends at least this often, and the learner replies; `Welcome` announces it
 HEARTBEAT_LIMITS_S = (0.05, 60.0)  # what an actor accepts from a learner
 SILENCE_S = MISSED_MESSAGES * HEARTBEAT_S  # then a learner ends the session of an actor, and a caller without a reply reconnects
+MOST_BEHIND_S = 10.0  # while messages wait at an overloaded learner, it ends the session of an actor by so much later
 HELLO_RETRY_S = 0.5  # short, because an actor can deliver nothing before the answer
 CLIENT_START_S = 600.0  # an actor's constructor waits at most this long while the learner answers that it starts the client
 REFUSED_RETRY_S = 2.0  # between HELLOs after a permanent refusal, which ends only when a person changes something

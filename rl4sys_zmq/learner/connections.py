@@ -274,6 +274,11 @@ class RouterReader:
         self._lined, self._rated = not free, not free and not router.authenticated
         self._excess = 0
         self._tidy_at = 0.0
+        self._emptied_s = time.monotonic()
+
+    def behind_s(self, now: float) -> float:
+        """Return the time since the ROUTER last had no waiting message, in seconds."""
+        return now - self._emptied_s
 
     @property
     def rest_s(self) -> float:
@@ -294,6 +299,7 @@ class RouterReader:
                 self._on_too_many(exc)
                 continue
             if frames is None:
+                self._emptied_s = time.monotonic()
                 break
             now = time.monotonic()
             peer = bytes(frames[0])

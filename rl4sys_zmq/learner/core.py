@@ -28,7 +28,7 @@ from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.log_files import CLIENT_READY
 from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
+from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -335,7 +335,7 @@ class LearnerCore:
                 most_s = min(most_s, client.next_beacon_at - now)
         return max(0.0, most_s)
 
-    def each_second(self, now: float) -> None:
+    def each_second(self, now: float, behind_s: float = 0.0) -> None:
         """Do the tasks of each second.
 
         - Publish beacons: messages with the newest version of each policy.
@@ -343,7 +343,13 @@ class LearnerCore:
         - Look for stalled clients and for learner threads that have ended.
         - Request checkpoints if the journal (the record of accepted segments) becomes full.
         - Publish the weights under new topics if the key of a user with access to them has expired.
+
+        Args:
+            now: The time, in seconds.
+            behind_s: The time for which messages of actors have waited to be read. An actor does not count as silent because its
+                messages wait: each of the actors would join again, which makes an overload worse.
         """
+        read_s = now - min(behind_s, MOST_BEHIND_S)
         self._dispatcher.relieve()
         self._dispatcher.check(now)
         self._rotate_topics(self._authorizer.lapsed(self._callbacks.clock.unix()))
@@ -362,7 +368,7 @@ class LearnerCore:
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
                 self.endpoint.send_beacons(client)
-            for stream in client.table.silent(now):
+            for stream in client.table.silent(read_s):
                 peer = client.table.peer_of(stream)
                 if peer is not None:
                     self.endpoint.close_session(peer, client, stream)

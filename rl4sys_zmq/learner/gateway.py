@@ -298,7 +298,7 @@ class Gateway(Worker):
                 beacon.restart(now)
                 self._remote.each_second()
                 self._connections.each_second(now)
-                self._core.each_second(now)
+                self._core.each_second(now, self._connections.behind_s(now))
 
     def _drain(self) -> None:
         """Read the last messages of the learner threads, until all have ended or ``shutdown_timeout_s`` seconds are over."""

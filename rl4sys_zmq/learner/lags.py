@@ -11,6 +11,7 @@ __all__ = ["LAG_LIMITS", "count_lags", "lag_report"]
 
 LAG_LIMITS = (0, 1, 2, 4, 8, 16, 32, 64)
 """The largest lag in each bucket of a histogram but the last, which has no limit. So a histogram has a fixed size."""
+_LIMITS = np.array(LAG_LIMITS, np.int64)
 
 
 def count_lags(lags: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -20,7 +21,7 @@ def count_lags(lags: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.
         lags: The lag of each segment, in versions, ``[n]``.
         steps: The number of steps of each segment, ``[n]``.
     """
-    return np.bincount(np.searchsorted(LAG_LIMITS, lags), weights=steps, minlength=len(LAG_LIMITS) + 1).astype(np.int64)
+    return np.bincount(np.searchsorted(_LIMITS, lags), weights=steps, minlength=len(LAG_LIMITS) + 1).astype(np.int64)
 
 
 def lag_report(counts: Sequence[int]) -> dict[str, int]:

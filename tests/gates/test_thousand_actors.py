@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rl4sys_zmq.transports import raise_descriptor_limit
 
@@ -19,10 +23,15 @@ FIRST = 20
 PROCESSES = 2
 JOIN_S = 4 * PATIENCE_S
 REST_S = 5.0
+BUSY_PROCESSES = 6
 
 
-def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
-    actors, seconds = tier.size(100, 1000, least=100), tier.size(3, 600, least=30)
+@pytest.mark.parametrize("busy", [False, True], ids=["quiet", "busy"])
+def test_a_thousand_actors(
+    busy: bool, tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
+) -> None:
+    """With `busy`, other programs use the processors for a while. The actors must keep their sessions and rarely resend."""
+    actors, seconds = tier.size(100, 1000, least=100), tier.size(3, 180 if busy else 600, least=30)
     raise_descriptor_limit(8 * actors + 256)  # child processes inherit it
     bare = _bare_kib(spawn, actors)
     process, address = learner(
@@ -44,6 +53,11 @@ def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
 
     for crowd in crowds:
         crowd.ask("send", 0.5 if tier.long else 2.0)
+    if busy:
+        rest.wait(seconds / 12)
+        with busy_processes():
+            rest.wait(seconds / 6)
+        seconds -= seconds // 4
     rest.wait(seconds)  # this pause sets the length of the run
     for crowd in crowds:
         crowd.ask("send", 0.0)
@@ -76,7 +90,24 @@ def test_a_thousand_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, lea
     assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == client["rolled_back"] == 0
     if tier.long:
         assert each_kib - bare < BEYOND_KIB
+    if busy:
+        assert counters.get("sessions_lost.learner", 0) == 0, "the learner must not take its own delay for silence"
+        assert counters.get("resent_messages", 0) < numbers["submitted"]
+    elif tier.long:
         assert np.quantile(latencies, 0.99) < ACK_S
+
+
+@contextmanager
+def busy_processes() -> Iterator[None]:
+    """Run `BUSY_PROCESSES` processes that use all processor time that they get, until the ``with`` block ends."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_PROCESSES)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
 
 
 def _bare_kib(spawn: Spawn, actors: int) -> float:

@@ -265,7 +265,7 @@ class PayloadError(RL4SysError, TypeError):
 
 
 class LearnerUnavailable(RL4SysError):
-    """A learner that did not reply in time.
+    """A learner that did not reply in time, or that replied and did not let the actor continue in time.
 
     Attributes:
         address: The learner's address.
@@ -273,12 +273,14 @@ class LearnerUnavailable(RL4SysError):
         timeout_s: The time limit, in seconds.
     """
 
-    def __init__(self, address: str, stage: str, timeout_s: float, hint: str = "") -> None:
+    def __init__(self, address: str, stage: str, timeout_s: float, hint: str = "", *, answers: bool = False) -> None:
+        """Create the error. `answers` is True if the learner is connected and answers; `hint` adds a reason and a remedy."""
         self.address = address
         self.stage = stage
         self.timeout_s = timeout_s
         tail = f"; {hint}" if hint else ""
-        super().__init__(f"no learner at {address} within {timeout_s:g} s (waiting for {stage}){tail}")
+        subject = f"the learner at {address} answers, but did not continue" if answers else f"no learner at {address}"
+        super().__init__(f"{subject} within {timeout_s:g} s (waiting for {stage}){tail}")
 
 
 class PolicyError(RL4SysError):

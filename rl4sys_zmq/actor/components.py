@@ -292,12 +292,11 @@ class AgentComponents:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     words = stage() if callable(stage) else stage
-                    hint = (
-                        f"it was waiting for {io.credit_gate.stage}"
-                        if words and io.session.state is not SessionState.JOINED
-                        else ""
-                    )
-                    raise LearnerUnavailable(self.config.address, words or io.credit_gate.stage, timeout_s, hint)
+                    joined, what = io.session.state is SessionState.JOINED, words or io.credit_gate.stage
+                    hint = "" if joined or not words else f"it was waiting for {io.credit_gate.stage}"
+                    if joined and not words:
+                        hint = "`rl4sys-learner status` shows whether it trains; raise wait_timeout_s if it does"
+                    raise LearnerUnavailable(self.config.address, what, timeout_s, hint, answers=joined)
                 io.changed.wait(min(left, 0.25))
 
 

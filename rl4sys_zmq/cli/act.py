@@ -34,6 +34,8 @@ __all__ = ["RunOptions", "act", "environment_spaces", "make_environments", "play
 
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
+CREDIT_WAIT_S = 600.0
+"""Longest wait for credit (permission to send) or newer weights, in seconds: one update of a large network can take minutes."""
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
 
@@ -164,8 +166,9 @@ class _JsonOutput(Worker):
 def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     """Return the configuration of the actor.
 
-    Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow`` and
-    ``send_frequency`` have defaults for simulators: wait for the learner, and send finished parts of all environments together.
+    Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow``,
+    ``wait_timeout_s`` and ``send_frequency`` have defaults for simulators: wait for the learner, also through a long update, and
+    send finished parts of all environments together.
 
     Raises:
         ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file differs from the environment's.
@@ -191,6 +194,7 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
         "sidecar": run.sidecar or None,
         "seed": seed if known.seed is None or run.seed is not None else None,
         "overflow": None if "overflow" in given else "wait",
+        "wait_timeout_s": None if "wait_timeout_s" in given else CREDIT_WAIT_S,
         "send_frequency": None if "send_frequency" in given else run.num_envs,  # segments that are cut together leave together
         "observation_space": env.observation_space if known.observation_space is None else None,
         "action_space": env.action_space if known.action_space is None else None,

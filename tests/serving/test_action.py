@@ -28,6 +28,8 @@ from rl4sys_zmq.testing import ChaosProxy
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
 WAIT_S = 20.0
+RECONNECTS_S = 90.0
+"""The limit of a call that reconnects. On a busy machine this takes several silence timeouts and resends."""
 Make = Callable[..., Any]
 
 
@@ -542,8 +544,8 @@ class Arm:
         return {"moves": len(self.moves)}
 
 
-def tcp_server(arm: Arm, port: int = 0) -> ActionServer:
-    server = ActionServer(ActionConfig(port, ["move"], ["cam1"], timeout_s=WAIT_S), lambda keys: {"cam1": 1}, arm.act)
+def tcp_server(arm: Arm, port: int = 0, timeout_s: float = WAIT_S) -> ActionServer:
+    server = ActionServer(ActionConfig(port, ["move"], ["cam1"], timeout_s=timeout_s), lambda keys: {"cam1": 1}, arm.act)
     server.start(threaded=True)
     return server
 
@@ -565,7 +567,7 @@ def test_an_act_whose_answer_is_lost_runs_once(seed: int) -> None:
 def test_an_act_is_not_done_again_by_the_server_that_comes_after(seed: int) -> None:
     """The first server acts, its reply is lost, and it ends. The second server must not act, and the caller gets `CallLost`."""
     first, second = Arm(), Arm()
-    server = tcp_server(first)
+    server = tcp_server(first, timeout_s=RECONNECTS_S)
     port = int(server.address.rpartition(":")[2])
     acted = threading.Event()
     with ChaosProxy(server.address, seed=seed) as proxy:
@@ -589,7 +591,7 @@ def test_an_act_is_not_done_again_by_the_server_that_comes_after(seed: int) -> N
         server.stop()
         with tcp_server(second, port):
             proxy.black_hole(False)
-            calls.join(WAIT_S)
+            calls.join(RECONNECTS_S)
             assert len(caught) == 1
             assert (len(first.moves), len(second.moves)) == (1, 0)
             assert client.obs() == {"cam1": 1}  # a call that may run twice still succeeds

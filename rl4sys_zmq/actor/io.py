@@ -222,11 +222,11 @@ class ActorIOThread(Worker):
             probe_s: Longest time for one check of the address, in seconds. The call can take three times as long.
         """
         hint, config = "", self._config
-        answered = self._session.state is SessionState.JOINED or self.starting_at > float("-inf")
-        if timeout_s and not answered:
+        joined = self._session.state is SessionState.JOINED
+        if timeout_s and not joined and self.starting_at == float("-inf"):
             reason = explain_silence(config.address, has_keys=config.keys is not None, timeout_s=probe_s)
             hint = f"{reason}; `rl4sys-learner doctor {config.train_server_address}` tests each step" if reason else ""
-        return LearnerUnavailable(config.address, stage, round(timeout_s, 3), hint)
+        return LearnerUnavailable(config.address, stage, round(timeout_s, 3), hint, answers=joined)
 
     def set_absence(self, error: LearnerUnavailable) -> None:
         """Set `absence`, unless a session has begun meanwhile. Any thread can call this method."""

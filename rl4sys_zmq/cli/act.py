@@ -35,7 +35,9 @@ __all__ = ["RunOptions", "act", "environment_spaces", "make_environments", "play
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
 CREDIT_WAIT_S = 600.0
-"""Longest wait for credit (permission to send) or newer weights, in seconds: one update of a large network can take minutes."""
+"""Longest wait for credit (permission to send) or newer weights, in seconds: one update of a large network can take minutes.
+
+A learner that has ended can be started again within this time."""
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
 

@@ -21,14 +21,15 @@ DEVIATIONS = 4
 class ResendTimer:
     """A retransmission timer with the estimate of RFC 6298 and Karn's algorithm.
 
-    The pause doubles with each resend, up to `SEGMENT_RESEND.most_s`. It stays so long until a segment that was sent only once
-    is acknowledged: the acknowledgement of a resent segment does not show which of its sends it answers.
+    The pause doubles each time that it passes without an acknowledgement, up to `SEGMENT_RESEND.most_s`. It stays so long until
+    a segment that was sent only once is acknowledged: the acknowledgement of a resent segment does not show which of its sends
+    it answers. After a refusal any acknowledgement is enough, because the learner then was not slow.
 
     Attributes:
         at: The time of the next resend, in seconds; 0.0 if the timer is stopped.
     """
 
-    __slots__ = ("_deviation_s", "_mean_s", "_measured", "_pause_s", "_resends", "_rng", "at")
+    __slots__ = ("_deviation_s", "_mean_s", "_measured", "_pause_s", "_refused", "_resends", "_rng", "at")
 
     def __init__(self, rng: random.Random) -> None:
         self.at = 0.0
@@ -36,6 +37,7 @@ class ResendTimer:
         self._mean_s = self._deviation_s = 0.0
         self._pause_s = SEGMENT_RESEND.first_s
         self._resends = 0
+        self._refused = False
         self._measured: tuple[int, float] | None = None
 
     def expired(self, now: float) -> bool:
@@ -50,7 +52,7 @@ class ResendTimer:
     def reset(self) -> None:
         """Stop the timer, and do not double the next pause: the session starts again. The estimate of the pause stays."""
         self.stop()
-        self._resends = 0
+        self._resends, self._refused = 0, False
 
     def sent(self, now: float, seq: int) -> None:
         """Note that the segment `seq` was sent for the first time. Start the timer if it is stopped."""
@@ -60,10 +62,17 @@ class ResendTimer:
             self._start(now)
 
     def resent(self, now: float) -> None:
-        """Note that all segments without an acknowledgement were sent again. Double the pause, and start the timer."""
+        """Note that all segments without an acknowledgement were sent again.
+
+        Start the timer. If its pause had passed, the next one is twice as long.
+        """
         self._measured = None
-        self._resends += 1
+        self._resends += self.expired(now)
         self._start(now)
+
+    def refused(self) -> None:
+        """Note that the learner has refused a message, for example because of a rate limit."""
+        self._refused = True
 
     def acknowledged(self, now: float, received: int, waiting: bool) -> None:
         """Note that the learner has received all segments below the sequence number `received`.
@@ -74,6 +83,8 @@ class ResendTimer:
             self._estimate(now - self._measured[1])
             self._measured = None
             self._resends = 0
+        if self._refused:
+            self._resends, self._refused = 0, False
         if waiting:
             self._start(now)
         else:

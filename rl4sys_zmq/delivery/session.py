@@ -489,6 +489,7 @@ class ActorSession:
                 self._next_hello = now
                 return []
             if code is not RefusalReason.FAILED and refused.field != FIELD_RIGHTS:
+                self._resend_timer.refused()
                 return []  # a refusal of one message: the mark did not move, and the resend timer sends it again
         if code is RefusalReason.EXPIRED:  # `_renew` sets journal_id to 0, so a repeated reply does nothing
             return self._renew(now) if self.journal_id and not self._hello.spooled else []

@@ -346,8 +346,9 @@ class LearnerCore:
 
         Args:
             now: The time, in seconds.
-            behind_s: The time for which messages of actors have waited to be read. An actor does not count as silent because its
-                messages wait: each of the actors would join again, which makes an overload worse.
+            behind_s: The longest time for which messages of actors can have waited to be read, because of an overload or a flood.
+                An actor does not count as silent because its messages wait: each of the actors would join again, which makes an
+                overload worse.
         """
         read_s = now - min(behind_s, MOST_BEHIND_S)
         self._dispatcher.relieve()

@@ -71,6 +71,25 @@ def test_a_later_segment_does_not_move_the_deadline(timer: ResendTimer) -> None:
     assert (timer.expired(at - 0.01), timer.expired(at)) == (False, True)
 
 
+def test_a_resend_before_the_pause_has_passed_does_not_double_it(timer: ResendTimer) -> None:
+    """A new session, or a report of a gap, makes the actor resend at once."""
+    timer.sent(1.0, 0)
+    timer.resent(1.2)
+    timer.resent(1.4)
+    assert timer.at == pytest.approx(1.9)
+
+
+def test_an_acknowledgement_after_a_refusal_ends_the_doubling(timer: ResendTimer) -> None:
+    """With a rate limit, the learner refuses segments at once. It is not slow, so the actor need not wait for long."""
+    timer.sent(1.0, 0)
+    for _ in range(4):
+        timer.resent(timer.at)
+        timer.refused()
+    now = timer.at
+    timer.acknowledged(now, 1, waiting=True)
+    assert timer.at - now == pytest.approx(0.5)
+
+
 def test_each_resend_doubles_the_pause(timer: ResendTimer) -> None:
     now, pauses = 1.0, []
     timer.sent(now, 0)

@@ -107,7 +107,8 @@ def demo(options: DemoOptions) -> int:
         saved.run_dir, saved.again = run_dir, f"rl4sys-learner plot {run_dir} draws the curve so far"
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
-            warm_up(task.algorithm)
+            if learner.config.engine == "thread":  # a worker process imports the algorithm itself
+                warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
                 outcome.take(report, task)
                 progress.show(report, _note(elapsed_s, task))

@@ -96,7 +96,8 @@ def serve(given: ServeOptions) -> None:
             if entry.init is not None:
                 print_line(f"client {client_id} starts with the weights in {entry.init}, unless it has a checkpoint")
         with make_progress(debug=given.debug) as progress:
-            warm_up(_likely(config))
+            if "thread" in config.engines:  # the other engines import the algorithm in a process of its own
+                warm_up(_likely(config))
             while True:
                 time.sleep(POLL_S)
                 if signals is not None:

@@ -7,6 +7,7 @@ converts a dict from a configuration into this dataclass.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
@@ -22,6 +23,7 @@ __all__ = [
     "ANY_AGE",
     "AlgorithmEntry",
     "AlgorithmFactory",
+    "DeferredFactory",
     "PolicyPlan",
     "Staleness",
     "TaskPreset",
@@ -143,6 +145,19 @@ the algorithm does not support. An algorithm that supports no Dict or Tuple obse
 `rl4sys_zmq.values.observations`, which raises this error.
 """
 
+
+class DeferredFactory(ABC):
+    """A factory whose modules are imported only before the algorithm is built. To create it imports nothing."""
+
+    @abstractmethod
+    def load(self) -> AlgorithmFactory:
+        """Import what the algorithm needs, and return the function or class that builds it.
+
+        Raises:
+            ImportError: If something is not installed.
+        """
+
+
 PolicyPlan = Callable[[Any, Space, Mapping[str, object]], PolicySpec]
 """A callable that returns the specification of the policy that an algorithm would train, without building a network.
 
@@ -203,7 +218,8 @@ class AlgorithmEntry:
 
     Attributes:
         name: The name for configurations. Case does not matter. A colon follows the name of a library, as in ``sb3:TRPO``.
-        factory: The function or class that builds the algorithm, or its name as ``"package.module:attribute"``.
+        factory: The function or class that builds the algorithm, its name as ``"package.module:attribute"``, or a
+            `DeferredFactory`.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
         parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory
@@ -222,7 +238,7 @@ class AlgorithmEntry:
     """
 
     name: str
-    factory: AlgorithmFactory | str
+    factory: AlgorithmFactory | DeferredFactory | str
     summary: str = ""
     kind: str = ""
     parameters: type[Any] | None = None
@@ -250,15 +266,15 @@ class AlgorithmEntry:
         return found
 
     def load(self) -> AlgorithmFactory:
-        """Return the function or class that builds the algorithm. If it is given as a string, import it.
+        """Return the function or class that builds the algorithm. Import it first, if it is a string or a `DeferredFactory`.
 
         Raises:
             ConfigError: If the factory cannot be imported.
         """
-        if not isinstance(self.factory, str):
-            return self.factory
         try:
-            return cast(AlgorithmFactory, load_object(self.factory))
+            if isinstance(self.factory, str):
+                return cast(AlgorithmFactory, load_object(self.factory))
+            return self.factory.load() if isinstance(self.factory, DeferredFactory) else self.factory
         except (ImportError, AttributeError) as exc:
             remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else "install what is missing, or correct the entry"
             raise ConfigError(

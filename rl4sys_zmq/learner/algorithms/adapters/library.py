@@ -1,6 +1,6 @@
 """The parts of registry entries that the algorithms of all libraries share. This module imports no library.
 
-- `LibraryFactory`: a factory that imports the library when it builds an algorithm.
+- `LibraryFactory`: a factory whose library is imported before the algorithm is built.
 - `library_entry`: the entry of an algorithm, with its policy as a perceptron.
 - `TQC_REFERENCE`: the source of TQC, which two libraries have.
 """
@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.base import Algorithm
-from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, Staleness, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import (
+    ANY_AGE,
+    AlgorithmEntry,
+    AlgorithmFactory,
+    DeferredFactory,
+    Staleness,
+    read_parameters,
+)
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
@@ -40,8 +46,8 @@ class LibraryParameters(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryFactory:
-    """An `AlgorithmFactory` for one algorithm of a library. To create it imports nothing.
+class LibraryFactory(DeferredFactory):
+    """The factory of one algorithm of a library, which is imported before the algorithm is built.
 
     Attributes:
         builder: The function that builds the algorithm, as ``"package.module:attribute"``. Its first argument is `name`; the
@@ -54,22 +60,16 @@ class LibraryFactory:
     name: str
     extra: str
 
-    def __call__(
-        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
-    ) -> Algorithm:
-        """Import the library, and build the algorithm.
+    def load(self) -> AlgorithmFactory:
+        """Import the library, and with it torch. Return the function that builds the algorithm.
 
         Raises:
-            ConfigError: If the library is not installed, a parameter is invalid, or the algorithm cannot act in the spaces.
+            ImportError: If the library is not installed.
         """
-        try:
-            build = load_object(self.builder)
-        except ImportError as exc:
-            raise ConfigError(
-                f"{self.extra}:{self.name} cannot be loaded ({exc}): pip install 'rl4sys-zmq[{self.extra}]'",
-                key="algorithm_name",
-            ) from exc
-        return cast(Algorithm, build(self.name, observation_space, action_space, parameters, seed))
+        return partial(load_object(self.builder), self.name)
+
+    def __str__(self) -> str:
+        return self.builder
 
 
 def library_entry(

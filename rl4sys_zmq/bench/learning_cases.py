@@ -210,8 +210,8 @@ CASES: dict[str, Case] = {
         algorithm="PPO", env=PIXEL_CATCH, steps=100_000, num_envs=8,
         values={
             "network": {"kind": "cnn", "channels": [16, 32], "kernels": [3, 3], "strides": [1, 1]}, "steps_per_update": 1024,
-            "minibatch_size": 256, "update_epochs": 6, "gamma": 0.95, "gae_lambda": 0.9, "learning_rate": 5e-4,
-            "ent_coef": 0.01, "normalise_rewards": False,
+            "minibatch_size": 256, "update_epochs": 6, "gamma": 0.95, "gae_lambda": 0.9, "learning_rate": 1e-3,
+            "ent_coef": 0.05, "normalise_rewards": False,
         },
     ),
     "ppo-frozenlake": Case(

@@ -1,4 +1,4 @@
-"""The epsilon-greedy choice of discrete actions from action values, or from distributions of the return: a head and a policy."""
+"""The epsilon-greedy choice of discrete actions from action values, or from distributions of the return."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
 from rl4sys_zmq.policies.action_heads import CategoricalHead
-from rl4sys_zmq.policies.base import Act, Action
+from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.draws import allowed_rows, finite
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.policies.network import OutputNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
-__all__ = ["EpsilonGreedyHead", "EpsilonGreedyPolicy"]
+__all__ = ["EpsilonGreedyHead"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,43 +91,6 @@ class EpsilonGreedyHead:
     def _epsilon_of(self, rng: RandomSource) -> float:
         """Return the probability of a random action for the actor with these random numbers."""
         return float(self._epsilon ** (1.0 + self._ladder * rng.place))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EpsilonGreedyPolicy:
-    """An epsilon-greedy policy over the outputs of a network. `EpsilonGreedyHead` describes the choice."""
-
-    snapshot: PolicySnapshot
-    generation: int
-    version: int
-    _network: OutputNetwork
-    _head: EpsilonGreedyHead
-
-    @classmethod
-    def of(
-        cls, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork
-    ) -> EpsilonGreedyPolicy:
-        """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
-        head = EpsilonGreedyHead.of(spec, parameters, snapshot)
-        return cls(snapshot, snapshot.generation, snapshot.version, network, head)
-
-    def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
-        """Choose one action, as `Policy.act` describes."""
-        return self._head.choose(self._network.single(observation), mask, rng, explore)
-
-    def bind(self, rng: RandomSource, explore: bool) -> Act:
-        """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
-        fused, choose = self._network.fused, self._head.choose
-        forward = self._network.single if fused is None else fused.forward()
-        return lambda observation, mask: choose(forward(observation), mask, rng, explore)
-
-    def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `Policy.act_batch` describes."""
-        return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

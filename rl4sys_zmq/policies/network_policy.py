@@ -1,4 +1,4 @@
-"""The built-in policy for actions with several parts: MultiDiscrete, MultiBinary, Dict and Tuple spaces."""
+"""A policy that leaves the choice of actions from the outputs of its network to an action head."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.action_heads import ActionHead, action_head
+from rl4sys_zmq.policies.action_heads import ActionHead
 from rl4sys_zmq.policies.base import Act, Action
-from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.network import OutputNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["JointPolicy"]
+__all__ = ["NetworkPolicy"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JointPolicy:
-    """A policy that samples each part of an action from the outputs of its network. It implements `Policy`.
-
-    `rl4sys_zmq.policies.action_heads.JointHead` describes the samples.
-    """
+class NetworkPolicy:
+    """A network and an action head, which chooses actions from the outputs of the network. It implements `Policy`."""
 
     snapshot: PolicySnapshot
     generation: int
@@ -33,9 +29,8 @@ class JointPolicy:
     _head: ActionHead
 
     @classmethod
-    def of(cls, spec: PolicySpec, document: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> JointPolicy:
-        """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
-        head = action_head(spec.action_space, document.squash, spec.views(snapshot.flat).get("log_std"))
+    def of(cls, snapshot: PolicySnapshot, network: OutputNetwork, head: ActionHead) -> NetworkPolicy:
+        """Build a policy. `network` and `head` must have been built from the weights in `snapshot`."""
         return cls(snapshot, snapshot.generation, snapshot.version, network, head)
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:

@@ -29,6 +29,11 @@ CHECKPOINT_SHARE = 20
 """The shortest time between two periodic checkpoints, in multiples of the time that writing one takes."""
 
 
+FROM_PARAMETERS = frozenset({"epsilon", "noise_std", "scale"})
+"""The names of the tensors of a policy that say how an actor explores. They follow from the algorithm's parameters, which can
+differ from those of the checkpoint, and not from what was trained."""
+
+
 class TrainingCheckpoints:
     """The checkpoints of one algorithm in training. Only its learner thread uses this object.
 
@@ -88,7 +93,7 @@ class TrainingCheckpoints:
             problem = "the blob of its policy differs; resume with the version of the algorithm that wrote it"
             raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
         self._algorithm.load(state)
-        if digest(*self._spec.flatten(self._algorithm.snapshot())) != manifest.digest:
+        if self._trained_digest(*self._spec.flatten(self._algorithm.snapshot())) != manifest.trained_digest:
             problem = "it gives other weights than were saved; resume with the version of the algorithm that wrote it"
             raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
         self._publisher.resume(manifest.version, manifest.grid)
@@ -120,7 +125,7 @@ class TrainingCheckpoints:
         began = time.monotonic()
         try:
             flat, others = self._spec.flatten(self._algorithm.snapshot())
-            manifest = self._manifest(updates, progress, digest(flat, others))
+            manifest = self._manifest(updates, progress, flat, others)
             policy, state = self._stored_policy(manifest, flat, others), self._state(self._store)
             manifest = self._store.write(manifest, state, policy=policy, wanted=lambda: not self._replaced.is_set())
         except CheckpointError as exc:
@@ -153,8 +158,18 @@ class TrainingCheckpoints:
         )
         return StoredPolicy(self._spec, snapshot, origin)
 
-    def _manifest(self, updates: int, progress: CheckpointProgress, weights_digest: int) -> CheckpointManifest:
-        """Return the manifest (the description) of a checkpoint of the current state."""
+    def _trained_digest(self, flat: FlatWeights, others: bytes) -> int:
+        """Return the digest of the policy's weights, with zeros in place of the tensors that follow from parameters."""
+        kept = flat.copy()
+        views = self._spec.views(kept, others)
+        for name in FROM_PARAMETERS & views.keys():
+            if views[name].dtype == kept.dtype:
+                views[name][...] = 0.0
+        return digest(kept, others)
+
+    def _manifest(self, updates: int, progress: CheckpointProgress, flat: FlatWeights, others: bytes) -> CheckpointManifest:
+        """Return the manifest (the description) of a checkpoint of the current state, which has these weights."""
+        weights_digest = digest(flat, others)
         return CheckpointManifest(
             client_id=self._assign.client_id,
             journal_id=self._assign.journal_id,
@@ -162,6 +177,7 @@ class TrainingCheckpoints:
             generation=self._assign.generation,
             version=self._publisher.version_of(weights_digest),
             digest=weights_digest,
+            trained_digest=self._trained_digest(flat, others),
             grid=self._publisher.grid,
             blob=blob_digest(self._spec.blob),
             algorithm_name=self._assign.algorithm_name,

@@ -107,6 +107,7 @@ class CheckpointManifest:
         generation: Number of the learner thread that wrote the checkpoint.
         version: Version of the policy. Generation and version together identify a policy.
         digest: Xxh3-64 of the policy's weights, as in `PolicySnapshot`.
+        trained_digest: The same without the tensors that follow from parameters, which can be changed at a resume.
         algorithm_name: Registered name of the algorithm that can read the state.
         updates: Number of updates that the algorithm has done.
         steps: Number of environment steps that the algorithm has observed.
@@ -127,6 +128,7 @@ class CheckpointManifest:
     generation: int
     version: int
     digest: int
+    trained_digest: int
     algorithm_name: str
     updates: int
     steps: int

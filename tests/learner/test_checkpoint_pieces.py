@@ -21,7 +21,7 @@ from rl4sys_zmq.sealed import seal_document
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 MANIFEST = CheckpointManifest(
-    client_id="c", journal_id=1, generation=1, version=1, digest=1, algorithm_name="X", updates=1, steps=1,
+    client_id="c", journal_id=1, generation=1, version=1, digest=1, trained_digest=1, algorithm_name="X", updates=1, steps=1,
     verdicts={}, marks=(),
 )  # fmt: skip
 

@@ -43,7 +43,8 @@ MARKS = (
     CheckpointedStreamProgress("ä ctor", 2**63 - 1, 0, {}),
 )
 MANIFEST = CheckpointManifest(
-    client_id="control/ä", journal_id=2**63 - 1, generation=1_700_000_000_000, version=7, digest=2**64 - 1, algorithm_name="PPO",
+    client_id="control/ä", journal_id=2**63 - 1, generation=1_700_000_000_000, version=7, digest=2**64 - 1, trained_digest=3,
+    algorithm_name="PPO",
     updates=8, steps=1000, verdicts={"trained": 16, "refused": 1}, marks=MARKS,
 )  # fmt: skip
 

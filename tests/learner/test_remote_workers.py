@@ -47,6 +47,7 @@ MANIFEST = CheckpointManifest(
     generation=GENERATION,
     version=3,
     digest=4,
+    trained_digest=4,
     algorithm_name="X",
     updates=2,
     steps=5,

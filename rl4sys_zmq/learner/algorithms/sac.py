@@ -154,6 +154,12 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
             }
         )
 
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `checkpoint` has copied. A temperature that is not learned stays that of the parameters."""
+        super().restore(kept)
+        if not self.parameters.learn_temperature:
+            self._policy.flat[self._temperature] = math.log(self.parameters.initial_temperature())
+
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the policy's weights by name."""
         return self._spec.views(self._policy.flat[self._weights].cpu().numpy().copy())

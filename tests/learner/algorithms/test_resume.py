@@ -20,7 +20,7 @@ from rl4sys_zmq.values.spaces import FlatSpace
 OBS = BoxSpace((3,))
 DISCRETE, BOX = DiscreteSpace(4, 1), BoxSpace((2,), low=-1.0, high=1.0)
 MANIFEST = CheckpointManifest(
-    client_id="c", journal_id=1, generation=1, version=1, digest=1, algorithm_name="X", updates=1, steps=1,
+    client_id="c", journal_id=1, generation=1, version=1, digest=1, trained_digest=1, algorithm_name="X", updates=1, steps=1,
     verdicts={}, marks=(),
 )  # fmt: skip
 

@@ -211,6 +211,10 @@ class Loud(sb3.PPO):  # type: ignore[misc, name-defined]
         self.logger.record("train/loudness", self.loudness)
 
 
+class Replaying(sb3.DQN):  # type: ignore[misc, name-defined]
+    """An off-policy algorithm."""
+
+
 class Blocked(sb3.PPO):  # type: ignore[misc, name-defined]
     """An algorithm whose policy has a layer that actors cannot compute."""
 
@@ -240,6 +244,14 @@ def test_a_class_of_the_users_own_trains(importable: str) -> None:
     check_algorithm(
         entry, observation_space=OBS, action_space=DISCRETE, parameters={**SMALL, "arguments": arguments}, log_probs=log_probs
     )
+
+
+def test_a_class_of_the_users_own_learns_from_returns_of_several_steps(importable: str) -> None:
+    entry = ALGORITHMS.get(f"sb3:{importable}:Replaying")
+    algorithm: Any = entry.load()(OBS, DISCRETE, {**SMALL, "arguments": {"n_steps": 3, "gamma": 0.5, "learning_starts": 8}}, 3)
+    algorithm.observe(segment(64))
+    batch = algorithm._model.replay_buffer.memory.gather(np.arange(8))
+    assert batch.discounts.max() == pytest.approx(0.5**3)
 
 
 def test_a_class_that_cannot_be_used_is_refused_with_the_reason(importable: str) -> None:

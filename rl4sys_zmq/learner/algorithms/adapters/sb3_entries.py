@@ -271,7 +271,9 @@ class SACParameters(OffPolicyParameters):
         _entropy_weight, "auto", names=("alpha",), doc="weight of the entropy; auto or auto_X: learnt, from 1 or X"
     )
     target_update_interval: int = option(
-        whole_number(1), 1, doc="gradient steps from one update of the target network to the next"
+        whole_number(1),
+        1,
+        doc="gradient steps from one update of the target network to the next, in each training, which begins with one",
     )
     target_entropy: float | str = option(
         _target_entropy, "auto", doc="entropy that a learnt weight holds; auto: minus the number of an action's elements"

@@ -31,6 +31,9 @@ __all__ = ["Sb3Adapter"]
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate", "_current_progress_remaining")
 """The numbers of a model that training changes."""
 
+FIXED_ENTROPY_WEIGHT = "ent_coef_tensor"
+"""The variable of SAC and TQC that has an entropy weight that is not learned. It follows from the parameters."""
+
 
 class _SpacesOnly(VecEnv):
     """A vectorised environment that has spaces, which a model needs, and cannot be stepped."""
@@ -245,7 +248,7 @@ class Sb3Adapter:
     def checkpoint(self) -> dict[str, Any]:
         """Return copies of everything that an update changes: networks, optimizers, generators and counters."""
         model = self._model
-        variables = model._get_torch_save_params()[1]
+        variables = [name for name in model._get_torch_save_params()[1] if name != FIXED_ENTROPY_WEIGHT]
         return {
             "model": copy.deepcopy(model.get_parameters()),
             "variables": {name: getattr(model, name).detach().clone() for name in variables},

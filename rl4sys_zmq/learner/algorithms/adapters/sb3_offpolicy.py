@@ -93,7 +93,7 @@ class Sb3OffPolicy(Sb3Adapter, ReplayTraining):
             gradient_steps=model.gradient_steps if model.gradient_steps >= 0 else every,
             batch_size=model.batch_size,
         )
-        n_steps = getattr(self.parameters, "n_steps", 1)
+        n_steps = getattr(self.parameters, "n_steps", getattr(model, "n_steps", 1))  # the user's own class has its own
         memory = ReplayMemory(
             self._observation_space,
             self._action_space,

@@ -178,8 +178,12 @@ class TorchrlAlgorithm(ReplayTraining):
     # ---- the state
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return all weights by name: the trained ones and those of the target networks."""
-        return {**dict(self._loss.named_parameters()), **dict(self._loss.named_buffers())}
+        """Return all weights by name: the trained ones and those of the target networks.
+
+        The other buffers of the loss, such as the discount factor, follow from the parameters.
+        """
+        targets = {name: buffer for name, buffer in self._loss.named_buffers() if "_params." in name}
+        return {**dict(self._loss.named_parameters()), **targets}
 
     def checkpoint(self) -> dict[str, Any]:
         """Return copies of everything that an update changes; not the replay."""

@@ -1,0 +1,126 @@
+"""A client that resumes from its checkpoint with parameters that were changed while it did not run."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
+from rl4sys_zmq.wire.messages import AssignClient
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from rl4sys_zmq.learner.algorithms import make_algorithm  # noqa: E402
+from rl4sys_zmq.learner.checkpointing import TrainingCheckpoints  # noqa: E402
+from rl4sys_zmq.learner.checkpoints import CheckpointStore  # noqa: E402
+from rl4sys_zmq.learner.progress import CheckpointProgress  # noqa: E402
+from rl4sys_zmq.learner.publishing import PolicyPublisher  # noqa: E402
+
+OBS = BoxSpace((3,))
+DISCRETE, BOX = DiscreteSpace(2), BoxSpace((1,), low=-1.0, high=1.0)
+OFF = {"hidden_sizes": [8], "batch_size": 8, "learning_starts": 16}
+
+
+def needs(name: str) -> None:
+    library = {"sb3": "sb3_contrib", "torchrl": "torchrl"}.get(name.partition(":")[0])
+    if library is not None and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+
+
+def trained(name: str, actions: Any, parameters: dict[str, Any]) -> Any:
+    """Return an algorithm after an update or more."""
+    algorithm = make_algorithm(name, OBS, actions, parameters, 3)
+    rng, steps = np.random.default_rng(5), 16
+    for episode in range(8):
+        chosen: Any = rng.integers(2, size=steps) if actions is DISCRETE else rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
+        algorithm.observe(
+            Segment(
+                observations=rng.normal(size=(steps + 1, 3)).astype(np.float32), actions=chosen,
+                rewards=rng.normal(size=steps).astype(np.float32), log_probs=np.full(steps, -0.7, np.float32),
+                versions=np.zeros(steps, np.uint64), masks=None, generation=1, episode_id=episode, segment_index=0,
+                terminated=True, truncated=False,
+            )
+        )  # fmt: skip
+        while algorithm.update() is not None:
+            pass
+    return algorithm
+
+
+def checkpoints(folder: Path, name: str, actions: Any, algorithm: Any) -> TrainingCheckpoints:
+    """Return the checkpoints of a client with this algorithm, in this folder."""
+    spaces = space_to_json(OBS), space_to_json(actions)
+    assign = AssignClient(
+        "c", bytes(8), 7, name, {}, *spaces, seed=3, max_policy_lag=-1, on_lag="drop", pacing_lag=-1, publish_every_updates=0,
+        max_parameters=10**7, checkpoints=str(folder), checkpoint_every_s=0.0, journal_id=1,
+    )  # fmt: skip
+    publisher = PolicyPublisher(assign, algorithm.spec(), lambda *_: None)
+    return TrainingCheckpoints(assign, algorithm, publisher, CheckpointStore(folder), threading.Event())
+
+
+CHANGES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "DQN": (DISCRETE, OFF, {"epsilon": 0.7, "epsilon_min": 0.3}),
+    "TD3": (BOX, OFF, {"exploration_noise": 0.03}),
+    "BANDIT": (DISCRETE, {"steps_per_update": 16}, {"scale": 0.5}),
+    "sb3:TD3": (BOX, OFF, {"exploration_noise": 0.03}),
+    "torchrl:TD3BC": (BOX, OFF, {"exploration_noise": 0.03}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_checkpoint_is_loaded_with_another_exploration(name: str, tmp_path: Path) -> None:
+    needs(name)
+    actions, given, changed = CHANGES[name]
+    old = trained(name, actions, given)
+    writes = checkpoints(tmp_path, name, actions, old)
+    written = writes.save(1, CheckpointProgress(), asked=True)
+    assert written is not None and written.number == 1, written
+    new: Any = make_algorithm(name, OBS, actions, {**given, **changed}, 3)
+    assert checkpoints(tmp_path, name, actions, new).load() is not None
+    before, after = old.snapshot(), new.snapshot()
+    assert {key for key in before if not np.array_equal(before[key], after[key])} <= {"epsilon", "noise_std", "scale"}
+
+
+def test_a_checkpoint_that_gives_other_weights_is_refused(tmp_path: Path) -> None:
+    algorithm = trained("DQN", DISCRETE, OFF)
+    checkpoints(tmp_path, "DQN", DISCRETE, algorithm).save(1, CheckpointProgress(), asked=True)
+    other: Any = make_algorithm("DQN", OBS, DISCRETE, OFF, 3)
+    load = other.load
+
+    def load_wrong(state: Any) -> None:
+        load(state)
+        other._networks["online"].flat[0] += 1.0
+
+    other.load = load_wrong
+    with pytest.raises(CheckpointError, match="gives other weights than were saved"):
+        checkpoints(tmp_path, "DQN", DISCRETE, other).load()
+
+
+@pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "continuous"])
+def test_a_temperature_that_is_not_learned_is_that_of_the_new_parameters(actions: Any) -> None:
+    old = trained("SAC", actions, {**OFF, "learn_temperature": False, "temperature": 0.2})
+    new: Any = make_algorithm("SAC", OBS, actions, {**OFF, "learn_temperature": False, "temperature": 0.01}, 3)
+    new.load(old.state())
+    assert new._policy.flat[new._temperature].exp().item() == pytest.approx(0.01)
+
+
+def test_an_entropy_weight_of_sb3_that_is_not_learned_is_that_of_the_new_parameters() -> None:
+    needs("sb3:SAC")
+    old = trained("sb3:SAC", BOX, {**OFF, "ent_coef": 0.2})
+    new: Any = make_algorithm("sb3:SAC", OBS, BOX, {**OFF, "ent_coef": 0.01}, 3)
+    new.load(old.state())
+    assert new._model.ent_coef_tensor.item() == pytest.approx(0.01)
+
+
+def test_the_discount_of_torchrl_is_that_of_the_new_parameters() -> None:
+    needs("torchrl:REDQ")
+    old = trained("torchrl:REDQ", BOX, {**OFF, "gamma": 0.9})
+    new: Any = make_algorithm("torchrl:REDQ", OBS, BOX, {**OFF, "gamma": 0.5}, 3)
+    new.load(old.state())
+    assert dict(new._loss.named_buffers())["_value_estimator.gamma"].item() == pytest.approx(0.5)

@@ -83,8 +83,9 @@ try:
                 total += rewards[name] / len(names)
                 if terminations[name] or truncations[name]:  # a time limit is no terminal state
                     cut = not terminations[name]
+                    final_mask = infos[name].get("action_mask")
                     actors[client_of(name)].mark_end_of_trajectory(
-                        trajectories[name], action, truncated=cut, final_obs=observations[name]
+                        trajectories[name], action, truncated=cut, final_obs=observations[name], final_mask=final_mask
                     )
         returns.append(total)
         if episode % max(1, args.episodes // 10) == 0:

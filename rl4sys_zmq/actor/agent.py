@@ -233,7 +233,12 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         action.update_reward(reward)
 
     def mark_end_of_trajectory(
-        self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
+        self,
+        traj: RL4SysTrajectory,
+        action: RL4SysAction | None = None,
+        truncated: bool = False,
+        final_obs: object = None,
+        final_mask: object = None,
     ) -> None:
         """End an episode.
 
@@ -245,14 +250,18 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             action: Its last action. It is stored now if it was not added before.
             truncated: True if a time limit or the host ended the episode, not a terminal state.
             final_obs: The observation after the last action. Required if `truncated`, for bootstrapping. If it is missing or
-                invalid with ``on_bad_input: drop``, the last observation takes its place.
+                invalid with ``on_bad_input: drop``, the last observation and its mask take its place. Not used otherwise.
+            final_mask: The mask of `final_obs`, as in `request_for_action`: the learner bootstraps from allowed actions only.
+                None allows all actions. If it is invalid with ``on_bad_input: drop``, `final_obs` counts as invalid too. Not
+                used without `final_obs`.
 
         Raises:
             RewardError: If a step has no reward. The message names the step. Only with ``overflow: wait``.
             ObservationError: If `final_obs` is missing or invalid, and ``on_bad_input`` is ``raise``.
+            MaskError: If `final_mask` is invalid, and ``on_bad_input`` is ``raise``.
             ActionError: As for `add_to_trajectory`, or if `traj` is None.
         """
-        self._episodes.end(traj, action, truncated, final_obs)
+        self._episodes.end(traj, action, truncated, final_obs, final_mask)
 
     # ---- the learner
 

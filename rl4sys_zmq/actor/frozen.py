@@ -212,6 +212,7 @@ class FrozenAgent(Resource):
         action: RL4SysAction | None = None,
         truncated: bool = False,
         final_obs: object = None,
+        final_mask: object = None,
     ) -> None:
         """End an episode. A second call does nothing.
 
@@ -220,6 +221,7 @@ class FrozenAgent(Resource):
             action: Its last action. It is added now if it was not added as the last one before.
             truncated: Not used, as in training.
             final_obs: Not used, as in training.
+            final_mask: Not used, as in training.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, or `traj` is None.

@@ -287,6 +287,11 @@ class SegmentWriter:
         return self._row(self.steps - 1)
 
     @property
+    def last_mask(self) -> NDArray[np.bool_] | None:
+        """A copy of the mask of the last recorded step, or None without masks. There must be at least one step."""
+        return None if self.masks is None else self.masks[self.steps - 1].copy()
+
+    @property
     def reward_sum(self) -> float:
         """The sum of the rewards of all steps in this segment (run of steps). Every step must have a reward."""
         return float(np.add.reduce(self.rewards[: self.steps], dtype=np.float64))

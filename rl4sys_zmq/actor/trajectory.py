@@ -15,7 +15,7 @@ from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
-from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
+from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.trees import Tree
@@ -346,23 +346,24 @@ class TrajectoryManager:
             log.warning("an action was added after the end of its trajectory and is dropped; the counter is late_actions_dropped")
         self._counters.add("late_actions_dropped")
 
-    def _final_observation(self, final_obs: object) -> Tree | None:
-        """Return the observation after the last step of an episode that was ended from outside.
+    def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
+        """Return the observation after the last step of an episode that was ended from outside, and its mask or None.
 
-        The result is None without `final_obs` in an evaluation, which needs none, and if invalid input is dropped.
+        The observation is None without `final_obs` in an evaluation, which needs none, and if invalid input is dropped.
 
         Raises:
             ObservationError: If `final_obs` is missing and the episode is to be trained on, or if it is invalid. Not with
                 ``on_bad_input: drop``.
+            MaskError: If `final_mask` is invalid. Not with ``on_bad_input: drop``.
         """
         try:
             if final_obs is not None:
-                return self.inputs.observation(final_obs)[0]
+                return self.inputs.observation(final_obs)[0], self.inputs.mask(final_mask)
             if self._explores:
                 raise ObservationError("truncated=True needs final_obs, the observation after the last action")
-        except ObservationError as exc:
+        except BadInput as exc:
             self.owner.refuse(exc)
-        return None
+        return None, None
 
     def _check_rewards(self, writers: Sequence[SegmentWriter]) -> None:
         """Check that the segments of an episode that ends have all rewards. If late rewards are allowed, count the episode.
@@ -382,7 +383,12 @@ class TrajectoryManager:
             return
 
     def end(
-        self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
+        self,
+        traj: RL4SysTrajectory,
+        action: RL4SysAction | None = None,
+        truncated: bool = False,
+        final_obs: object = None,
+        final_mask: object = None,
     ) -> None:
         """End an episode, as described in `RL4SysAgent.mark_end_of_trajectory`."""
         if not isinstance(traj, RL4SysTrajectory):
@@ -391,7 +397,7 @@ class TrajectoryManager:
             raise ActionError("this trajectory belongs to another agent")
         if traj.completed or traj.episodes is not self:
             return
-        final = self._final_observation(final_obs) if truncated and self._stores else None
+        final, allowed = self._final_observation(final_obs, final_mask) if truncated and self._stores else (None, None)
         if action is not None and action.writer is None and action is not traj.last:
             self.add(traj, action)
         writer = traj.writer
@@ -402,8 +408,8 @@ class TrajectoryManager:
                     action.done = True
                 writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
                 if truncated and final is None:
-                    final = writer.last_observation  # the best estimate
-                writer.close(final, None)
+                    final, allowed = writer.last_observation, writer.last_mask  # the best estimate
+                writer.close(final, allowed)
         traj.completed = True
         traj.marked = action
         traj.selected_under = traj.policy = None

@@ -323,7 +323,13 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
             totals[i] += reward
             if terminated or truncated:
                 cut = not terminated
-                agent.mark_end_of_trajectory(trajs[i], action, truncated=cut, final_obs=observation if cut else None)
+                agent.mark_end_of_trajectory(
+                    trajs[i],
+                    action,
+                    truncated=cut,
+                    final_obs=observation if cut else None,
+                    final_mask=info.get(MASK_KEY) if cut and masked else None,
+                )
                 tally.ended(i, float(totals[i]))
                 totals[i] = 0.0
                 observation, info = envs[i].reset()

@@ -506,6 +506,39 @@ def test_masks_are_obeyed_and_travel(bench: Bench) -> None:
     np.testing.assert_array_equal(segment.masks[6], [1, 1, 1])
 
 
+@pytest.mark.parametrize("first", [None, [1, 1, 0]])
+def test_the_mask_of_the_final_observation_travels_in_the_last_row(bench: Bench, first: list[int] | None) -> None:
+    agent = bench.agent()
+    traj, action = agent.request_for_action(None, obs(0), first)
+    action.update_reward(0)
+    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(1), final_mask=[[0, 1, 0]])
+    (segment,) = bench.segments(agent, 1)
+    assert segment.masks is not None
+    assert segment.masks.tolist() == [[bool(allowed) for allowed in first or [1, 1, 1]], [False, True, False]]
+
+
+def test_the_mask_of_the_final_observation_stays_with_it_when_an_action_is_added_late(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, first = agent.request_for_action(None, obs(0), [1, 0, 0])
+    traj, second = agent.request_for_action(traj, obs(1), [0, 1, 1])
+    agent.mark_end_of_trajectory(traj, second, truncated=True, final_obs=obs(2), final_mask=[0, 0, 1])
+    first.update_reward(1)
+    agent.add_to_trajectory(traj, first)
+    second.update_reward(2)
+    (segment,) = bench.segments(agent, 1)
+    assert segment.masks is not None
+    assert segment.masks.tolist() == [[True, False, False], [False, True, True], [False, False, True]]
+
+
+def test_the_mask_of_the_final_observation_is_not_used_in_a_terminal_state(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, action = agent.request_for_action(None, obs(0))
+    action.update_reward(0)
+    agent.mark_end_of_trajectory(traj, action, final_obs=[1], final_mask=[0, 0, 0])
+    (segment,) = bench.segments(agent, 1)
+    assert segment.terminated and segment.masks is None
+
+
 class Tensor:
     """A tensor that has only the methods that the actor calls."""
 
@@ -586,6 +619,30 @@ def test_a_bad_mask_raises(bench: Bench, mask: object, message: str) -> None:
         bench.agent().request_for_action(None, obs(0), mask)
 
 
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [([0, 0, 0], "forbids all 3"), ([1, 1], "shape"), ([1, 2, 0], "0 and 1"), ([[1, 0], [1]], "can't be read")],
+)
+def test_a_bad_mask_of_the_final_observation_raises_and_changes_nothing(bench: Bench, mask: object, message: str) -> None:
+    agent = bench.agent()
+    traj, action = agent.request_for_action(None, obs(0))
+    action.update_reward(1)
+    with pytest.raises(MaskError, match=message):
+        agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(1), final_mask=mask)
+    assert not traj.completed and not action.stored
+    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(1), final_mask=[0, 0, 1])
+    (segment,) = bench.segments(agent, 1)
+    assert segment.masks is not None and segment.masks.tolist() == [[True] * 3, [False, False, True]]
+
+
+def test_a_mask_of_the_final_observation_needs_discrete_actions(bench: Bench) -> None:
+    agent = bench.agent(action_space=BoxSpace((2,), low=-1.0, high=1.0))
+    traj, action = agent.request_for_action(None, obs(0))
+    action.update_reward(1)
+    with pytest.raises(MaskError, match="continuous"):
+        agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(1), final_mask=[1, 1])
+
+
 def test_bad_input_can_be_answered_instead(bench: Bench) -> None:
     agent = bench.agent(on_bad_input="drop")
     traj, first = agent.request_for_action(None, [float("nan")] * 4)
@@ -647,6 +704,27 @@ def test_dropping_bad_input_covers_final_observations_and_rewards(bench: Bench) 
         assert (segment.rewards.tolist(), segment.observations[:, 0].tolist()) == ([1, 2], [1, 2, 2])
     counters = agent.stats()["counters"]
     assert (counters["bad_input.ObservationError"], counters["bad_input.RewardError"]) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("final", "mask", "error"),
+    [
+        (obs(9), [0, 0, 0], "MaskError"),
+        (np.full(4, np.nan), [0, 0, 1], "ObservationError"),
+        (None, [0, 0, 1], "ObservationError"),
+    ],
+)
+def test_the_last_observation_replaces_a_bad_final_one_with_its_mask(
+    bench: Bench, final: object, mask: object, error: str
+) -> None:
+    agent = bench.agent(on_bad_input="drop")
+    traj, action = agent.request_for_action(None, obs(1), [1, 1, 0])
+    action.update_reward(1)
+    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=final, final_mask=mask)
+    (segment,) = bench.segments(agent, 1)
+    assert segment.masks is not None
+    assert (segment.observations[:, 0].tolist(), segment.masks.tolist()) == ([1, 1], [[True, True, False]] * 2)
+    assert agent.stats()["counters"][f"bad_input.{error}"] == 1
 
 
 def test_dropping_a_bad_observation_keeps_the_end_of_the_episode_before_it(bench: Bench) -> None:

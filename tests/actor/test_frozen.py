@@ -58,7 +58,7 @@ def test_a_loop_for_the_other_agent_runs_unmodified(tmp_path: Path, policy: Stor
             agent.update_action_reward(action, 2.0)
             assert (action.reward, action.stored, action.version) == (2.0, False, 9)
             if number % 10 == 0:
-                agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=observation)
+                agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=observation, final_mask=[1, 0, 0, 1])
                 assert traj.completed and len(traj) == 10
                 episodes.append(traj.episode_id)
         agent.flush(1.0)

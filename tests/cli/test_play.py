@@ -62,8 +62,9 @@ class Agent:
         assert traj == action.i
         self.log.append(("add", traj))
 
-    def mark_end_of_trajectory(self, traj: int, action: Action, *, truncated: bool, final_obs: Any) -> None:
+    def mark_end_of_trajectory(self, traj: int, action: Action, *, truncated: bool, final_obs: Any, final_mask: Any) -> None:
         self.log.append(("end", traj, truncated, None if final_obs is None else final_obs.tolist()))
+        self.log.append(("final mask", None if final_mask is None else final_mask.tolist()))
 
     def of(self, name: str) -> list[Any]:
         return [entry[1:] for entry in self.log if entry[0] == name]
@@ -111,7 +112,7 @@ def test_each_environment_is_seeded_once() -> None:
 
 def test_rewards_come_before_the_step_is_stored() -> None:
     agent = run([Env("x")], EpisodeCounts(episodes=1))
-    assert [entry[0] for entry in agent.log] == ["request", "masks", "reward", "add", "end"]
+    assert [entry[0] for entry in agent.log] == ["request", "masks", "reward", "add", "end", "final mask"]
 
 
 def test_masks_in_the_info_of_an_environment_are_passed_on() -> None:
@@ -121,9 +122,15 @@ def test_masks_in_the_info_of_an_environment_are_passed_on() -> None:
     assert agent.of("request")[4] == ([0.0, 4.0],)
 
 
+@pytest.mark.parametrize(("script", "mask"), [(".t", [1, 0]), ("..t", None), (".x", None), (".b", None)])
+def test_a_truncated_episode_hands_over_the_mask_of_its_last_observation(script: str, mask: list[int] | None) -> None:
+    assert run([MaskedEnv(script)], EpisodeCounts(episodes=1)).of("final mask") == [(mask,)]
+
+
 def test_masks_are_left_out_where_there_are_none_or_nobody_wants_them() -> None:
     for envs, options in (([Env("x")], {}), ([MaskedEnv("x")], {"masks": False})):
         assert set(run(envs, EpisodeCounts(episodes=2), **options).of("masks")) == {(None,)}  # type: ignore[arg-type]
+    assert run([MaskedEnv(".t")], EpisodeCounts(episodes=1), masks=False).of("final mask") == [(None,)]
 
 
 def test_a_summary_has_the_figures() -> None:

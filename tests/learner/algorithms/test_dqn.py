@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import C51, DQN
 from rl4sys_zmq.learner.algorithms.dqn_parameters import C51_ENTRY, ENTRY, DQNParameters
@@ -20,6 +22,7 @@ from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.replay import StatePiece, TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
+from ..test_ranks import wait_until
 from .policy_twin import policy_outputs
 
 BOX = BoxSpace((3,))
@@ -122,6 +125,44 @@ def test_targets_match_the_slow_twin(size: int, double: bool, masked: bool, seed
         slow.append(batch.returns[row] + batch.discounts[row] * target[best])
     found = algorithm._targets(algorithm._columns(batch)).squeeze(1)
     np.testing.assert_allclose(found.numpy(), slow, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("forbidden", range(3))
+def test_targets_at_the_end_of_a_truncated_episode_leave_out_forbidden_actions(
+    forbidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask goes from the actor's `final_mask` over the wire into the replay, and from there into the targets."""
+    kept: list[Segment] = []
+    monkeypatch.setattr(DQN, "observe", lambda self, segment, *, correct=False: kept.append(segment))
+    final, mask = np.array([0.5, -1.0, 2.0], np.float32), np.arange(3) != forbidden
+    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner:
+        config = AgentConfig(
+            client_id="dqn",
+            algorithm_name="DQN",
+            algorithm_parameters=SMALL,
+            observation_space=BOX,
+            action_space=DiscreteSpace(3),
+            train_server_address=learner.address,
+            seed=1,
+        )
+        with RL4SysAgent(config=config) as agent:
+            traj, action = None, None
+            for step in range(5):
+                traj, action = agent.request_for_action(traj, np.full(3, step, np.float32), np.arange(3) != step % 3)
+                action.update_reward(1.0)
+                agent.add_to_trajectory(traj, action)
+            assert traj is not None
+            agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=final, final_mask=mask)
+            agent.flush(10.0)
+            wait_until(lambda: len(kept) == 1)
+    monkeypatch.undo()
+    algorithm = make(n_step=3, gamma=0.5, double_q=False)
+    algorithm.observe(kept[0])
+    batch: Any = algorithm._replay.gather(np.arange(5))
+    values = policy_outputs(algorithm.spec(), algorithm.snapshot(), final[None])[0].numpy()
+    expected = [1.75 + 0.125 * values[mask].max(), 1.5 + 0.25 * values[mask].max(), 1.0 + 0.5 * values[mask].max()]
+    found = algorithm._targets(algorithm._columns(batch)).squeeze(1).numpy()
+    np.testing.assert_allclose(found[2:], expected, rtol=1e-5)
 
 
 def test_it_learns_the_values_of_a_corridor_with_a_start_offset_and_one_hot_observations() -> None:

@@ -152,6 +152,14 @@ CASES: dict[str, tuple[str, FlatSpace, int, dict[str, Any], int, int]] = {
     "reinforce": ("REINFORCE", FOUR, 2, {**STEPS, "with_vf_baseline": True}, 5, 0),
     "impala": ("IMPALA", FOUR, 3, STEPS, 5, 5),
     "dqn": ("DQN", FOUR, 2, DQN, 100, 100),
+    "dqn after episodes": (
+        "DQN",
+        FOUR,
+        2,
+        {**DQN, "traj_per_epoch": 1, "train_iters": 4, "target_network_frequency": 150},
+        25,
+        100,
+    ),
     "dqn by priority": ("DQN", FOUR, 3, {**DQN, "prioritised": True}, 100, 100),
 }
 

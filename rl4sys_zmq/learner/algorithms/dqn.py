@@ -63,6 +63,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         else:
             self._online.initialise_uniform(self._generator)
         self._target.flat.copy_(self._online.flat)
+        self._target_steps = 0
         self._use({"online": self._online, "target": self._target}, {"online": FlatAdam(self._online.flat, eps=p.adam_epsilon)})
 
     def _new_network(self) -> ReplayNetwork | SequenceNetwork:
@@ -76,6 +77,27 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         if batch.masks is not None:
             columns["forbidden"] = ~torch.from_numpy(batch.masks)
         return columns
+
+    def _target_due(self) -> bool:
+        interval = self.parameters.target_steps
+        return interval is not None and self._pace.steps - self._target_steps >= interval
+
+    def _follow_target(self) -> None:
+        self._target.flat.lerp_(self._online.flat, self.parameters.target_share)
+        self._target_steps = self._pace.steps  # other ranks than 0 have no steps, and are not asked
+
+    def _training_state(self) -> dict[str, Any]:
+        """Return the state of training, with the number of observed steps at the last update of the target network."""
+        return {**super()._training_state(), "target_steps": self._target_steps}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `checkpoint` has copied. The transitions and the counts of observed data do not change.
+
+        Raises:
+            ConfigError: If the state comes from networks of other sizes.
+        """
+        super().restore(kept)
+        self._target_steps = int(kept.get("target_steps", 0))
 
     def _schedules(self) -> dict[str, float]:
         p, steps = self.parameters, self._pace.steps
@@ -97,8 +119,8 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         gradient = self._gradient("online", loss, weight)
         self._compute.ranks.add_up(gradient)
         self._optimizers["online"].step(gradient, [rate], max_norm=p.max_grad_norm)
-        if self._gradient_steps % p.target_every == 0:
-            self._target.flat.lerp_(self._online.flat, p.target_share)
+        if p.target_every is not None and self._gradient_steps % p.target_every == 0:
+            self._follow_target()
         estimates = estimates.detach()
         metrics = {"losses/td_loss": loss.detach(), "losses/q_values": head.values(estimates).mean()}
         return StepResult(metrics, None if importance is None else head.errors(estimates, targets))

@@ -120,6 +120,13 @@ class ReplayAlgorithm(ABC, Generic[P]):
         """Return the segment as the replay gets it."""
         return segment
 
+    def _target_due(self) -> bool:
+        """Return True if the target networks must follow before the next gradient step. Only rank 0 is asked."""
+        return False
+
+    def _follow_target(self) -> None:
+        """Let the target networks follow, because `_target_due` has returned True on rank 0."""
+
     def _schedules(self) -> dict[str, float]:
         """Return the present values of the algorithm's own schedules, as metrics by tag."""
         return {}
@@ -216,25 +223,34 @@ class ReplayAlgorithm(ABC, Generic[P]):
         p = self.parameters
         columns = self._sampler.columns(rows, None if p.priority is None else p.priority_beta_at(self._pace.steps))
         rate = p.learning_rate_at(self._pace.steps)
-        with self._compute.ranks.leading({"columns": columns, "rate": rate}, self._training_state):
-            metrics, errors = self._step(columns, rate)
+        work = {"columns": columns, "rate": rate, "target_due": self._target_due()}
+        with self._compute.ranks.leading(work, self._training_state):
+            metrics, errors = self._step(work)
         if errors is not None:
             self._sampler.update_priorities(rows, errors.cpu().numpy())
         return metrics
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of a gradient step. The ranks are the processes that train together."""
-        self._step(work["columns"], work["rate"])
+        self._step(work)
 
-    def _step(self, columns: Columns, rate: float) -> StepResult:
-        """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the results for all rows."""
+    def _step(self, work: Mapping[str, Any]) -> StepResult:
+        """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the results for all rows.
+
+        Args:
+            work: The columns of the batch, the learning rate, and if the target networks must follow first. It is the same for
+                all ranks.
+        """
         ranks, put = self._compute.ranks, self._compute.put
+        columns: Columns = work["columns"]
+        if work["target_due"]:
+            self._follow_target()
         rows = len(columns["returns"])
         share = ranks.share(rows)
         if ranks.size > 1:
             columns = {name: column[share.rows] for name, column in columns.items()}
         self._gradient_steps += 1
-        result = self._gradient_step({name: put(column) for name, column in columns.items()}, share.weight, rate)
+        result = self._gradient_step({name: put(column) for name, column in columns.items()}, share.weight, work["rate"])
         if ranks.size == 1:
             return result
         metrics, errors = result

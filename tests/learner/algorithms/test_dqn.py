@@ -395,6 +395,62 @@ def test_the_target_network_follows_by_interval_and_by_share() -> None:
     torch.testing.assert_close(soft.state()["networks"]["target"], 0.75 * before + 0.25 * soft.state()["networks"]["online"])
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "interval", "parameters"),
+    [(DQN, 1000, {}), (DQN, 200, {"target_update": 200}), (DQN, 90, {"target_network_frequency": 90}), (C51, 500, {})],
+)
+def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
+    algorithm: type[DQN], interval: int, parameters: dict[str, Any]
+) -> None:
+    """The steps of all episodes count. If the target network is due, it follows first in a unit of training."""
+    small = {"hidden_sizes": [8], "batch_size": 16, "buffer_size": 200, "learning_starts": 0, "train_iters": 2}
+    units = {**small, "traj_per_epoch": 3, **parameters}
+    dqn, other = (algorithm(BOX, DiscreteSpace(3), units, seed) for seed in (0, 1))
+    steps = last = updates = 0
+    for unit in range(1, 41):
+        before = dqn.state()["networks"]
+        for episode in range(3):
+            length = 7 + unit % 5 * 10 + episode
+            steps += length
+            dqn.observe(make_segment(length, 3 * unit + episode, end="terminated"))
+        assert len(train(dqn)) == 1
+        due = steps - last >= interval
+        last, updates = (steps, updates + 1) if due else (last, updates)
+        expected = before["online" if due else "target"]
+        assert torch.equal(dqn.state()["networks"]["target"], expected), (unit, due)
+        if unit == 20:
+            other.load(dqn.state())
+    assert updates >= 3
+    assert dqn.parameters.readings()[-1] == (
+        f"target network: an update before the first unit of training after each {interval} steps"
+    )
+    for unit in range(21, 41):
+        for episode in range(3):
+            other.observe(make_segment(7 + unit % 5 * 10 + episode, 3 * unit + episode, end="terminated"))
+        train(other)
+    assert_same(dqn.state(), other.state())
+
+
+def test_an_undone_unit_undoes_the_update_of_the_target_network() -> None:
+    dqn = make(traj_per_epoch=1, target_network_frequency=30, learning_starts=0)
+    for seed in range(3):
+        dqn.observe(make_segment(20, seed, end="terminated"))
+    before = dqn.checkpoint()
+    first = dqn.update()
+    after = dqn.state()
+    assert before["target_steps"] == 0 and after["target_steps"] == 60
+    dqn.restore(before)
+    assert dqn.update() == first
+    assert_same(dqn.state(), after)
+
+
+def test_given_intervals_in_units_or_gradient_steps_are_kept_with_units_of_episodes() -> None:
+    for name, value, every in (("target_update_units", 5, 15), ("target_net_update_frequency", 7, 7)):
+        units: dict[str, Any] = {"traj_per_epoch": 3, "train_iters": 3, "target_network_frequency": 50, name: value}
+        p = make(**units).parameters
+        assert (p.target_every, p.target_steps) == (every, None)
+
+
 @pytest.mark.parametrize(("size", "beta"), [(1, 0.5), (7, 1.0), (16, 0.0)])
 def test_a_prioritised_step_matches_the_slow_twin(size: int, beta: float) -> None:
     """The loss is the mean of the weighted losses. The priorities become the absolute TD errors from before the step."""

@@ -115,6 +115,32 @@ def test_the_defaults_of_a_loss_are_those_of_the_library(name: str) -> None:
     assert set(parameters.of_loss) <= {f.name for f in fields(parameters)}
 
 
+def test_a_learnt_weight_of_cql_multiplies_the_penalty_and_has_a_loss_of_its_own() -> None:
+    """At a weight of 4, the critics' gradient is 4 times that of the penalty, and the weight's is minus half the penalty times 4.
+
+    In TorchRL 0.14 itself, the critics' gradient is that of the penalty times 1 - 4 / 2, so its sign is wrong.
+    """
+    plain, learnt = make("CQL", BOX), make("CQL", BOX, with_lagrange=True, lagrange_thresh=0.5)
+    with torch.no_grad():
+        learnt._loss.log_alpha_prime.fill_(float(np.log(4.0)))
+    found = []
+    for algorithm in (plain, learnt):
+        for seed in range(2):
+            algorithm.observe(segment(BOX, seed))
+        with algorithm._random.active():
+            torch.manual_seed(5)
+            losses = algorithm._loss(algorithm._batch(np.arange(32)))
+        total = sum(loss for name, loss in losses.items() if name in ("loss_cql", "loss_alpha_prime"))
+        critics = list(algorithm._loss.qvalue_network_params.parameters())
+        weight = [algorithm._loss.log_alpha_prime] if algorithm is learnt else []
+        found.append((losses, torch.autograd.grad(total, [*critics, *weight])))
+    (penalty, expected), (losses, gradients) = found
+    torch.testing.assert_close(losses["loss_cql"], 4.0 * penalty["loss_cql"])
+    for one, other in zip(gradients, expected, strict=False):
+        torch.testing.assert_close(one, 4.0 * other)
+    torch.testing.assert_close(gradients[-1], -4.0 * (penalty["loss_cql"].detach() / 2 - 0.5))
+
+
 def test_cloning_makes_the_datas_action_the_likeliest() -> None:
     algorithm = make("BC", DISCRETE, learning_rate=0.01, gradient_steps=50)
     for seed in range(4):
@@ -137,6 +163,11 @@ def test_the_data_that_break_an_update_are_found_and_removed() -> None:
     assert algorithm.discard() == [2]
     while (metrics := algorithm.update()) is not None:
         assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_cql_with_a_learnt_weight_keeps_the_contract_of_an_algorithm() -> None:
+    entry = ALGORITHMS.get("torchrl:CQL")
+    check_algorithm(entry, observation_space=OBS, action_space=BOX, parameters={**SMALL, "with_lagrange": True})
 
 
 def test_what_it_cannot_take_is_refused() -> None:

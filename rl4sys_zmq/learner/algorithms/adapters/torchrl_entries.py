@@ -95,7 +95,7 @@ class CQLParameters(TorchrlParameters):
     max_q_backup: bool = option(flag, False, doc="bootstrap from the best of several actions")
     deterministic_backup: bool = option(flag, True, doc="bootstrap without the entropy")
     num_random: int = option(whole_number(1, 1000), 10, doc="actions per transition from which the penalty is estimated")
-    with_lagrange: bool = option(flag, False, doc="learn the weight of the penalty")
+    with_lagrange: bool = option(flag, False, doc="learn the weight of the penalty, as a factor of it; metrics have the product")
     lagrange_thresh: float = option(number(0.0, MAX_NUMBER), 0.0, doc="penalty that a learnt weight holds")
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
 

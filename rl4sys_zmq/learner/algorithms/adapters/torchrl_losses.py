@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -34,6 +35,9 @@ __all__ = ["LossNetworks", "make_loss"]
 
 LOG_STD_LIMITS = -20.0, 2.0
 """The limits of the logarithms of standard deviations, as in the policy with the head ``squashed_gaussian``."""
+
+LARGEST_WEIGHT = 1_000_000.0
+"""The limit of the learnt weight of CQL's penalty, as in the library."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +84,24 @@ class _ActionValue(nn.Module):
         """Return the values, ``[B, outputs]``."""
         found: Tensor = self.network(torch.cat([observation, action], dim=-1))
         return found
+
+
+class _CQLLoss(CQLLoss):
+    """The library's loss with a learnt weight of the penalty, as in Kumar et al. 2020.
+
+    In TorchRL 0.14, the penalty does not get the learnt weight, and the critics get a gradient of the weight's loss, which is
+    minus the weight times half the penalty. So their sum rewards what it must penalise if the weight is above 2. Here,
+    ``loss_cql`` has the weight as a factor, and ``loss_alpha_prime`` trains the weight alone.
+    """
+
+    def cql_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
+        """Return the penalty times its weight, and detach the penalties from which the loss of the weight is computed."""
+        loss, metadata = super().cql_loss(tensordict)
+        if self.with_lagrange:
+            for key in (self.tensor_keys.cql_q1_loss, self.tensor_keys.cql_q2_loss):
+                tensordict.set(key, tensordict.get(key).detach())
+            loss = self.log_alpha_prime.detach().exp().clamp(max=LARGEST_WEIGHT) * loss
+        return loss, metadata
 
 
 def make_loss(name: str, parameters: TorchrlParameters, features: int, action_space: Space) -> LossNetworks:
@@ -156,7 +178,7 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
         return LossNetworks(loss, network)
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes)
-    return LossNetworks(CQLLoss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
+    return LossNetworks(_CQLLoss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)
 
 
 def _td3bc(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:

@@ -23,7 +23,7 @@ from rl4sys_zmq.learner.algorithms.networks import FlatAdam  # noqa: E402
 
 OURS = [
     name for name in ALGORITHMS.names()
-    if str(ALGORITHMS.get(name).factory).startswith("rl4sys_zmq.learner.algorithms.") and name != "BANDIT"
+    if ":" not in name and str(ALGORITHMS.get(name).factory).startswith("rl4sys_zmq.") and name != "BANDIT"
 ]  # fmt: skip
 """The algorithms of this package that train by gradients."""
 SMALL: dict[str, Any] = {

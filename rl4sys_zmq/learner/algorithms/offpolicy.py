@@ -223,34 +223,35 @@ class ReplayAlgorithm(ABC, Generic[P]):
         p = self.parameters
         columns = self._sampler.columns(rows, None if p.priority is None else p.priority_beta_at(self._pace.steps))
         rate = p.learning_rate_at(self._pace.steps)
-        work = {"columns": columns, "rate": rate, "target_due": self._target_due()}
+        target_due = self._target_due()
+        work = {"columns": columns, "rate": rate, "target_due": target_due}
         with self._compute.ranks.leading(work, self._training_state):
-            metrics, errors = self._step(work)
+            metrics, errors = self._step(columns, rate, target_due=target_due)
         if errors is not None:
             self._sampler.update_priorities(rows, errors.cpu().numpy())
         return metrics
 
     def follow(self, work: Mapping[str, Any]) -> None:
         """Do this rank's part of a gradient step. The ranks are the processes that train together."""
-        self._step(work)
+        self._step(work["columns"], work["rate"], target_due=work["target_due"])
 
-    def _step(self, work: Mapping[str, Any]) -> StepResult:
+    def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> StepResult:
         """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the results for all rows.
 
         Args:
-            work: The columns of the batch, the learning rate, and if the target networks must follow first. It is the same for
-                all ranks.
+            columns: The columns of the whole batch, which are the same for all ranks.
+            rate: The learning rate.
+            target_due: True if the target networks must follow first.
         """
         ranks, put = self._compute.ranks, self._compute.put
-        columns: Columns = work["columns"]
-        if work["target_due"]:
+        if target_due:
             self._follow_target()
         rows = len(columns["returns"])
         share = ranks.share(rows)
         if ranks.size > 1:
             columns = {name: column[share.rows] for name, column in columns.items()}
         self._gradient_steps += 1
-        result = self._gradient_step({name: put(column) for name, column in columns.items()}, share.weight, work["rate"])
+        result = self._gradient_step({name: put(column) for name, column in columns.items()}, share.weight, rate)
         if ranks.size == 1:
             return result
         metrics, errors = result

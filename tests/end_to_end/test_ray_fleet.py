@@ -109,7 +109,9 @@ def test_a_fleet_on_a_cluster_loses_an_actor_and_a_node_and_ends(tmp_path: Path)
             cluster.lose(lost)
             until(lambda: ready(2), "the actors of the lost node are replaced")
             after = dict(re.findall(r"actor (\d): it runs on \S+ node (\w+) of", said()))
-            assert lost not in after.values() and "is lost: " in said()
+            assert lost not in after.values()
+            # What Ray reports first: the lost node, or the end of the process on it.
+            assert "is lost: " in said() or said().count("ended with exit code -9") == 2
 
             # Ctrl-C drains all actors, and no process is left.
             fleet.send_signal(signal.SIGINT)

@@ -398,7 +398,8 @@ def test_the_load_generator_plays_jobs_at_their_times(tmp_path: Path, monkeypatc
     with Journal(tmp_path / "journal", 1000.0) as journal:
         served(tmp_path, journal, talk)
         submits_s = [each.submit_s for each in journal.jobs.values()]
-    assert np.all(np.diff(submits_s) >= 0.0) and submits_s[-1] - submits_s[0] >= 3.0
+    assert np.all(np.diff(submits_s) >= 0.0)
+    assert np.all(np.array(submits_s) >= times), "no job is submitted before its time; a busy machine can make it late"
 
 
 def test_the_load_generator_is_a_command(

@@ -233,7 +233,7 @@ class ActionSelector:
         """
         self._context = context
         self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space)
-        self._actions = leaves_of(spec.action_space, "actions")
+        self._observations, self._actions = leaves_of(spec.observation_space), leaves_of(spec.action_space, "actions")
         if before is None:
             self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)
         else:
@@ -358,7 +358,7 @@ class ActionSelector:
         each: Sequence[Tree],
         rows: Sequence[NDArray[np.bool_] | None],
     ) -> list[RL4SysAction]:
-        """Choose the actions of ``N`` running trajectories.
+        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy.
 
         Args:
             running: The trajectories.
@@ -367,10 +367,49 @@ class ActionSelector:
             each: The same observations, as a sequence of ``N``.
             rows: The same masks, as a sequence of ``N``. Each can be None.
         """
-        context, fallback, thread = self._context, self._fallback, self._context.threads.state
-        policy = self._policy_for(running[0])
+        fallback = self._fallback
+        policies = [self._policy_for(traj) for traj in (running[:1] if self._context.config.swap == "step" else running)]
         if fallback.is_stale():
             return [fallback.for_stale(o, m) for o, m in zip(each, rows, strict=True)]
+        try:
+            answers = self._ask_learner(observations, allowed)
+        except CallError:
+            if self._context.config.on_stale != "baseline":
+                raise
+            return [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
+        if answers is not None:
+            raws, acts, log_probs, stamp = answers
+            return new_actions(each, raws, acts, log_probs, stamp, rows)
+        groups: dict[int, list[int]] = {}
+        for n, policy in enumerate(policies):
+            groups.setdefault(id(policy), []).append(n)
+        if len(groups) == 1:
+            return self._choose_locally(policies[0], running, observations, allowed, each, rows)
+        chosen: dict[int, RL4SysAction] = {}
+        for members in groups.values():
+            parts = [each[n] for n in members]
+            actions = self._choose_locally(
+                policies[members[0]],
+                [running[n] for n in members],
+                self._observations.stack(parts),
+                None if allowed is None else allowed[members],
+                parts,
+                [rows[n] for n in members],
+            )
+            chosen.update(zip(members, actions, strict=True))
+        return [chosen[n] for n in range(len(running))]
+
+    def _choose_locally(
+        self,
+        policy: Policy,
+        running: Sequence[RL4SysTrajectory],
+        observations: Tree,
+        allowed: NDArray[np.bool_] | None,
+        each: Sequence[Tree],
+        rows: Sequence[NDArray[np.bool_] | None],
+    ) -> list[RL4SysAction]:
+        """Choose the actions of trajectories by one local policy. `_choose_batch` describes the other arguments."""
+        context, thread = self._context, self._context.threads.state
         if self._recorder is not None:
             thread.take(policy)
             states = [traj.state for traj in running]
@@ -378,20 +417,11 @@ class ActionSelector:
             if not all(isfinite(action.log_prob) for action in actions):
                 return self._unusable_batch(policy, running, each, rows)
             return actions
-        try:
-            answers = self._ask_learner(observations, allowed)
-        except CallError:
-            if context.config.on_stale != "baseline":
-                raise
-            return [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
-        if answers is None:
-            raw, act, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
-            if not np.isfinite(log_probs).all():
-                return self._unusable_batch(policy, running, each, rows)
-            thread.take(policy)
-            answers = self._actions.rows(raw), self._actions.rows(act), log_probs, thread.stamp
-        raws, acts, log_probs, stamp = answers
-        return new_actions(each, raws, acts, log_probs, stamp, rows)
+        raw, act, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
+        if not np.isfinite(log_probs).all():
+            return self._unusable_batch(policy, running, each, rows)
+        thread.take(policy)
+        return new_actions(each, self._actions.rows(raw), self._actions.rows(act), log_probs, thread.stamp, rows)
 
     def _unusable_batch(
         self,

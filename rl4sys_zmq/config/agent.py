@@ -124,8 +124,8 @@ class AgentConfig:
     queue_bytes: int = option(integer(1), 256 * 2**20)
     """Largest number of bytes in the outbox, the queue of finished segments."""
     swap: str = option(one_of("step", "episode"), "step")
-    """Time at which the actor switches to newly received weights: the next step or the next episode. All trajectories in one call
-    of ``request_for_actions`` have the policy of the first one. Remote inference always uses the newest version."""
+    """Time at which a trajectory switches to newly received weights: the next step or the next episode. Remote inference always
+    uses the newest version."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
     """The seed from which each thread of the host gets its own random number generator. Default: from the operating system."""
     explore: bool = option(flag, True)

@@ -150,6 +150,28 @@ def test_old_data_is_dropped_or_corrected(inproc_lab: Any, on_lag: str) -> None:
         assert (algorithm.steps, algorithm.corrected) == (4 * 16 + 1, 1)
 
 
+@pytest.mark.parametrize("swap", ["step", "episode"])
+def test_each_environment_of_a_batch_changes_its_policy_at_its_own_time(inproc_lab: Any, swap: str) -> None:
+    """Environment 0 goes on with its episode while a new version arrives; environment 1 begins another one."""
+    register_algorithm("LAGGED", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="LAGGED", swap=swap)
+    observations = np.arange(12, dtype=np.float32).reshape(3, 4)
+    trajs, actions = agent.request_for_actions(None, observations)
+    assert [action.stamp.version for action in actions] == [0, 0, 0]
+    inproc_lab.episode(agent, 16)
+    agent.wait_version(1, 20.0)
+    for traj, action in zip(trajs, actions, strict=True):
+        action.update_reward(0.0)
+        agent.add_to_trajectory(traj, action)
+    agent.mark_end_of_trajectory(trajs[1], actions[1])
+    trajs, actions = agent.request_for_actions(trajs, observations)
+    old = 1 if swap == "step" else 0
+    assert [action.stamp.version for action in actions] == [old, 1, old]
+    for row, action in zip(observations, actions, strict=True):
+        np.testing.assert_array_equal(action.obs, row)
+
+
 def test_an_actor_may_start_before_its_learner(lab: Any) -> None:
     address = lab.new_address()
     if address.endswith(":0"):

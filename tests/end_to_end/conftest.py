@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.children import stop_process
+from harness.children import is_there, stop_process
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-
-from .engine_lab import is_there
 
 
 class Lab:

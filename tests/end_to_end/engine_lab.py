@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rl4sys_zmq.learner import Learner
@@ -22,14 +21,6 @@ def until(ready: Callable[[], T | None], what: str) -> T:
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
         pause.wait(0.02)
     return found
-
-
-def is_there(pid: int) -> bool:
-    """Return whether a process runs. A zombie does not run."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def client_of(learner: Learner, client_id: str = "lab") -> dict[str, Any]:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.children import is_there
 
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig
 
 from .conftest import Lab
-from .engine_lab import PATIENCE_S, client_of, is_there, until
+from .engine_lab import PATIENCE_S, client_of, until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.children import PYTHONPATH
+from harness.children import PYTHONPATH, is_there
 from harness.engine_plugin import DEADLY, FRUITFUL, TALKATIVE
 
 from rl4sys_zmq import plugins
@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.engines import packets, process
 from rl4sys_zmq.ops.report import report_lines
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, is_there, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.children import PYTHONPATH
+from harness.children import PYTHONPATH, is_there
 from harness.remote_engine import ELSEWHERE
 
 from rl4sys_zmq.errors import ClientFailed
@@ -18,7 +18,7 @@ from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.status import request_status
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, is_there, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
 
 pytestmark = pytest.mark.timeout(240)
 

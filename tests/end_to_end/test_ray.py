@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.children import PYTHONPATH
+from harness.children import PYTHONPATH, is_there
 from harness.ray_cluster import RayCluster
 
 from rl4sys_zmq.errors import ConfigError, RL4SysError, TransportError
@@ -29,7 +29,7 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, is_there, trained, until
+from .engine_lab import PATIENCE_S, PLUGIN, balanced, client_of, trained, until
 
 pytestmark = [
     pytest.mark.timeout(300),

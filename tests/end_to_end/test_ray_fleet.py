@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.children import PYTHONPATH
+from harness.children import PYTHONPATH, is_there
 from harness.ray_cluster import RayCluster
 
 from rl4sys_zmq.ops.status import request_status
 
-from .engine_lab import PATIENCE_S, is_there, until
+from .engine_lab import PATIENCE_S, until
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import is_there
 from harness.engine_plugin import DEADLY, TALKATIVE
 from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
 
@@ -27,7 +28,7 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
 
 from .conftest import Lab, play
-from .engine_lab import PATIENCE_S, balanced, client_of, is_there, trained, until
+from .engine_lab import PATIENCE_S, balanced, client_of, trained, until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -5,6 +5,7 @@ No acknowledged segment is lost, and none is trained on twice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.children import is_there
 
 from rl4sys_zmq.learner.operator import RESTART
 from rl4sys_zmq.ops.status import request_command
@@ -65,13 +67,6 @@ class Workers:
         self._lab.loop.until(lambda: self._lab.acked() >= before + least, 60.0, "acks")
 
 
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("engine", ["process", "elsewhere"])
 @pytest.mark.parametrize("client", ["on", "off"])
 def test_workers_and_their_learner_are_killed(
@@ -94,7 +89,7 @@ def test_workers_and_their_learner_are_killed(
                 os.kill(pid, signal.SIGSTOP)
                 request_command(lab.address, OperatorCommand(RESTART, client), 60.0)
                 stopped, pid = pid, workers.running(other_than=pid)
-                if is_there(stopped):
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(stopped, signal.SIGCONT)
                 workers.gone(stopped)
                 workers.acks()

@@ -15,7 +15,7 @@ from pathlib import Path
 import rl4sys_zmq
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["PYTHONPATH", "SPARE", "TRY_AGAIN", "Child", "ProcessFailed"]
+__all__ = ["PYTHONPATH", "SPARE", "TRY_AGAIN", "Child", "ProcessFailed", "is_there", "stop_process"]
 
 REAP_S = 10.0
 TAIL_BYTES = 4_000
@@ -42,6 +42,14 @@ def _runs(stat: Path) -> bool:
     try:
         return stat.read_text().rpartition(")")[2].split()[0] not in "TZX"
     except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def is_there(pid: int) -> bool:
+    """Return True if a process has not ended. A zombie has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends while its file is read
         return False
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.children import is_there
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.config import ClientConfig
@@ -117,14 +118,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def running(pid: int) -> bool:
-    """Return True if a process runs. A zombie has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 # ---- the same result
 
 
@@ -206,7 +199,7 @@ def test_a_killed_rank_ends_the_group() -> None:
         os.kill(pids[0], signal.SIGKILL)
         with pytest.raises(RankLost, match=rf"rank 1 of 3 \(pid {pids[0]}\) ended with signal 9 \(SIGKILL\)"):
             train(algorithm, segments(FOUR), 1)
-        assert not any(map(running, pids))
+        assert not any(map(is_there, pids))
         with pytest.raises(RankError, match="rank 1 of 3"):
             train(algorithm, segments(FOUR), 1)
 
@@ -221,7 +214,7 @@ def test_a_stopped_rank_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) 
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(RankLost, match=rf"rank 1 of 2 \(pid {pid}\) runs but does not answer \(.*8000 ?ms.*is it stopped"):
             train(algorithm, segments(FOUR), 1)
-        assert not running(pid)
+        assert not is_there(pid)
 
 
 @pytest.mark.parametrize("moment", ["another one starts", "they connect"])
@@ -238,7 +231,7 @@ def test_a_rank_that_is_killed_while_the_group_starts_is_lost(moment: str, monke
         if not killed:
             killed.append(group.pids[0])
             os.kill(killed[0], signal.SIGKILL)
-            wait_until(lambda: not running(killed[0]))
+            wait_until(lambda: not is_there(killed[0]))
 
     receive, connect = RankLink.receive, rank_member.RankMember.connect
 
@@ -279,7 +272,7 @@ def test_an_error_in_the_middle_of_an_update_ends_the_group() -> None:
         raise ZeroDivisionError("made to raise")
     with pytest.raises(RankError, match=r"an update failed on rank 0 .*made to raise"):
         train(algorithm, segments(FOUR), 1)
-    assert not any(map(running, pids))
+    assert not any(map(is_there, pids))
 
 
 def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
@@ -287,7 +280,7 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
     program = tmp_path / "parent.py"
     program.write_text(
         "import sys, threading\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"sys.path[:0] = {[str(parent) for parent in Path(__file__).parents[:2]]!r}\n"
         "import test_ranks as t\n"
         "algorithm, group = t.ranked(t.assignment('PPO', t.FOUR, t.PPO, learners=2))\n"
         "t.train(algorithm, t.segments(t.FOUR), 1)\n"
@@ -299,7 +292,7 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         parent.kill()
     assert len(pids) == 1
-    wait_until(lambda: not any(map(running, pids)))
+    wait_until(lambda: not any(map(is_there, pids)))
 
 
 def test_a_start_that_is_stopped_leaves_no_process() -> None:

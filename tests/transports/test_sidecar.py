@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import zmq
+from harness.children import is_there
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
@@ -84,14 +85,6 @@ def met(network: Any, router: Any) -> tuple[Any, ...]:
 
 def alive(pid: Any) -> Any:
     return Path(f"/proc/{pid}").exists()
-
-
-def ended(pid: Any) -> Any:
-    """Return True if a process has ended or is a zombie. The init process collects the zombie of an orphan."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def python(code: Any, **kwargs: Any) -> Any:
@@ -344,7 +337,7 @@ def test_a_killed_host_takes_its_sidecar_along(router: Any, started: bool) -> No
             assert receive(router)[1] == b"hello"
         assert alive(pid)
         host.kill()
-    until(lambda: ended(pid))
+    until(lambda: not is_there(pid))
 
 
 def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> None:
@@ -355,7 +348,7 @@ def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> N
             assert receive(router)[1] == b"hello"
             host.kill()
             host.wait()
-            until(lambda: ended(pid))
+            until(lambda: not is_there(pid))
         finally:
             os.kill(next(other for other in pids if other != host.pid), signal.SIGKILL)
 
@@ -372,7 +365,7 @@ def test_a_killed_host_whose_end_of_the_pair_was_copied(router: Any) -> None:
             assert receive(router)[1] == b"hello"
             host.kill()
             host.wait()
-            until(lambda: ended(pid))
+            until(lambda: not is_there(pid))
         finally:
             os.kill(holder, signal.SIGKILL)
 
@@ -445,7 +438,7 @@ def test_exit_without_close(router: Any) -> None:
     with python(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
         out, _ = host.communicate(timeout=DEADLINE_S)
     assert host.returncode == 0
-    until(lambda: ended(int(out)))
+    until(lambda: not is_there(int(out)))
 
 
 def test_close_at_once_leaves_nothing_and_is_quick() -> None:

@@ -180,6 +180,22 @@ class OffPolicyParameters:
         return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
 
     @property
+    def pace(self) -> dict[str, float | None]:
+        """The parameters by name that determine how many units of training a number of observed steps makes due."""
+        return {
+            "learning_starts": self.learning_starts,
+            "samples_per_insert": self.samples_per_insert,
+            "samples_per_insert_tolerance": self.samples_per_insert_tolerance,
+            "train_frequency": self.train_frequency,
+            "traj_per_epoch": self.traj_per_epoch,
+        }
+
+    @property
+    def stored_returns(self) -> dict[str, float]:
+        """The parameters by name with which the returns in the replay were computed; none for a replay of sequences."""
+        return {"gamma": self.gamma, "n_step": self.n_step} if self.sequences is None else {}
+
+    @property
     def _least_tolerance(self) -> float:
         """The smallest tolerance with which neither the actors nor the training can wait for the other forever."""
         return max(self.unit_samples, (self.samples_per_insert or 0.0) * self.rollout_length)

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm, offpolicy
 from rl4sys_zmq.learner.algorithms.cloning import MARGIN, margin_loss
+from rl4sys_zmq.learner.algorithms.compute import Compute
 from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.minari_episodes import read_minari
 from rl4sys_zmq.learner.validation import SegmentValueLimits
@@ -167,6 +168,21 @@ def test_a_cloned_policy_acts_as_the_demonstrator(name: str, space: Space, param
         assert np.abs(acts - tried.actions).mean() < 0.1
     for tensor, values in algorithm.snapshot().items():
         np.testing.assert_array_equal(values, again.snapshot()[tensor])
+
+
+@pytest.mark.parametrize(("name", "space", "parameters"), [case for case in CLONED if case[2] is SMALL])
+def test_a_loss_of_cloning_is_on_the_device_of_the_network(
+    name: str, space: Space, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_step(columns: Any, loss: Any, gradient: Any, flat: Any, *_: Any) -> float:
+        """Stand for `clone_policy`, which reads numbers back, as this device cannot."""
+        assert gradient(loss(*(column[:4].to(flat.device) for column in columns))).device == flat.device == torch.device("meta")
+        return 0.25
+
+    monkeypatch.setattr(offpolicy, "clone_policy", one_step)
+    algorithm = make(name, space, **parameters)
+    algorithm.place(Compute(device=torch.device("meta")))
+    assert algorithm.clone([segment(space, 20, 1)], CloneOptions(1, 4, 1e-2)) == 0.25
 
 
 def test_the_margin_loss_is_that_of_the_paper() -> None:

@@ -87,6 +87,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._optimizers: dict[str, FlatAdam] = {}
         self._pace = UnitPace()
         self._gradient_steps = 0
+        self._fraction = 0.0
 
     # ---- what a subclass defines
 
@@ -163,15 +164,9 @@ class ReplayAlgorithm(ABC, Generic[P]):
         Raises:
             ConfigError: If a batch is too small to be divided, or if the network is recurrent.
         """
-        p = self.parameters
-        count = round(p.batch_size * fraction)
-        if not 0 < count < p.batch_size:
-            raise ConfigError(
-                f"demonstrations.fraction: {fraction:g} of a batch of {p.batch_size} is {count} transitions; expected 1 to "
-                f"{p.batch_size - 1}",
-                key="demonstrations.fraction",
-            )
-        self._sampler.use_demonstrations([self._stored(segment) for segment in segments], count, digest)
+        self.parameters.check_fraction(fraction)
+        self._sampler.use_demonstrations([self._stored(segment) for segment in segments], fraction, digest)
+        self._fraction = fraction
 
     def spec(self) -> PolicySpec:
         """Return the specification of the policy."""
@@ -302,8 +297,15 @@ class ReplayAlgorithm(ABC, Generic[P]):
             optimizer.place(self._networks[name].flat)
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in `changeable` can have new values."""
-        self.parameters = read_parameters(type(self.parameters), parameters, algorithm=self._algorithm)
+        """Use these parameters from the next update on. Only those in `changeable` can have new values.
+
+        Raises:
+            ConfigError: If a batch is too small to be divided between demonstrations and the replay. Nothing has changed then.
+        """
+        new = read_parameters(type(self.parameters), parameters, algorithm=self._algorithm)
+        if self._fraction:
+            new.check_fraction(self._fraction)
+        self.parameters = new
 
     # ---- state
 

@@ -165,6 +165,20 @@ class OffPolicyParameters:
         """The number of transitions that a unit of training draws."""
         return self.batch_size * self.gradient_steps
 
+    def check_fraction(self, fraction: float) -> None:
+        """Check that a batch can be divided between demonstrations, with this fraction of it, and the replay.
+
+        Raises:
+            ConfigError: If one of the two would have no transition.
+        """
+        count = round(self.batch_size * fraction)
+        if not 0 < count < self.batch_size:
+            raise ConfigError(
+                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; expected 1 to "
+                f"{self.batch_size - 1}; set another batch_size or fraction",
+                key="demonstrations.fraction",
+            )
+
     @property
     def unit_steps(self) -> float:
         """The mean number of steps per unit of training, unless ended episodes are counted."""

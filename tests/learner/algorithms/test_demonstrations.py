@@ -15,12 +15,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from rl4sys_zmq.config import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm, offpolicy
 from rl4sys_zmq.learner.algorithms.cloning import MARGIN, margin_loss
 from rl4sys_zmq.learner.algorithms.compute import Compute
 from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.minari_episodes import read_minari
+from rl4sys_zmq.learner.static_check import require_fraction
 from rl4sys_zmq.learner.validation import SegmentValueLimits
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
@@ -108,6 +110,35 @@ def test_a_resumed_training_with_demonstrations_is_bit_equal(name: str, space: S
         assert train(algorithm) == 5
     for tensor, values in whole.snapshot().items():
         np.testing.assert_array_equal(values, resumed.snapshot()[tensor])
+
+
+@pytest.mark.parametrize(("name", "space", "parameters"), REPLAYED)
+def test_a_new_batch_size_keeps_the_fraction_as_a_restart_does(name: str, space: Space, parameters: dict[str, Any]) -> None:
+    given = {**SMALL, **parameters}
+    changed, restarted = make(name, space, **given), make(name, space, **{**given, "batch_size": 40})
+    for algorithm in (changed, restarted):
+        algorithm.use_demonstrations([segment(space, 10, 1, reward=7.0)], 0.25, 1)
+    changed.observe(segment(space, 30, 9))
+    train(changed)
+    restarted.load(changed.state())
+    changed.change({**given, "batch_size": 40})
+    assert np.count_nonzero(changed._draw() < 0) == np.count_nonzero(restarted._draw() < 0) == 10
+    for algorithm in (changed, restarted):
+        algorithm.observe(segment(space, 20, 10))
+        assert train(algorithm) == 5
+    for tensor, values in changed.snapshot().items():
+        np.testing.assert_array_equal(values, restarted.snapshot()[tensor])
+    with pytest.raises(ConfigError, match=r"0.25 of a batch of 1 is 0 transitions; expected 1 to 0; set another batch_size"):
+        changed.change({**given, "batch_size": 1})
+    assert changed.parameters.batch_size == 40
+
+
+def test_a_batch_that_is_too_small_for_the_fraction_is_refused_before_the_training_gets_it() -> None:
+    options = DemonstrationsConfig(path=Path("pole.npz"), fraction=0.1)
+    require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 5}, None)
+    require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 16}, options)
+    with pytest.raises(ConfigError, match=r"0.1 of a batch of 4 is 0 transitions"):
+        require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 4}, options)
 
 
 def test_a_state_of_other_demonstrations_is_refused_and_none_is_allowed() -> None:

@@ -306,6 +306,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         if self._fraction:
             new.check_fraction(self._fraction)
         self.parameters = new
+        self.publish_every_updates = new.updates_per_version()
 
     # ---- state
 

@@ -265,6 +265,15 @@ def test_a_change_is_a_restart_with_the_new_value(case: str, change: dict[str, A
         np.testing.assert_array_equal(tensor, restarted.snapshot()[name])
 
 
+def test_a_change_of_a_unit_of_training_changes_the_units_of_a_version_as_a_restart_does() -> None:
+    given = {**SMALL, "samples_per_insert": 4.0}
+    changed, restarted = make("SAC", **given), make("SAC", **{**given, "gradient_steps": 4})
+    assert changed.publish_every_updates == 16
+    changed.change({**given, "gradient_steps": 4})
+    assert changed.publish_every_updates == restarted.publish_every_updates == 4
+    assert changed.demand() == restarted.demand()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_weight_that_is_trained_moves(case: str) -> None:
     often = {"TD3": {"policy_delay": 1}, "DQN": {"target_net_update_frequency": 1}}

@@ -5,7 +5,7 @@ With the features ``x`` and the rewards ``r`` of the decisions for action ``a`` 
     A_a = ridge * I + sum(w * x x^T)        b_a = sum(w * r * x)        mean_a = A_a^-1 b_a
 
 The weight ``w`` of a decision is 1, or ``forgetting ** n`` if ``n`` further decisions followed, for any action (Russac et al.
-2019, Weighted linear bandits for non-stationary environments). With ``init``, the posterior of the given policy takes the place of
+2019, Weighted linear bandits for non-stationary environments). With ``init``, the given policy's posterior takes the place of
 ``ridge * I``; what is forgotten of it returns to ``ridge * I``. Actors get the means, and the inverse of the Cholesky factor of
 each ``A_a``, from which they compute standard errors: ``x^T A_a^-1 x = |L_a^-1 x|^2``.
 """

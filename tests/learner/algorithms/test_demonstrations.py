@@ -308,6 +308,11 @@ def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: p
         ({"observations": None}, "observations are object"),
         ({"observations": np.zeros((3, 3), np.float32)}, "observations"),
         ({"rewards": None}, "has no len"),
+        ({"rewards": np.zeros((3, 1))}, r"rewards has rows float32\[1\]"),
+        (
+            {"observations": np.full((4, 3), 1e300)},
+            r"observations have numbers from 1e\+300 to 1e\+300, which float32 cannot hold",
+        ),
     ],
 )
 def test_a_minari_dataset_that_is_not_as_its_spaces_say_is_refused(
@@ -324,6 +329,19 @@ def test_a_minari_dataset_that_is_not_as_its_spaces_say_is_refused(
     monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
     with pytest.raises(ConfigError, match=words):
         use(tmp_path, minari="test-v0", clone_steps=3)
+
+
+def test_a_minari_dataset_whose_integers_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    episode = {"actions": np.array([1, 2]), "rewards": np.zeros(2), "terminations": [False] * 2}
+    found = SimpleNamespace(
+        observation_space=gymnasium.spaces.Box(-9, 9, (1,), np.int8),
+        action_space=gymnasium.spaces.Discrete(3, start=1),
+        iterate_episodes=lambda: iter([SimpleNamespace(observations=np.array([[1], [300], [2]]), **episode)]),
+    )
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    with pytest.raises(ConfigError, match="observations have numbers from 1 to 300, which int8 cannot hold"):
+        read_minari("test-v0")
 
 
 def test_episodes_without_a_step_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

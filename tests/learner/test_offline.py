@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from rl4sys_zmq.wire.messages import Hello, OperatorCommand
 
 def a_run(run_dir: Path, algorithm: str, actions: BoxSpace | DiscreteSpace) -> Path:
     """Return a run directory whose journal has the client ``lab``."""
-    spaces = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(actions)}
+    spaces: dict[str, Any] = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(actions)}
     hello = Hello("lab", "a1", 0, 0, 0, 0, algorithm_name=algorithm, **spaces)
     settings = resolve_configuration(LearnerConfig(engine="process"), hello)
     journal, _ = open_journal(LearnerConfig(run_dir=run_dir), lambda: None)

@@ -308,11 +308,8 @@ def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: p
         ({"observations": None}, "observations are object"),
         ({"observations": np.zeros((3, 3), np.float32)}, "observations"),
         ({"rewards": None}, "has no len"),
-        ({"rewards": np.zeros((3, 1))}, r"rewards has rows float32\[1\]"),
-        (
-            {"observations": np.full((4, 3), 1e300)},
-            r"observations have numbers from 1e\+300 to 1e\+300, which float32 cannot hold",
-        ),
+        ({"rewards": np.zeros((3, 1))}, "number of dimensions"),
+        ({"observations": np.full((4, 3), 1e300)}, r"numbers from 1e\+300 to 1e\+300, which float32 cannot hold"),
     ],
 )
 def test_a_minari_dataset_that_is_not_as_its_spaces_say_is_refused(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.cli.act import EpisodeCounts, play
-from rl4sys_zmq.ops.episodes import record_episode
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.ops.episodes import check_spaces, record_episode
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 
@@ -173,3 +174,11 @@ def test_a_recorded_episode_has_copies_of_the_observations() -> None:
     )
     (observations,) = record_episode(agent, ReusingEnv(), 0).observations
     assert observations.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def test_an_environment_whose_actions_begin_at_another_number_is_refused() -> None:
+    """Nothing shifts the actions of the policy, so the environment would get other ones than the policy has chosen."""
+    agent: Any = SimpleNamespace(spec=SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(3)))
+    check_spaces(agent, SimpleNamespace(observation_space=BoxSpace((2,), high=1.0), action_space=DiscreteSpace(3)), "Any-v0")
+    with pytest.raises(ConfigError, match=r"action_space .*, but Any-v0 has .*start=1"):
+        check_spaces(agent, SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(3, 1)), "Any-v0")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.config import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm, offpolicy
-from rl4sys_zmq.learner.algorithms.cloning import MARGIN, margin_loss
+from rl4sys_zmq.learner.algorithms.cloning import MARGIN, clone_policy, margin_loss
 from rl4sys_zmq.learner.algorithms.compute import Compute
 from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.minari_episodes import read_minari
@@ -199,6 +199,19 @@ def test_a_cloned_policy_acts_as_the_demonstrator(name: str, space: Space, param
         assert np.abs(acts - tried.actions).mean() < 0.1
     for tensor, values in algorithm.snapshot().items():
         np.testing.assert_array_equal(values, again.snapshot()[tensor])
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+def test_the_loss_of_few_steps_of_cloning_is_that_of_the_last_one(steps: int) -> None:
+    found: list[float] = []
+
+    def loss(features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        found.append(float(len(found) + 1))
+        return torch.tensor(found[-1])
+
+    columns, flat = (torch.zeros(4, 1), torch.zeros(4)), torch.zeros(3)
+    options = CloneOptions(steps, 2, 1e-2)
+    assert clone_policy(columns, loss, lambda _: torch.zeros(3), flat, options, torch.Generator()) == steps
 
 
 @pytest.mark.parametrize(("name", "space", "parameters"), [case for case in CLONED if case[2] is SMALL])

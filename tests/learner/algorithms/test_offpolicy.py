@@ -228,7 +228,7 @@ def test_a_restart_with_the_same_pace_owes_what_it_owed() -> None:
 
 
 @pytest.mark.parametrize("change", [{"gamma": 0.5}, {"n_step": 3}], ids=str)
-def test_a_replay_with_returns_of_other_parameters_is_refused(change: dict[str, float]) -> None:
+def test_a_replay_with_returns_of_other_parameters_is_refused(change: dict[str, Any]) -> None:
     before = make("SAC")
     make("SAC", **change).load(before.state())  # the replay is empty
     before.observe(next(source_for("SAC")))

@@ -23,6 +23,14 @@ _run_with = option(
 )
 
 
+def _require_defaults(*names: str, problem: str) -> None:
+    """Raise `click.UsageError` with the text `problem` if one of these options of the current command was given."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name.replace('_', '-')} {problem}")
+
+
 @click.group(name="rl4sys-actor", cls=CommandGroup, context_settings=settings("RL4SYS_ACTOR"))
 @version_option
 def main() -> None:
@@ -97,12 +105,8 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
     grace_s = options.pop("grace")
     given = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
     if all(fleet[name] is None for name in ("num_actors", "min_actors", "max_actors")):
-        context = click.get_current_context()
-        for name in ("engine", "ray_address", "grace"):
-            if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-                raise click.UsageError(
-                    f"--{name.replace('_', '-')} applies to a fleet: give --num-actors, or --min-actors and --max-actors"
-                )
+        problem = "applies to a fleet: give --num-actors, or --min-actors and --max-actors"
+        _require_defaults("engine", "ray_address", "grace", problem=problem)
         act(given)
         return
     if fleet["ray_address"] is not None and fleet["engine"] != "ray":
@@ -165,6 +169,8 @@ def record(**options: Any) -> None:
         raise click.UsageError("--env is required with --policy and --run, and does not apply to --minari")
     if options["client"] is not None and options["run"] is None:
         raise click.UsageError("--client applies to --run")
+    if options["minari"] is not None:
+        _require_defaults("episodes", "seed", "explore", "run_with", problem="applies to --policy and --run, not to --minari")
     run(RecordOptions(**options))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +25,21 @@ DEFAULT_EVERY_VERSIONS = 10
 
 
 def _environment(value: object) -> str | dict[str, object]:
-    """Check that an option's value is the ID of an environment, or a mapping with ``id``. Return it."""
+    """Check that an option's value is the ID of an environment, or a mapping with ``id``. Return it, the mapping as JSON has it.
+
+    The process that plays the episodes, and the record of the best policy, have the mapping as JSON. There a tuple is a list.
+    """
     if not isinstance(value, Mapping):
         return text(value)
     given = parameters(value)
     if "id" not in given:
         raise InvalidValue("the ID of an environment, or a mapping with id and further arguments of gymnasium.make")
     text(given["id"])
-    return given
+    try:
+        document: dict[str, object] = json.loads(json.dumps(given))
+    except (TypeError, ValueError) as exc:
+        raise InvalidValue(f"arguments of gymnasium.make that JSON can hold ({exc})") from exc
+    return document
 
 
 @checked_arguments

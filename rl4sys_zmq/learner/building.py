@@ -20,7 +20,7 @@ from rl4sys_zmq.wire.messages import AssignClient
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.rank_group import RankGroup
 
-__all__ = ["BuiltAlgorithm", "build_algorithm", "load_initial_policy", "max_policy_lag", "pacing_lag"]
+__all__ = ["BuiltAlgorithm", "build_algorithm", "load_initial_policy", "max_policy_lag", "pacing_lag", "set_publishing"]
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,14 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
     for line in readings(getattr(algorithm, "parameters", None)):
         log.info("client %s: %s", assign.client_id, line)
     _check_size(algorithm.spec(), assign.max_parameters)
+    set_publishing(algorithm, assign)
+    return built
+
+
+def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
+    """Let the option `publish_every_updates`, if it is set, override the algorithm's own number."""
     if assign.publish_every_updates:
         algorithm.publish_every_updates = assign.publish_every_updates
-    return built
 
 
 def _check_size(spec: PolicySpec, limit: int) -> None:

@@ -105,7 +105,7 @@ class LearnerCore:
                 sink=sink,
                 published=self.published,
                 callbacks=callbacks,
-                idle_client_s=config.idle_client_s,
+                config=config,
             )
         )
         self._dispatcher.on_page = self._operator.on_page

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import select
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -216,17 +215,15 @@ class PolicyEvaluator(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """Evaluate the offered versions until `stop`."""
+        """Evaluate the offered versions until `stop`. Each exception counts as a failed evaluation."""
         process: EvaluationProcess | None = None
-        folder = Path(tempfile.mkdtemp(prefix="rl4sys-evaluation-"))
         try:
-            if self._run_dir is not None:
-                self.best = BestPolicyFolder(self._run_dir, self._client_id)
+            self._try(self._open_best)
             while (policy := self._next()) is not None:
                 try:
                     if process is None:
                         process = EvaluationProcess(self._plugins, self._stopping)
-                    self._evaluate(process, policy, folder / "policy")
+                    self._evaluate(process, policy)
                 except Closed:
                     return
                 except ConnectionError as exc:
@@ -238,12 +235,28 @@ class PolicyEvaluator(Worker):
                     self._fail(start_error_text(exc))
                 except RL4SysError as exc:
                     self._fail(str(exc))
+                except Exception as exc:  # noqa: BLE001 - no exception ends the evaluation without an alarm
+                    self._fail_unexpectedly(exc)
         finally:
             if process is not None:
                 process.close()
-            shutil.rmtree(folder, ignore_errors=True)
             if self._abandons and self.best is not None:
-                self.best.abandon()
+                self._try(self.best.abandon)
+
+    def _open_best(self) -> None:
+        if self._run_dir is not None and self.best is None:
+            self.best = BestPolicyFolder(self._run_dir, self._client_id)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """Call a function of the best policy's folder. An exception of it counts as a failed evaluation."""
+        try:
+            action()
+        except Exception as exc:  # noqa: BLE001 - no exception ends the evaluation without an alarm
+            self._fail_unexpectedly(exc)
+
+    def _fail_unexpectedly(self, exc: Exception) -> None:
+        log.error("the evaluation of client %s has failed", self._client_id, exc_info=exc)
+        self._fail(f"{type(exc).__name__}: {exc}")
 
     def _next(self) -> StoredPolicy | None:
         """Wait for the next version to evaluate. Return None when the thread must end."""
@@ -254,12 +267,14 @@ class PolicyEvaluator(Worker):
             self._busy_since = time.monotonic()
             return None if self._stopping.is_set() else policy
 
-    def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy, folder: Path) -> None:
+    def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy) -> None:
         options = self._options
-        shutil.rmtree(folder, ignore_errors=True)
-        write_folder(folder, encode_policy(policy))
-        request = {"policy": str(folder), "env": options.make_arguments, "episodes": options.episodes, "seed": options.seed}
-        reply = process.ask(request)
+        self._open_best()
+        with tempfile.TemporaryDirectory(prefix="rl4sys-evaluation-", ignore_cleanup_errors=True) as name:
+            folder = Path(name) / "policy"
+            write_folder(folder, encode_policy(policy))
+            request = {"policy": str(folder), "env": options.make_arguments, "episodes": options.episodes, "seed": options.seed}
+            reply = process.ask(request)
         if "error" in reply:
             self._fail(reply["error"])
             return

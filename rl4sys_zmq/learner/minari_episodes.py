@@ -68,4 +68,9 @@ def _converted(column: Any, dtype: str, name: str) -> NDArray[Any]:
     found = np.asarray(column)
     if not np.can_cast(found.dtype, dtype, "same_kind"):
         raise ValueError(f"the {name} are {found.dtype}, and their space has {np.dtype(dtype)}")
-    return found.astype(dtype, copy=False)
+    with np.errstate(over="ignore"):
+        converted = found.astype(dtype, copy=False)
+    unchanged = np.isfinite if converted.dtype.kind == "f" else np.asarray  # numbers with a point are rounded
+    if not np.array_equal(unchanged(converted), unchanged(found)):
+        raise ValueError(f"the {name} have numbers from {found.min()} to {found.max()}, which {np.dtype(dtype)} cannot hold")
+    return converted

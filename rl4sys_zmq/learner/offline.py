@@ -16,6 +16,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import ClientRow, JournalContent, JournalPage
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
+from rl4sys_zmq.learner.best_policy import BestPolicyFolder
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_manifest
 from rl4sys_zmq.learner.operator import (
     COMMANDS,
@@ -56,7 +57,7 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
 
     Raises:
         ConfigError: If there is no such command, client or actor, or if a learner uses the directory.
-        RunDirectoryError: If the directory is not a run directory, or its log cannot be written.
+        RunDirectoryError: If the directory is not a run directory, its log cannot be written, or a best policy cannot be renamed.
         JournalError: If the journal cannot be written.
         CheckpointError: If checkpoints cannot be renamed. The journal was not changed.
     """
@@ -114,6 +115,7 @@ class _OfflineCommandExecutor:
             figures = {"accepted": row.accepted, "pending": self._pending(client_id, newest)}
             figures["actors"] = len({s.actor_id for s in streams})
             figures["checkpoints"] = len(store.abandon_after(0))
+            self._abandon_best(client_id)
             self._journal.drop_client(client_id)
             text = (
                 f"client {client_id} is forgotten; {figures['pending']} of its {figures['accepted']} accepted segments were "
@@ -124,10 +126,26 @@ class _OfflineCommandExecutor:
 
     def _set(self, row: ClientRow, values: Mapping[str, Any]) -> OperatorCommandDone:
         """Change parameters of a policy's algorithm in the saved settings, and return the reply to the operator."""
-        settings, changes = restore_configuration(LearnerConfig(), row.client_id, row.settings).settings.change(values)
+        config = LearnerConfig(engine="process")  # nothing is trained here: any engine does that all algorithms can have
+        settings, changes = restore_configuration(config, row.client_id, row.settings).settings.change(values)
         self._journal.put_client(replace(row, settings={**row.settings, **settings.to_json()}))
         self._ask(row.client_id, LAST_ROW)
         return set_done(row.client_id, changes, values)
+
+    def _abandon_best(self, client_id: str) -> None:
+        """Rename the best policy of a client, as the evaluation of a running learner does.
+
+        Raises:
+            RunDirectoryError: If it cannot be renamed.
+        """
+        best = BestPolicyFolder(self._run_dir, client_id)
+        try:
+            best.abandon()
+        except OSError as exc:
+            raise RunDirectoryError(
+                f"{best.policy} cannot be renamed: {exc.strerror}; the client is not forgotten: give yourself the right to "
+                "write to the folder above it, and repeat the command"
+            ) from exc
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
         """Return how many accepted segments of a client (a policy with its learner) are not in its newest checkpoint.

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
@@ -27,6 +28,7 @@ from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.learner.static_check import require_fraction
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
 __all__ = [
@@ -83,7 +85,7 @@ class OperatorCommandContext:
         sink: Receives events for the log.
         published: The condition variable to hold while the registry changes, because other threads read the registry.
         callbacks: The functions for sockets, threads and the clock.
-        idle_client_s: Time after which an idle client without data is removed, in seconds.
+        config: The learner's configuration.
     """
 
     registry: ClientRegistry
@@ -94,7 +96,7 @@ class OperatorCommandContext:
     sink: EventSink
     published: threading.Condition
     callbacks: CoreCallbacks
-    idle_client_s: float
+    config: LearnerConfig
 
 
 def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any]) -> OperatorCommandDone:
@@ -334,7 +336,9 @@ class OperatorCommandExecutor:
         parts, client = self._parts, self._client(client_id)
         yield lambda: client.known or client.state is not LearnerThreadState.STARTING
         client = self._client(client_id)  # the algorithm of a new client may have failed
-        client.settings, changes = client.settings.change(values)
+        settings, changes = client.settings.change(values)
+        require_fraction(settings.kind, settings.in_force, parts.config.client(client_id).demonstrations)
+        client.settings = settings
         parts.journal.put_client(client.row())
         yield self._until_safe(client_id)
         self._client(client_id).use_parameters()
@@ -351,7 +355,7 @@ class OperatorCommandExecutor:
         A client is removed if it has no data, no checkpoint and no live actor, and was idle for more than `idle_client_s`.
         """
         for client in self._parts.registry:
-            if client.is_expendable and now - client.busy_at > self._parts.idle_client_s:
+            if client.is_expendable and now - client.busy_at > self._parts.config.idle_client_s:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:

@@ -296,10 +296,11 @@ class Recorder(Worker):
         next_flush = time.monotonic() + FLUSH_S
         try:
             while True:
+                ending = self._ending.is_set()  # then the queue has all records, but maybe not the None of `stop`
                 try:
                     record = self._queue.get(timeout=FLUSH_S)
                 except queue.Empty:
-                    record = ()
+                    record = None if ending else ()
                 if record is None:
                     return
                 if record:

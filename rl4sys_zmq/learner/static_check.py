@@ -8,12 +8,21 @@ from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.learner.engines.registry import ENGINES, check_engines
 from rl4sys_zmq.learner.parameters import algorithm_parameters, merged
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 
-__all__ = ["check_buildable", "check_demonstrations", "entry_parameters", "require_rewards", "require_use", "under"]
+__all__ = [
+    "check_buildable",
+    "check_demonstrations",
+    "entry_parameters",
+    "require_fraction",
+    "require_rewards",
+    "require_use",
+    "under",
+]
 
 LOCAL_ENGINES = frozenset({"thread", "process"})
 """The engines that train on the learner's machine, and so read files from its disk."""
@@ -128,6 +137,17 @@ def require_rewards(options: DemonstrationsConfig, *, rewarded: bool) -> None:
             f"demonstrations.fraction: {options.source} has no rewards, which a replay needs; set clone_steps instead",
             key="demonstrations.fraction",
         )
+
+
+def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], options: DemonstrationsConfig | None) -> None:
+    """Check that batches with these parameters are large enough for the fraction of demonstrations, if there is one.
+
+    Raises:
+        ConfigError: If the demonstrations or the rest of a batch would have no transition.
+    """
+    read = kind.read(algorithm_parameters(parameters))
+    if options is not None and options.fraction and isinstance(read, OffPolicyParameters):
+        read.check_fraction(options.fraction)
 
 
 def under(where: str, error: ConfigError) -> ConfigError:

@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import TunableAlgorithm
-from rl4sys_zmq.learner.building import build_algorithm, load_initial_policy, max_policy_lag, pacing_lag
+from rl4sys_zmq.learner.building import build_algorithm, load_initial_policy, max_policy_lag, pacing_lag, set_publishing
 from rl4sys_zmq.learner.checkpointing import TrainingCheckpoints
 from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage, streams_of, to_ranges
@@ -178,6 +178,7 @@ class TrainLoop:
             case ChangeParameters():
                 assert isinstance(self._algorithm, TunableAlgorithm)  # since its entry has changeable parameters
                 self._algorithm.change(message.parameters)
+                set_publishing(self._algorithm, self._assign)
                 if self._ranks is not None:
                     self._ranks.change(message.parameters)
             case AssignClient() | StopThread() | ToRemoteWorker() | ToLearner() | ToActor() | FromLearnerThread():

@@ -66,15 +66,15 @@ def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], 
     choices = action_layout(agent.spec.action_space).choices
     observation, info = env.reset(seed=seed)
     traj, rewards, actions = None, [], []
-    columns = [[leaf] for leaf in leaves.flatten(observation)]
+    columns = [[np.array(leaf)] for leaf in leaves.flatten(observation)]  # copies: the environment can reuse its arrays
     while True:
         traj, action = agent.request_for_action(traj, observation, info.get(MASK_KEY) if choices else None)
         agent.add_to_trajectory(traj, action)
         observation, reward, terminated, truncated, info = env.step(action.act)
-        actions.append(action.act)
+        actions.append(np.array(action.act))
         rewards.append(float(reward))
         for column, leaf in zip(columns, leaves.flatten(observation), strict=True):
-            column.append(leaf)
+            column.append(np.array(leaf))
         if terminated or truncated:
             agent.mark_end_of_trajectory(traj)
             arrays = [np.array(column, dtype=space.dtype) for column, space in zip(columns, leaves.spaces, strict=True)]

@@ -110,9 +110,10 @@ def write_demonstrations(
     """Write episodes to a new file, which gets mode 0600.
 
     Raises:
-        ConfigError: If there is no episode, or the file exists or cannot be written.
+        ConfigError: If there is no episode, the arrays do not fit together or to the spaces, or the file exists or cannot be
+            written.
     """
-    arrays = _arrays(observation_space, action_space, episodes)
+    arrays, _ = _checked(observation_space, action_space, episodes)
     try:
         with os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -150,8 +151,20 @@ def demonstrations_of(
     Raises:
         ConfigError: If there is no episode, or the arrays do not fit together or to the spaces.
     """
+    return _checked(observation_space, action_space, episodes)[1]
+
+
+def _checked(
+    observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
+) -> tuple[dict[str, NDArray[Any]], Demonstrations]:
+    """Return the arrays of a file of these episodes, and what `read_demonstrations` would return for it.
+
+    Raises:
+        ConfigError: If there is no episode, or the arrays do not fit together or to the spaces.
+    """
     try:
-        return _parse(_arrays(observation_space, action_space, episodes))
+        arrays = _arrays(observation_space, action_space, episodes)
+        return arrays, _parse(arrays)
     except ValueError as exc:
         raise ConfigError(f"demonstrations: the episodes cannot be used: {exc}", key="demonstrations") from exc
 
@@ -198,6 +211,10 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
     for name, rows in expected.items():
         if len(arrays[name]) != rows:
             raise ValueError(f"{name} has {len(arrays[name])} rows; {episodes} episodes of {steps} steps need {rows}")
+    for name in {"lengths", "terminated", "rewards"} & arrays.keys():
+        found = arrays[name]
+        if found.ndim != 1 or found.dtype.kind not in "biuf":
+            raise ValueError(f"{name} has rows {found.dtype}{list(found.shape[1:])}; expected one number in each")
     _check_columns([arrays[name] for name in leaves.names], leaves.spaces, leaves.names)
     _check_columns([actions], leaves_of(action_space).spaces, ("actions",))
     given = np.zeros(steps, np.float32) if rewards is None else rewards.astype(np.float32)
@@ -234,10 +251,14 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
 
 
 def _check_columns(columns: Sequence[NDArray[Any]], spaces: Sequence[LeafSpace], names: Sequence[str]) -> None:
-    """Check the shapes and kinds of columns of elements of these spaces."""
+    """Check the shapes and kinds of columns of elements of these spaces, and that their dtypes can hold all integers."""
     for column, space, name in zip(columns, spaces, names, strict=True):
         kind = np.dtype(space.dtype).kind
         if column.shape[1:] != space.shape or (column.dtype.kind in "iu") != (kind in "iu"):
             raise ValueError(
                 f"{name} has rows {column.dtype}{list(column.shape[1:])}; {space} needs {space.dtype}{list(space.shape)}"
             )
+        if kind in "iu" and column.size:
+            low, high, limits = int(column.min()), int(column.max()), np.iinfo(space.dtype)
+            if low < limits.min or high > limits.max:
+                raise ValueError(f"{name} has numbers from {low} to {high}; {space} needs {limits.min} to {limits.max}")

@@ -17,7 +17,7 @@ __all__ = ["DemonstrationReplay"]
 
 
 class DemonstrationReplay:
-    """The transitions of demonstrations, of which each batch has a fixed number. They are drawn uniformly.
+    """The transitions of demonstrations, of which each batch has a fixed fraction. They are drawn uniformly.
 
     In a batch, the row ``r`` of the demonstrations has the number ``-1 - r``, and these numbers come first. The other rows are
     those of another replay.
@@ -32,7 +32,7 @@ class DemonstrationReplay:
         action_space: Space,
         options: ReplayOptions,
         segments: Sequence[Segment],
-        count: int,
+        fraction: float,
         digest: int,
     ) -> None:
         """Store the demonstrations.
@@ -42,18 +42,18 @@ class DemonstrationReplay:
             action_space: The space of the actions.
             options: The options of the other replay. The capacity and the priorities do not apply here.
             segments: The demonstrations.
-            count: Number of demonstrated transitions in a batch.
+            fraction: The fraction of a batch that is demonstrated.
             digest: The number that identifies the demonstrations.
         """
         capacity = sum(segment.steps for segment in segments)
         self._memory = ReplayMemory(observation_space, action_space, replace(options, capacity=capacity, priority=None))
         for segment in segments:
             self._memory.add(segment)
-        self._count, self.digest = count, digest
+        self._fraction, self.digest = fraction, digest
 
     def draw(self, own: ReplayMemory, size: int, draws: Draws) -> NDArray[np.int64]:
         """Return the numbers of a batch of `size` transitions, int64 ``[size]``. At least one is of the other replay, `own`."""
-        count = min(self._count, size - 1)
+        count = min(round(size * self._fraction), size - 1)
         return np.concatenate([-1 - self._memory.draw(count, draws), own.draw(size - count, draws)])
 
     def gather(self, own: ReplayMemory, rows: NDArray[np.int64]) -> TransitionBatch:

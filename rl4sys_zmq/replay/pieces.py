@@ -67,7 +67,8 @@ class RowPieces:
         """
         begin, end = self._ring.begin, self._ring.end
         self._known = {number: known for number, known in self._known.items() if (number + 1) * self._size > begin}
-        pieces = [self._piece(number, begin, end, stored) for number in range(begin // self._size, -(-end // self._size))]
+        numbers = range(begin // self._size, -(-end // self._size)) if begin < end else ()
+        pieces = [self._piece(number, begin, end, stored) for number in numbers]
         return {"begin": begin, "end": end, "pieces": pieces}
 
     def load(self, state: Mapping[str, Any], fill: Mapping[str, object]) -> None:

@@ -195,12 +195,13 @@ class RowPriorities:
         self._lifetime += 1
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the masses, in the order of the rows, and the largest mass so far."""
+        """Return a copy of the masses, in the order of the rows, the largest mass so far, and the options."""
         held = np.arange(self._ring.begin, self._ring.end)
-        return {"masses": self.masses(held), "greatest": self._greatest}
+        options = {"alpha": self.options.alpha, "epsilon": self.options.epsilon}
+        return {"masses": self.masses(held), "greatest": self._greatest, **options}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned for the same rows.
+        """Restore a state that `state` has returned for the same rows. With other options, compute the masses anew.
 
         Raises:
             ConfigError: If the state has another number of rows than the ring, or a mass that cannot be.
@@ -212,9 +213,23 @@ class RowPriorities:
                 f"{len(held)} positive ones",
                 key="prioritised",
             )
+        old = PriorityOptions(alpha=float(state["alpha"]), epsilon=float(state["epsilon"]))
         self.clear()
-        self._tree.set(held % self._ring.capacity, masses)
-        self._greatest = float(state["greatest"])
+        self._tree.set(held % self._ring.capacity, self._converted(masses, old))
+        self._greatest = float(self._converted(np.array([float(state["greatest"])]), old)[0])
+
+    def _converted(self, masses: NDArray[np.float64], old: PriorityOptions) -> NDArray[np.float64]:
+        """Return the masses of the priorities that have these masses with the options `old`.
+
+        Masses with an alpha of 0 do not depend on the priorities, which then count as 1.
+        """
+        new = self.options
+        if new == old:
+            return masses
+        most = np.finfo(np.float64).max / self._ring.capacity  # the sum of all masses stays finite
+        with np.errstate(over="ignore", under="ignore"):
+            priorities = np.maximum(masses ** (1.0 / old.alpha) - old.epsilon, 0.0) if old.alpha else np.ones_like(masses)
+            return np.clip((priorities + new.epsilon) ** new.alpha, _LEAST, most)
 
     def _draw_any(self, count: int, draws: Draws) -> Ids:
         slots = self._tree.find(draws.random(count) * self._tree.total)

@@ -113,9 +113,10 @@ def flat_space(space: ObservationSpace, user: str, role: str = "observation") ->
 
 
 def have_same_form(one: ObservationSpace, other: ObservationSpace) -> bool:
-    """Return True if elements of two spaces have the same structure and shapes, and their integers the same number of values.
+    """Return True if elements of two spaces have the same structure and shapes, and their integers the same values.
 
-    The limits and dtypes of Boxes can differ, and so can the lowest values of integers.
+    The limits and dtypes of Boxes can differ. Integers that begin at another number cannot: nothing shifts the actions of a
+    policy for an environment, or the observations of an environment for a policy.
     """
     a, b = leaves_of(one), leaves_of(other)
     return a.structure == b.structure and all(map(_have_same_form, a.spaces, b.spaces))
@@ -127,7 +128,7 @@ def _have_same_form(one: LeafSpace, other: LeafSpace) -> bool:
     first, second = integer_bounds(one), integer_bounds(other)
     if first is None or second is None:
         return first is second
-    return bool((first[1] - first[0] == second[1] - second[0]).all())
+    return bool((first[0] == second[0]).all() and (first[1] == second[1]).all())
 
 
 def integer_bounds(space: LeafSpace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:

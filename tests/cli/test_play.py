@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.cli.act import EpisodeCounts, play
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.ops.episodes import check_spaces, record_episode
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 
@@ -147,3 +149,36 @@ def test_verbose_lines_wait_for_their_time(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == ""
     EpisodeCounts(every_s=0.0).print_progress(lambda: 3)
     assert "version 3" in capsys.readouterr().out
+
+
+class ReusingEnv:
+    """An environment that always returns the same array, with new numbers in it."""
+
+    def __init__(self) -> None:
+        self._observation = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._observation, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._observation += 1.0
+        return self._observation, 1.0, bool(self._observation[0] == 3.0), False, {}
+
+
+def test_a_recorded_episode_has_copies_of_the_observations() -> None:
+    agent: Any = SimpleNamespace(
+        spec=SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(2)),
+        request_for_action=lambda traj, observation, mask: (traj, SimpleNamespace(act=0)),
+        add_to_trajectory=lambda traj, action: None,
+        mark_end_of_trajectory=lambda traj: None,
+    )
+    (observations,) = record_episode(agent, ReusingEnv(), 0).observations
+    assert observations.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def test_an_environment_whose_actions_begin_at_another_number_is_refused() -> None:
+    """Nothing shifts the actions of the policy, so the environment would get other ones than the policy has chosen."""
+    agent: Any = SimpleNamespace(spec=SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(3)))
+    check_spaces(agent, SimpleNamespace(observation_space=BoxSpace((2,), high=1.0), action_space=DiscreteSpace(3)), "Any-v0")
+    with pytest.raises(ConfigError, match=r"action_space .*, but Any-v0 has .*start=1"):
+        check_spaces(agent, SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(3, 1)), "Any-v0")

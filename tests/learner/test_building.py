@@ -5,10 +5,18 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rl4sys_zmq.learner.train_loop import TrainLoop
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.wire.messages import ChangeParameters
+
 pytest.importorskip("torch")
+
+from rl4sys_zmq.learner.algorithms import make_algorithm
 
 LIMIT_S = 60.0
 CODE = """
@@ -37,3 +45,14 @@ def test_torch_computes_with_the_threads_that_the_configuration_gives(name: str,
         pytest.skip(f"{library} is not installed")
     done = subprocess.run([sys.executable, "-c", CODE, name], capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.stdout.split() == ["threads", "3"], (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(("option", "expected"), [(0, 16), (7, 7)])
+def test_the_option_publish_every_updates_stays_in_force_after_a_change_of_parameters(option: int, expected: int) -> None:
+    given = {"samples_per_insert": 16.0, "hidden_sizes": [4]}
+    loop: Any = object.__new__(TrainLoop)
+    loop._algorithm = make_algorithm("DQN", BoxSpace((3,)), DiscreteSpace(2), given, 1)
+    loop._algorithm.publish_every_updates = option
+    loop._assign, loop._ranks = SimpleNamespace(publish_every_updates=option), None
+    loop._handle(ChangeParameters({**given, "gradient_steps": 1, "batch_size": 256}))
+    assert loop._algorithm.publish_every_updates == expected

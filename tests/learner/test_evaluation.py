@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def record(version: int, mean: float, **changes: Any) -> EvaluationRecord:
         ({}, "env"),
         ({"env": 3}, "env: expected text"),
         ({"env": {"gravity": 1.0}}, "env: expected the ID of an environment, or a mapping with id"),
+        ({"env": {"id": "CartPole-v1", "since": date(2026, 1, 2)}}, "env: expected arguments .* JSON can hold .*date"),
+        ({"env": {"id": "CartPole-v1", "sizes": np.zeros(2)}}, "env: expected arguments .* JSON can hold .*ndarray"),
         ({"env": "CartPole-v1", "every_versions": 2, "every_steps": 2}, "exclude each other"),
         ({"env": "CartPole-v1", "every_versions": 0}, "every_versions: expected an integer from 1"),
         ({"env": "CartPole-v1", "episodes": 0}, "episodes: expected an integer from 1"),
@@ -83,6 +86,14 @@ def test_the_first_version_of_each_period_is_due() -> None:
     by_steps = EvaluationConfig(env="CartPole-v1", every_steps=100)
     assert [by_steps.period(1, steps) for steps in (0, 99, 100)] == [0, 0, 1]
     assert EvaluationConfig.from_mapping(by_steps.to_json()) == by_steps
+
+
+def test_a_tuple_in_the_arguments_is_the_list_that_a_later_start_reads(tmp_path: Path) -> None:
+    options = EvaluationConfig(env={"id": "CartPole-v1", "sizes": (1, 2)})
+    assert options.make_arguments == {"id": "CartPole-v1", "sizes": [1, 2]}
+    BestPolicyFolder(tmp_path, "pole").offer(policy(1), record(1, 500.0, env=options.make_arguments))
+    found = BestPolicyFolder(tmp_path, "pole").record
+    assert found is not None and found.comparable(record(2, 10.0, env=options.make_arguments))
 
 
 # ---- the best policy
@@ -265,6 +276,42 @@ def test_failures_in_a_row_end_the_evaluation(start: Callable[[], PolicyEvaluato
     assert "no further version is evaluated" in results.failures[MAX_FAILURES]
     assert evaluator.report()["error"] == results.failures[-1]
     assert not evaluator.is_due(9, 0)
+
+
+def test_an_unexpected_exception_is_a_failure_and_the_thread_goes_on(
+    start: Callable[[], PolicyEvaluator], results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: BestPolicyFolder) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "best"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BestPolicyFolder, "_read", refuse)
+        evaluator = start()
+        results.wait()
+        assert results.failures[0].startswith("PermissionError: ") and "best" in results.failures[0]
+    results.reply(TypeError("not of JSON"), returns(1.0, 1.0))
+    for version in range(2):
+        assert evaluator.is_due(version, 0)
+        evaluator.offer(policy(version))
+        results.wait()
+    assert results.failures[1:] == ["TypeError: not of JSON"] and results.records == [(1, 1.0, True)]
+    assert evaluator.alive and evaluator.report()["best_version"] == 1
+
+
+def test_a_best_policy_that_cannot_be_abandoned_is_a_failure(
+    start: Callable[[], PolicyEvaluator], results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: BestPolicyFolder) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(BestPolicyFolder, "abandon", refuse)
+    evaluator = start()
+    results.reply(returns(1.0, 1.0))
+    evaluator.offer(policy(0))
+    results.wait()
+    evaluator.forget()
+    assert evaluator.join(WAIT_S)
+    assert "Permission denied" in results.failures[0]
 
 
 def test_stop_and_forget_end_an_evaluation_in_progress(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner import recorder as recorder_module
 from rl4sys_zmq.learner.log_files import read_log
 from rl4sys_zmq.learner.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run_paths import move_old_files
@@ -115,6 +118,31 @@ def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> Non
     assert events == ["learner_started", "metrics", "gap"]
     (letter,) = (run / "dead").glob("*/*.msg")
     assert letter.name == "luna,%2E.%2Fx,1,2.msg"
+
+
+def test_a_recorder_whose_queue_is_full_at_its_end_writes_it_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "FLUSH_S", 0.01)
+    monkeypatch.setattr(recorder_module, "QUEUE_RECORDS", 4)
+    recorder = Recorder(tmp_path, CONFIG)
+    recorder.open()
+    busy, go = threading.Event(), threading.Event()
+    write = recorder._files.event
+
+    def slow(*arguments: Any) -> None:
+        busy.set()
+        go.wait()
+        write(*arguments)
+
+    monkeypatch.setattr(recorder._files, "event", slow)
+    recorder.event("gap", client_id="luna")
+    busy.wait()
+    while not recorder.counters.snapshot().get("records_dropped"):
+        recorder.event("gap", client_id="luna")
+    recorder.stop()
+    go.set()
+    assert recorder.join(10.0)
+    events = [json.loads(line)["event"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert events.count("gap") == 4 + 1
 
 
 def test_tensorboard_finds_plain_scalars_and_leaves_out_what_was_undone(tmp_path: Path) -> None:

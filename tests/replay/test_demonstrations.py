@@ -94,6 +94,30 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, A
         read_demonstrations(tmp_path / "e.npz")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "changes", "words"),
+    [
+        ("|u1", {"observations": np.array([0, 300, 9])}, r"observations has numbers from 0 to 300; .* needs 0 to 255"),
+        ("|u1", {"observations": np.array([-1, 0, 9], np.int8)}, "observations has numbers from -1 to 9"),
+        ("<i4", {"observations": np.array([0, 1 << 63, 9], np.uint64)}, "observations has numbers from 0 to 9223372036854775808"),
+        ("|u1", {"rewards": np.zeros((2, 1), np.float32)}, r"rewards has rows float32\[1\]; expected one number in each"),
+        ("|u1", {"rewards": np.array(["1", "2"])}, "rewards has rows <U1"),
+    ],
+)
+def test_numbers_that_the_space_cannot_hold_are_refused(tmp_path: Path, dtype: str, changes: dict[str, Any], words: str) -> None:
+    space, parts = BoxSpace((), dtype), {"observations": np.array([0, 255, 9]), "rewards": np.zeros(2), **changes}
+    episode = Demonstration([parts["observations"]], np.array([1, 2]), parts["rewards"], terminated=False)
+    with pytest.raises(ConfigError, match=words):
+        write_demonstrations(tmp_path / "d.npz", space, ACT, [episode])
+    assert not (tmp_path / "d.npz").exists()
+    good = Demonstration([np.array([0, 100, 9], np.uint8)], np.array([1, 2]), np.zeros(2, np.float32), terminated=False)
+    write_demonstrations(tmp_path / "d.npz", space, ACT, [good])
+    with np.load(tmp_path / "d.npz") as file:
+        np.savez(tmp_path / "e.npz", **{**file, **changes})
+    with pytest.raises(ConfigError, match=words):
+        read_demonstrations(tmp_path / "e.npz")
+
+
 def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     write_demonstrations(path, OBS, ACT, episodes(30))

@@ -109,6 +109,26 @@ def test_a_return_gives_later_rows_the_greatest_mass_of_that_time(capacity: int,
         np.testing.assert_allclose(replay.state()["priorities"]["masses"], np.array(expected)[rows])
 
 
+@pytest.mark.parametrize(("old", "new"), [((0.5, 0.25), (1.0, 0.25)), ((1.0, 0.25), (0.5, 0.5)), ((2.0, 0.5), (0.0, 1e-6))])
+def test_a_state_of_other_options_gives_the_same_priorities(old: tuple[float, float], new: tuple[float, float]) -> None:
+    before, after = make_replay(4, *old), make_replay(4, *new)
+    before.add(steps(0, 4))
+    errors = np.array([0.0, 1.0, 4.0, 9.0])
+    before.update_priorities(np.arange(4), errors)
+    after.load(before.state())
+    found = after.state()["priorities"]
+    np.testing.assert_allclose(found["masses"], (errors + new[1]) ** new[0])
+    assert found["greatest"] == pytest.approx((9.0 + new[1]) ** new[0])
+
+
+def test_a_state_that_was_drawn_uniformly_gives_equal_priorities() -> None:
+    before, after = make_replay(3, 0.0), make_replay(3, 0.5)
+    before.add(steps(0, 3))
+    before.update_priorities(np.arange(3), np.array([1.0, 2.0, 3.0]))
+    after.load(before.state())
+    assert set(after.state()["priorities"]["masses"]) == {1.25**0.5}
+
+
 def test_removed_rows_take_the_priorities_of_those_that_replace_them() -> None:
     replay = make_replay(6)
     replay.add(steps(0, 3))

@@ -194,3 +194,19 @@ def test_n_step_returns_end_with_their_sequence() -> None:
         np.testing.assert_allclose(found.discounts[valid], wanted.discounts, rtol=1e-6)
         alive = wanted.discounts > 0
         np.testing.assert_array_equal(found.reach[valid][alive], wanted.reach[alive] + before)
+
+
+def test_a_replay_that_discard_has_emptied_comes_back_from_its_state() -> None:
+    priority = PriorityOptions()
+    replay, again = (make_replay(priority=priority) for _ in range(2))
+    replay.add(make_segment(0, 10))
+    assert len(replay) == 3
+    assert replay.discard(np.arange(3)) == [0]
+    assert len(replay) == 0
+    again.load(replay.state())
+    for one in (replay, again):
+        one.add(make_segment(100, 10))
+    assert len(replay) == len(again) == 3
+    one, other = everything(replay), everything(again)
+    np.testing.assert_array_equal(one.observations, other.observations)
+    np.testing.assert_array_equal(one.initial["state"], other.initial["state"])

@@ -5,7 +5,8 @@ With the features ``x`` and the rewards ``r`` of the decisions for action ``a`` 
     A_a = ridge * I + sum(w * x x^T)        b_a = sum(w * r * x)        mean_a = A_a^-1 b_a
 
 The weight ``w`` of a decision is 1, or ``forgetting ** n`` if ``n`` further decisions followed, for any action (Russac et al.
-2019, Weighted linear bandits for non-stationary environments). Actors get the means, and the inverse of the Cholesky factor of
+2019, Weighted linear bandits for non-stationary environments). With ``init``, the given policy's posterior takes the place of
+``ridge * I``; what is forgotten of it returns to ``ridge * I``. Actors get the means, and the inverse of the Cholesky factor of
 each ``A_a``, from which they compute standard errors: ``x^T A_a^-1 x = |L_a^-1 x|^2``.
 """
 
@@ -50,6 +51,7 @@ class LinearBandit:
         count, width = self._spec.tensors[0].shape
         self._gram: Array = np.zeros((count, width, width))
         self._moment: Array = np.zeros((count, width))
+        self._ridge_share = 1.0  # the rest of the prior is in `_gram`
         self._decisions = 0
         self._waiting: list[Segment] = []
         self._waiting_steps = 0
@@ -100,10 +102,12 @@ class LinearBandit:
         return features[: segment.steps].astype(np.float64)
 
     def _add(self, features: Array, actions: NDArray[np.int64], rewards: Array) -> None:
-        """Add decisions ``[N]`` to the sums of their actions, and discount the earlier ones."""
+        """Add decisions ``[N]`` to the sums of their actions, and discount the earlier ones, with a prior that is no ridge."""
         count, forgetting = len(actions), self.parameters.forgetting
-        self._gram *= forgetting**count
-        self._moment *= forgetting**count
+        kept = forgetting**count
+        self._gram *= kept
+        self._moment *= kept
+        self._ridge_share = 1.0 - kept * (1.0 - self._ridge_share)
         weights = forgetting ** np.arange(count - 1, -1, -1, dtype=np.float64)
         for action in np.unique(actions):
             rows = actions == action
@@ -119,7 +123,7 @@ class LinearBandit:
         """
         identity = np.eye(self._gram.shape[1])
         try:
-            lower = np.linalg.cholesky(self._gram + self.parameters.ridge * identity)
+            lower = np.linalg.cholesky(self._gram + self._ridge_share * self.parameters.ridge * identity)
         except np.linalg.LinAlgError:
             return np.full_like(self._moment, np.nan), np.full_like(self._gram, np.nan)
         factors = np.tril(np.linalg.solve(lower, np.broadcast_to(identity, lower.shape)))
@@ -140,6 +144,7 @@ class LinearBandit:
         return {
             "gram": self._gram.copy(),
             "moment": self._moment.copy(),
+            "ridge_share": self._ridge_share,
             "means": self._means.copy(),
             "factors": self._factors.copy(),
             "decisions": self._decisions,
@@ -158,7 +163,7 @@ class LinearBandit:
                 key="algorithm_parameters",
             )
         self._gram, self._moment, self._means, self._factors = arrays.values()
-        self._decisions = int(state["decisions"])
+        self._ridge_share, self._decisions = float(state["ridge_share"]), int(state["decisions"])
         self._waiting, self._waiting_steps = [], 0
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
@@ -176,6 +181,6 @@ class LinearBandit:
                 f"the factors of the given bandit cannot be inverted ({exc}); give another policy", key="init"
             ) from exc
         precision = lower @ lower.transpose(0, 2, 1)
-        self._gram = precision - self.parameters.ridge * identity
+        self._gram, self._ridge_share = precision, 0.0
         self._moment = np.einsum("ade,ae->ad", precision, means)
         self._means, self._factors = means, factors

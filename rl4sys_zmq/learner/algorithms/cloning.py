@@ -54,11 +54,12 @@ def clone_policy(
     features, actions = columns
     optimizer = FlatAdam(flat)
     last: list[Tensor] = []
+    tenth = -(-options.steps // 10)
     for step in range(options.steps):
         rows = torch.randint(len(actions), (options.batch_size,), generator=generator)
         value = loss(features[rows].to(flat.device), actions[rows].to(flat.device))
         optimizer.step(gradient(value), [options.learning_rate])
-        if 10 * step >= 9 * options.steps:
+        if step >= options.steps - tenth:
             last.append(value.detach())
     return float(torch.stack(last).mean()) if last else 0.0
 

@@ -87,6 +87,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._optimizers: dict[str, FlatAdam] = {}
         self._pace = UnitPace()
         self._gradient_steps = 0
+        self._fraction = 0.0
 
     # ---- what a subclass defines
 
@@ -163,15 +164,9 @@ class ReplayAlgorithm(ABC, Generic[P]):
         Raises:
             ConfigError: If a batch is too small to be divided, or if the network is recurrent.
         """
-        p = self.parameters
-        count = round(p.batch_size * fraction)
-        if not 0 < count < p.batch_size:
-            raise ConfigError(
-                f"demonstrations.fraction: {fraction:g} of a batch of {p.batch_size} is {count} transitions; expected 1 to "
-                f"{p.batch_size - 1}",
-                key="demonstrations.fraction",
-            )
-        self._sampler.use_demonstrations([self._stored(segment) for segment in segments], count, digest)
+        self.parameters.check_fraction(fraction)
+        self._sampler.use_demonstrations([self._stored(segment) for segment in segments], fraction, digest)
+        self._fraction = fraction
 
     def spec(self) -> PolicySpec:
         """Return the specification of the policy."""
@@ -302,8 +297,16 @@ class ReplayAlgorithm(ABC, Generic[P]):
             optimizer.place(self._networks[name].flat)
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in `changeable` can have new values."""
-        self.parameters = read_parameters(type(self.parameters), parameters, algorithm=self._algorithm)
+        """Use these parameters from the next update on. Only those in `changeable` can have new values.
+
+        Raises:
+            ConfigError: If a batch is too small to be divided between demonstrations and the replay. Nothing has changed then.
+        """
+        new = read_parameters(type(self.parameters), parameters, algorithm=self._algorithm)
+        if self._fraction:
+            new.check_fraction(self._fraction)
+        self.parameters = new
+        self.publish_every_updates = new.updates_per_version()
 
     # ---- state
 
@@ -353,16 +356,17 @@ class ReplayAlgorithm(ABC, Generic[P]):
 
     def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
         """Return the same as `state`, but without the arrays of those pieces of the replay buffer whose names are in `stored`."""
-        pace = self._pace
+        pace, p = self._pace, self.parameters
         counters = {"steps": pace.steps, "episodes": pace.episodes, "demonstrations": self._sampler.digest}
-        return {**self._training_state(), **counters, "replay": self._replay.state(stored)}
+        parameters = {"pace": p.pace, "stored_returns": p.stored_returns}
+        return {**self._training_state(), **counters, **parameters, "replay": self._replay.state(stored)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned.
+        """Restore a state that `state` has returned. If the parameters of the pace are new, no unit of training is due then.
 
         Raises:
-            ConfigError: If the state comes from networks of other sizes, from a replay buffer of another capacity or shape, or
-                from a training with other demonstrations.
+            ConfigError: If the state comes from networks of other sizes, from a replay buffer of another capacity or shape, from
+                one with returns of another `gamma` or `n_step`, or from a training with other demonstrations.
         """
         saved, given = int(state.get("demonstrations", 0)), self._sampler.digest
         if saved and given and saved != given:
@@ -373,7 +377,12 @@ class ReplayAlgorithm(ABC, Generic[P]):
             )
         self.restore(state)
         self._replay.load(state["replay"])
+        p = self.parameters
+        if len(self._replay):
+            _check_returns(state["stored_returns"], p.stored_returns)
         self._pace.steps, self._pace.episodes = int(state["steps"]), int(state["episodes"])
+        if state["pace"] != p.pace:
+            self._pace.settle(p)
 
     # ---- data that make an update fail
 
@@ -407,3 +416,18 @@ class ReplayAlgorithm(ABC, Generic[P]):
         metrics = self._train_on(rows)
         finite = all(bool(torch.isfinite(value)) for tag, value in metrics.items() if "loss" in tag.rpartition("/")[2])
         return finite and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())
+
+
+def _check_returns(stored: Mapping[str, float], given: Mapping[str, float]) -> None:
+    """Check that the returns in a stored replay were computed with the given parameters.
+
+    Raises:
+        ConfigError: If one of these parameters has another value.
+    """
+    for name, value in given.items():
+        if stored[name] != value:
+            raise ConfigError(
+                f"algorithm_parameters.{name}: {value:g}, but the returns in the stored replay were computed with "
+                f"{stored[name]:g}; set {name} to {stored[name]:g} again, or `forget` the client, which discards the replay",
+                key=f"algorithm_parameters.{name}",
+            )

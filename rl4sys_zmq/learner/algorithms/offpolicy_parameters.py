@@ -165,6 +165,20 @@ class OffPolicyParameters:
         """The number of transitions that a unit of training draws."""
         return self.batch_size * self.gradient_steps
 
+    def check_fraction(self, fraction: float) -> None:
+        """Check that a batch can be divided between demonstrations, with this fraction of it, and the replay.
+
+        Raises:
+            ConfigError: If one of the two would have no transition.
+        """
+        count = round(self.batch_size * fraction)
+        if not 0 < count < self.batch_size:
+            raise ConfigError(
+                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; expected 1 to "
+                f"{self.batch_size - 1}; set another batch_size or fraction",
+                key="demonstrations.fraction",
+            )
+
     @property
     def unit_steps(self) -> float:
         """The mean number of steps per unit of training, unless ended episodes are counted."""
@@ -178,6 +192,22 @@ class OffPolicyParameters:
         given = self.samples_per_insert_tolerance
         tolerance = self._least_tolerance if given is None else given
         return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
+
+    @property
+    def pace(self) -> dict[str, float | None]:
+        """The parameters by name that determine how many units of training a number of observed steps makes due."""
+        return {
+            "learning_starts": self.learning_starts,
+            "samples_per_insert": self.samples_per_insert,
+            "samples_per_insert_tolerance": self.samples_per_insert_tolerance,
+            "train_frequency": self.train_frequency,
+            "traj_per_epoch": self.traj_per_epoch,
+        }
+
+    @property
+    def stored_returns(self) -> dict[str, float]:
+        """The parameters by name with which the returns in the replay were computed; none for a replay of sequences."""
+        return {"gamma": self.gamma, "n_step": self.n_step} if self.sequences is None else {}
 
     @property
     def _least_tolerance(self) -> float:

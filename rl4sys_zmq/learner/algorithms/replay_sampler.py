@@ -54,8 +54,8 @@ class ReplaySampler(Protocol):
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
         """Set the priorities that follow from the TD errors of a gradient step on these rows, one for each transition."""
 
-    def use_demonstrations(self, segments: Sequence[Segment], count: int, digest: int) -> None:
-        """Take `count` transitions of each batch from demonstrations, with the number `digest`.
+    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
+        """Take this fraction of each batch from demonstrations, with the number `digest`.
 
         Raises:
             ConfigError: If this sampler cannot do so.
@@ -86,9 +86,9 @@ class TransitionSampler:
         """The number that identifies the demonstrations; 0 without any."""
         return 0 if self._demonstrations is None else self._demonstrations.digest
 
-    def use_demonstrations(self, segments: Sequence[Segment], count: int, digest: int) -> None:
-        """Take `count` transitions of each batch from demonstrations, with the number `digest`."""
-        self._demonstrations = DemonstrationReplay(*self._spaces, self._memory.options, segments, count, digest)
+    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
+        """Take this fraction of each batch from demonstrations, with the number `digest`."""
+        self._demonstrations = DemonstrationReplay(*self._spaces, self._memory.options, segments, fraction, digest)
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
         """Return the rows of a batch, int64 ``[size]``: first those of demonstrations, as -1 - row, then those of the replay."""

@@ -169,12 +169,16 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
 
         Return the mean loss of the last tenth of the steps.
         """
-        columns = cloned_columns(segments, self._observation_space, self._spec.action_space)
-        return self._clone("policy", columns, self._clone_loss, options)
+        features, actions = cloned_columns(segments, self._observation_space, self._spec.action_space)
+        return self._clone("policy", (features, self._scaled(actions)), self._clone_loss, options)
+
+    def _scaled(self, actions: Tensor) -> Tensor:
+        """Return actions as a network gets them. Only continuous actions are scaled; they are on the CPU."""
+        return actions
 
     @abstractmethod
     def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Return the loss of the policy on demonstrated actions, as a scalar tensor."""
+        """Return the loss of the policy on demonstrated actions that `_scaled` has returned, as a scalar tensor."""
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replace the weights of the policy, to start the training from an existing policy."""
@@ -197,7 +201,7 @@ class ContinuousSAC(_SoftActorCritic):
 
     def _columns(self, batch: TransitionBatch) -> Columns:
         columns = super()._columns(batch)
-        columns["actions"] = actions = self._scale(columns["actions"])
+        columns["actions"] = actions = self._scaled(columns["actions"])
         for name in ("noise", "successor_noise"):
             columns[name] = torch.randn(actions.shape, generator=self._generator)
         return columns
@@ -219,10 +223,14 @@ class ContinuousSAC(_SoftActorCritic):
         target = self.parameters.target_entropy
         return PolicyLoss(loss, -log_probs, -float(actions.shape[1]) if target is None else target)
 
+    def _scaled(self, actions: Tensor) -> Tensor:
+        """Return actions scaled to -1 to 1."""
+        return self._scale(actions)
+
     def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the mean squared error of the most probable actions, scaled to -1 to 1."""
         means, _ = self._policy(features)[0].chunk(2, 1)
-        return functional.mse_loss(means.tanh(), self._scale(actions))
+        return functional.mse_loss(means.tanh(), actions)
 
     def _sample(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return an action between -1 and 1 ``[B, n]`` for each row of features, and its log-density ``[B]``."""

@@ -63,7 +63,7 @@ class SequenceSampler:
         self._memory, self._space = memory, observation_space
         self._n_step, self._gamma = n_step, gamma
 
-    def use_demonstrations(self, segments: Sequence[Segment], count: int, digest: int) -> None:
+    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
         """Raise `ConfigError`, because demonstrations have no recurrent states."""
         raise ConfigError(
             "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do not "

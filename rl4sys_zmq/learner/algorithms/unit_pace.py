@@ -24,8 +24,8 @@ class UnitPace:
     Attributes:
         steps: Observed environment steps.
         episodes: Episodes that have ended since `learning_starts`. A part of `max_traj_length` steps counts too.
-        units: Units of training that are done.
-        samples: Transitions that these units have drawn from the replay.
+        units: Units of training that are done, or count as done (`settle`).
+        samples: Transitions that units have drawn from the replay, or count as drawn.
     """
 
     steps: int = 0
@@ -46,12 +46,26 @@ class UnitPace:
 
     def due(self, parameters: OffPolicyParameters) -> bool:
         """Return True if a unit of training is due."""
+        if (rate := parameters.insert_rate) is not None:
+            return self.samples + parameters.unit_samples <= rate.samples(self.steps)
+        return self.units < self._units_due(parameters)
+
+    def settle(self, parameters: OffPolicyParameters) -> None:
+        """Count as done exactly the units that the observed data make due, because the parameters of the pace are new.
+
+        Otherwise the new parameters would apply to all earlier steps, and make many units due at once or none for long.
+        """
+        if (rate := parameters.insert_rate) is not None:
+            self.samples = rate.samples(self.steps)
+        else:
+            self.units = max(0, self._units_due(parameters))
+
+    def _units_due(self, parameters: OffPolicyParameters) -> int:
+        """Return the number of units that the observed steps or episodes make due in all, without `samples_per_insert`."""
         p = parameters
-        if (rate := p.insert_rate) is not None:
-            return self.samples + p.unit_samples <= rate.samples(self.steps)
         if p.traj_per_epoch is None:
-            return self.units < self.steps // p.train_frequency - p.learning_starts // p.train_frequency
-        return self.units < self.episodes // p.traj_per_epoch
+            return self.steps // p.train_frequency - p.learning_starts // p.train_frequency
+        return self.episodes // p.traj_per_epoch
 
     def missing(self, parameters: OffPolicyParameters, units_per_version: int) -> int:
         """Return the number of environment steps that are missing until the next policy version can be published.

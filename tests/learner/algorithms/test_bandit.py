@@ -155,6 +155,33 @@ def test_a_posterior_becomes_a_prior() -> None:
         second.load_policy(singular)
 
 
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+def test_a_smaller_ridge_leaves_a_posterior_that_became_a_prior_as_it_is(forgetting: float) -> None:
+    first = bandit(ridge=50.0)
+    first.observe(some_decisions(8, 1))
+    first.update()
+    second = bandit(ridge=50.0, forgetting=forgetting)
+    second.load_policy(first.snapshot())
+    second.change({"steps_per_update": 8, "ridge": 1.0, "forgetting": forgetting})
+    third = bandit(ridge=1.0, forgetting=forgetting)
+    third.load(second.state())
+    given = np.linalg.inv(first.snapshot()["factors"].astype(np.float64))
+    more = some_decisions(8, 2)
+    for algorithm in (second, third):
+        algorithm.observe(more)
+        algorithm.update()
+    lower = np.linalg.inv(second.snapshot()["factors"].astype(np.float64))
+    kept = forgetting**8
+    features = np.concatenate([more.observations, np.ones((8, 1))], axis=1)
+    weighted = features * forgetting ** np.arange(7, -1, -1)[:, None]
+    for action in range(3):
+        rows = more.actions == action + 1
+        expected = kept * given[action] @ given[action].T + (1 - kept) * np.eye(4) + weighted[rows].T @ features[rows]
+        np.testing.assert_allclose(lower[action] @ lower[action].T, expected, rtol=1e-4, atol=1e-3)
+    for name, tensor in second.snapshot().items():
+        np.testing.assert_array_equal(tensor, third.snapshot()[name])
+
+
 def test_bad_configurations_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs a Discrete action space"):
         make_algorithm("BANDIT", OBS, BoxSpace((1,)), {}, 0)

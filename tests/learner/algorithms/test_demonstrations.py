@@ -15,11 +15,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from rl4sys_zmq.config import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
-from rl4sys_zmq.learner.algorithms.cloning import MARGIN, margin_loss
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm, offpolicy
+from rl4sys_zmq.learner.algorithms.cloning import MARGIN, clone_policy, margin_loss
+from rl4sys_zmq.learner.algorithms.compute import Compute
 from rl4sys_zmq.learner.demonstrating import TrainingDemonstrations
 from rl4sys_zmq.learner.minari_episodes import read_minari
+from rl4sys_zmq.learner.static_check import require_fraction
 from rl4sys_zmq.learner.validation import SegmentValueLimits
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
@@ -109,6 +112,35 @@ def test_a_resumed_training_with_demonstrations_is_bit_equal(name: str, space: S
         np.testing.assert_array_equal(values, resumed.snapshot()[tensor])
 
 
+@pytest.mark.parametrize(("name", "space", "parameters"), REPLAYED)
+def test_a_new_batch_size_keeps_the_fraction_as_a_restart_does(name: str, space: Space, parameters: dict[str, Any]) -> None:
+    given = {**SMALL, **parameters}
+    changed, restarted = make(name, space, **given), make(name, space, **{**given, "batch_size": 40})
+    for algorithm in (changed, restarted):
+        algorithm.use_demonstrations([segment(space, 10, 1, reward=7.0)], 0.25, 1)
+    changed.observe(segment(space, 30, 9))
+    train(changed)
+    restarted.load(changed.state())
+    changed.change({**given, "batch_size": 40})
+    assert np.count_nonzero(changed._draw() < 0) == np.count_nonzero(restarted._draw() < 0) == 10
+    for algorithm in (changed, restarted):
+        algorithm.observe(segment(space, 20, 10))
+        assert train(algorithm) == 5
+    for tensor, values in changed.snapshot().items():
+        np.testing.assert_array_equal(values, restarted.snapshot()[tensor])
+    with pytest.raises(ConfigError, match=r"0.25 of a batch of 1 is 0 transitions; expected 1 to 0; set another batch_size"):
+        changed.change({**given, "batch_size": 1})
+    assert changed.parameters.batch_size == 40
+
+
+def test_a_batch_that_is_too_small_for_the_fraction_is_refused_before_the_training_gets_it() -> None:
+    options = DemonstrationsConfig(path=Path("pole.npz"), fraction=0.1)
+    require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 5}, None)
+    require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 16}, options)
+    with pytest.raises(ConfigError, match=r"0.1 of a batch of 4 is 0 transitions"):
+        require_fraction(ALGORITHMS.get("DQN"), {"batch_size": 4}, options)
+
+
 def test_a_state_of_other_demonstrations_is_refused_and_none_is_allowed() -> None:
     first, other, none = (make("DQN", CHOICE, **SMALL) for _ in range(3))
     first.use_demonstrations([segment(CHOICE, 10, 1)], 0.25, 1)
@@ -167,6 +199,34 @@ def test_a_cloned_policy_acts_as_the_demonstrator(name: str, space: Space, param
         assert np.abs(acts - tried.actions).mean() < 0.1
     for tensor, values in algorithm.snapshot().items():
         np.testing.assert_array_equal(values, again.snapshot()[tensor])
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+def test_the_loss_of_few_steps_of_cloning_is_that_of_the_last_one(steps: int) -> None:
+    found: list[float] = []
+
+    def loss(features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        found.append(float(len(found) + 1))
+        return torch.tensor(found[-1])
+
+    columns, flat = (torch.zeros(4, 1), torch.zeros(4)), torch.zeros(3)
+    options = CloneOptions(steps, 2, 1e-2)
+    assert clone_policy(columns, loss, lambda _: torch.zeros(3), flat, options, torch.Generator()) == steps
+
+
+@pytest.mark.parametrize(("name", "space", "parameters"), [case for case in CLONED if case[2] is SMALL])
+def test_a_loss_of_cloning_is_on_the_device_of_the_network(
+    name: str, space: Space, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_step(columns: Any, loss: Any, gradient: Any, flat: Any, *_: Any) -> float:
+        """Stand for `clone_policy`, which reads numbers back, as this device cannot."""
+        assert gradient(loss(*(column[:4].to(flat.device) for column in columns))).device == flat.device == torch.device("meta")
+        return 0.25
+
+    monkeypatch.setattr(offpolicy, "clone_policy", one_step)
+    algorithm = make(name, space, **parameters)
+    algorithm.place(Compute(device=torch.device("meta")))
+    assert algorithm.clone([segment(space, 20, 1)], CloneOptions(1, 4, 1e-2)) == 0.25
 
 
 def test_the_margin_loss_is_that_of_the_paper() -> None:
@@ -261,6 +321,8 @@ def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: p
         ({"observations": None}, "observations are object"),
         ({"observations": np.zeros((3, 3), np.float32)}, "observations"),
         ({"rewards": None}, "has no len"),
+        ({"rewards": np.zeros((3, 1))}, "number of dimensions"),
+        ({"observations": np.full((4, 3), 1e300)}, r"numbers from 1e\+300 to 1e\+300, which float32 cannot hold"),
     ],
 )
 def test_a_minari_dataset_that_is_not_as_its_spaces_say_is_refused(
@@ -277,6 +339,19 @@ def test_a_minari_dataset_that_is_not_as_its_spaces_say_is_refused(
     monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
     with pytest.raises(ConfigError, match=words):
         use(tmp_path, minari="test-v0", clone_steps=3)
+
+
+def test_a_minari_dataset_whose_integers_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    episode = {"actions": np.array([1, 2]), "rewards": np.zeros(2), "terminations": [False] * 2}
+    found = SimpleNamespace(
+        observation_space=gymnasium.spaces.Box(-9, 9, (1,), np.int8),
+        action_space=gymnasium.spaces.Discrete(3, start=1),
+        iterate_episodes=lambda: iter([SimpleNamespace(observations=np.array([[1], [300], [2]]), **episode)]),
+    )
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
+    with pytest.raises(ConfigError, match="observations have numbers from 1 to 300, which int8 cannot hold"):
+        read_minari("test-v0")
 
 
 def test_episodes_without_a_step_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from rl4sys_zmq.learner.algorithms import (  # noqa: E402
     make_algorithm,
 )
 from rl4sys_zmq.learner.algorithms.compute import Compute  # noqa: E402
+from rl4sys_zmq.learner.algorithms.unit_pace import UnitPace  # noqa: E402
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Segment  # noqa: E402
@@ -182,6 +183,62 @@ def test_a_state_of_other_networks_is_refused(case: str) -> None:
         make(case).load(make(case, hidden_sizes=[9]).state())
 
 
+@pytest.mark.parametrize("old", [{}, {"samples_per_insert": 3.0}, {"traj_per_epoch": 2}], ids=str)
+@pytest.mark.parametrize(
+    "new",
+    [
+        {"train_frequency": 1}, {"train_frequency": 64}, {"learning_starts": 0}, {"learning_starts": 200}, {"traj_per_epoch": 1},
+        {"traj_per_epoch": 9}, {"samples_per_insert": 16.0}, {"samples_per_insert": 0.5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_restart_with_another_pace_owes_nothing_and_trains_on_at_once(old: dict[str, Any], new: dict[str, Any]) -> None:
+    if "learning_starts" in new:
+        new = {**old, **new}
+    before, source = make("DQN", **old), source_for("DQN")
+    updates(before, source, 30)
+    after = make("DQN", **new)
+    after.load(unpack_state(*pack_state(before.state())))
+    assert after.update() is None
+    p, first = after.parameters, after._pace.steps
+    fresh = UnitPace(steps=first, episodes=after._pace.episodes)
+    fresh.settle(p)
+    for _ in range(12):
+        segment = next(source)
+        after.observe(segment)
+        fresh.observe(segment, p)
+        while fresh.due(p):
+            fresh.count_unit(p)
+            assert after.update() is not None
+        assert after.update() is None
+    if p.samples_per_insert is not None:
+        due = p.samples_per_insert * 192 / 16
+    else:
+        due = (after._pace.episodes - before._pace.episodes) / p.traj_per_epoch if p.traj_per_epoch else 192 / p.train_frequency
+    done = after.checkpoint()["gradient_steps"] - before.checkpoint()["gradient_steps"]
+    assert done == pytest.approx(due, abs=1) or first < p.learning_starts
+
+
+def test_a_restart_with_the_same_pace_owes_what_it_owed() -> None:
+    before, after = make("DQN"), make("DQN", learning_rate=0.5, batch_size=8)
+    for segment, _ in zip(source_for("DQN"), range(9), strict=False):
+        before.observe(segment)
+    after.load(before.state())
+    assert len(list(iter(after.update, None))) == len(list(iter(before.update, None))) == 9 * 16 // 8 - 20 // 8
+
+
+@pytest.mark.parametrize("change", [{"gamma": 0.5}, {"n_step": 3}], ids=str)
+def test_a_replay_with_returns_of_other_parameters_is_refused(change: dict[str, Any]) -> None:
+    before = make("SAC")
+    make("SAC", **change).load(before.state())  # the replay is empty
+    before.observe(next(source_for("SAC")))
+    ((name, value),) = change.items()
+    was = getattr(before.parameters, name)
+    refusal = rf"{name}: {value:g}, but .* computed with {was:g}; set {name} to {was:g} again, or `forget` the client"
+    with pytest.raises(ConfigError, match=refusal):
+        make("SAC", **change).load(before.state())
+
+
 CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("SAC", {"learning_rate": 1e-3, "critic_learning_rate": 3e-3, "temperature_learning_rate": 0.1}),
     ("SAC", {"target_entropy": 1.0, "batch_size": 8, "max_grad_norm": 0.01}),
@@ -206,6 +263,15 @@ def test_a_change_is_a_restart_with_the_new_value(case: str, change: dict[str, A
     assert weights(changed).tobytes() == weights(restarted).tobytes() != weights(unchanged).tobytes()
     for name, tensor in changed.snapshot().items():
         np.testing.assert_array_equal(tensor, restarted.snapshot()[name])
+
+
+def test_a_change_of_a_unit_of_training_changes_the_units_of_a_version_as_a_restart_does() -> None:
+    given = {**SMALL, "samples_per_insert": 4.0}
+    changed, restarted = make("SAC", **given), make("SAC", **{**given, "gradient_steps": 4})
+    assert changed.publish_every_updates == 16
+    changed.change({**given, "gradient_steps": 4})
+    assert changed.publish_every_updates == restarted.publish_every_updates == 4
+    assert changed.demand() == restarted.demand()
 
 
 @pytest.mark.parametrize("case", CASES)

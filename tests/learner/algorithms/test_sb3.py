@@ -329,3 +329,14 @@ def test_a_network_that_is_no_perceptron_of_ours_is_refused(layers: list[nn.Modu
 def test_nested_modules_of_a_perceptron_are_read() -> None:
     layers, activation = network_layers(nn.Sequential(nn.Linear(2, 4), nn.ReLU(inplace=True)), nn.Sequential(nn.Linear(4, 1)))
     assert [tuple(weight.shape) for weight, _ in layers] == [(4, 2), (1, 4)] and activation == "relu"
+
+
+@pytest.mark.parametrize("name", ["SAC", "TD3"])
+def test_a_dimension_without_a_range_trains(name: str) -> None:
+    fixed = BoxSpace((2,), low=(-1.0, 0.5), high=(1.0, 0.5))
+    algorithm = make(name, fixed, **OFF)
+    acts = np.stack([np.linspace(-1.0, 1.0, 48), np.full(48, 0.5)], axis=1).astype(np.float32)
+    algorithm.observe(replace(segment(48, BOX), actions=acts))
+    metrics = algorithm.update()
+    assert metrics is not None and all(np.isfinite(value) for value in metrics.values())
+    assert all(np.isfinite(numbers).all() for numbers in algorithm.numbers_to_check())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -181,3 +181,15 @@ def test_what_it_cannot_take_is_refused() -> None:
         make("CQL", DISCRETE).observe(segment(DISCRETE, 1, masks=np.ones((16, 3), np.bool_)))
     with pytest.raises(ConfigError, match="networks of other sizes"):
         make("IQL", DISCRETE).restore(make("IQL", DISCRETE, hidden_sizes=[4]).checkpoint())
+
+
+@pytest.mark.parametrize("name", ["IQL", "TD3BC"])
+def test_a_dimension_without_a_range_trains(name: str) -> None:
+    fixed = BoxSpace((2,), low=(-1.0, 0.5), high=(1.0, 0.5))
+    algorithm = make(name, fixed)
+    for seed in range(3):
+        acts = np.stack([np.linspace(-1.0, 1.0, 16), np.full(16, 0.5)], axis=1).astype(np.float32)
+        algorithm.observe(replace(segment(BOX, seed), actions=acts))
+    metrics = algorithm.update()
+    assert metrics is not None and all(np.isfinite(value) for value in metrics.values())
+    assert all(np.isfinite(numbers).all() for numbers in algorithm.numbers_to_check())

@@ -141,6 +141,33 @@ def test_a_learnt_weight_of_cql_multiplies_the_penalty_and_has_a_loss_of_its_own
     torch.testing.assert_close(gradients[-1], -4.0 * (penalty["loss_cql"].detach() / 2 - 0.5))
 
 
+def policy_gradient(algorithm: Any) -> torch.Tensor:
+    """Return the gradient of the policy's weights as one tensor; zeros where there is none."""
+    found = [p.grad if p.grad is not None else torch.zeros_like(p) for p in algorithm._policy.parameters()]
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def test_cql_trains_its_policy_on_one_loss_first_on_the_one_of_cloning() -> None:
+    algorithm = make("CQL", BOX, policy_eval_start=1)
+    for seed in range(2):
+        algorithm.observe(segment(BOX, seed))
+    names = ("loss_actor_bc", "loss_actor", "loss_actor")
+    for index, name in enumerate(names):
+        if index == 2:
+            resumed = make("CQL", BOX, policy_eval_start=1)
+            resumed.load(algorithm.state())
+            algorithm = resumed
+        before = algorithm.checkpoint()
+        with algorithm._random.active():
+            losses = algorithm._loss(algorithm._batch(np.arange(32)))
+        algorithm._optimizer.zero_grad()
+        losses[name].backward()
+        expected = policy_gradient(algorithm)
+        algorithm.restore(before)
+        algorithm.try_rows(np.arange(32))
+        torch.testing.assert_close(policy_gradient(algorithm), expected)
+
+
 def test_cloning_makes_the_datas_action_the_likeliest() -> None:
     algorithm = make("BC", DISCRETE, learning_rate=0.01, gradient_steps=50)
     for seed in range(4):

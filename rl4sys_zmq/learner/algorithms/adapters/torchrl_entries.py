@@ -51,6 +51,14 @@ class TorchrlParameters:
         """Return the arguments of the library's loss, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
 
+    def unused_losses(self, step: int) -> tuple[str, ...]:
+        """Return the names of the library's losses on which a gradient step does not train.
+
+        Args:
+            step: The number of the gradient step, from 1.
+        """
+        return ()
+
 
 def _networks(default: int) -> int:
     return option(whole_number(1, 100), default, doc="number of networks that estimate action values")
@@ -97,7 +105,14 @@ class CQLParameters(TorchrlParameters):
     num_random: int = option(whole_number(1, 1000), 10, doc="actions per transition from which the penalty is estimated")
     with_lagrange: bool = option(flag, False, doc="learn the weight of the penalty, as a factor of it; metrics have the product")
     lagrange_thresh: float = option(number(0.0, MAX_NUMBER), 0.0, doc="penalty that a learnt weight holds")
+    policy_eval_start: int = option(
+        whole_number(0), 0, doc="first gradient steps, in which the policy only imitates the data's actions"
+    )
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
+
+    def unused_losses(self, step: int) -> tuple[str, ...]:
+        """Return the name of one of the two losses of the policy: a gradient step trains on the other one alone."""
+        return ("loss_actor" if step <= self.policy_eval_start else "loss_actor_bc",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,6 +161,24 @@ def test_our_advantages_are_those_of_the_library() -> None:
     assert list(np.flatnonzero(ours.episode_starts)) == [0]
 
 
+@pytest.mark.parametrize(("name", "weighted"), [("A2C", True), ("PPO", False)])
+def test_old_data_weigh_less_in_an_algorithm_without_a_ratio(name: str, weighted: bool) -> None:
+    """The first of three corrected segments has actions that the policy finds less likely than the actor did."""
+    found = []
+    for difference in (0.0, 2.0, -2.0):
+        algorithm = make(name, **{**ON, "n_steps": 3})
+        steps = [replace(segment(1, seed=seed), episode_id=seed) for seed in range(3)]
+        likely = [log_probs(algorithm, step).astype(np.float32) for step in steps]
+        likely[0] += np.float32(difference)
+        for step, own in zip(steps, likely, strict=True):
+            algorithm.observe(replace(step, log_probs=own), correct=True)
+        algorithm.update()
+        found.append(algorithm._model.rollout_buffer.advantages.reshape(-1))
+    current, rarer, likelier = found
+    np.testing.assert_allclose(rarer, current * [np.exp(-2.0) if weighted else 1.0, 1.0, 1.0], rtol=1e-4)
+    np.testing.assert_allclose(likelier, current, rtol=1e-4)
+
+
 def test_masks_reach_the_algorithm_that_uses_them_and_no_other() -> None:
     masks = np.tile([True, False, True], (32, 1))
     allowed = replace(segment(32, masks=masks), actions=np.ones(32, np.int64))

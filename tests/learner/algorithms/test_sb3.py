@@ -297,6 +297,11 @@ def test_spaces_that_it_cannot_take_are_refused_with_those_that_it_can() -> None
         ALGORITHMS.get("sb3:ARS")
 
 
+def test_quantiles_that_leave_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="5 of 5 quantiles leave none; drop fewer"):
+        make("TQC", BOX, n_quantiles=5, top_quantiles_to_drop_per_net=5)
+
+
 def test_the_environment_of_the_model_cannot_be_stepped() -> None:
     with pytest.raises(RL4SysError, match="the steps come from actors"):
         make("PPO", **ON)._model.learn(10)

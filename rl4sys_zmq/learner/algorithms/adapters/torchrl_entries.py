@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, sizes, whole_number
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, library_entry
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, gradient_norm
 from rl4sys_zmq.values import ACTIVATIONS
 
@@ -160,12 +159,7 @@ class TQCParameters(TorchrlParameters):
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
 
     def __post_init__(self) -> None:
-        if self.top_quantiles_to_drop_per_net >= self.n_quantiles:
-            raise ConfigError(
-                f"algorithm_parameters.top_quantiles_to_drop_per_net: {self.top_quantiles_to_drop_per_net} of {self.n_quantiles} "
-                "quantiles leave none; drop fewer",
-                key="algorithm_parameters.top_quantiles_to_drop_per_net",
-            )
+        check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
 
 
 def _entry(name: str, summary: str, reference: str, cls: type[TorchrlParameters], **heads: str) -> AlgorithmEntry:

@@ -168,6 +168,21 @@ def test_cql_trains_its_policy_on_one_loss_first_on_the_one_of_cloning() -> None
         torch.testing.assert_close(policy_gradient(algorithm), expected)
 
 
+def test_td3bc_delays_the_steps_of_the_policy_and_of_the_targets() -> None:
+    algorithm = make("TD3BC", BOX, policy_delay=3)
+    for seed in range(2):
+        algorithm.observe(segment(BOX, seed))
+    moved = []
+    for _ in range(7):
+        resumed = make("TD3BC", BOX, policy_delay=3)
+        resumed.load(algorithm.state())
+        algorithm, before = resumed, resumed.checkpoint()["weights"]
+        algorithm.try_rows(np.arange(32))
+        changed = {name for name, tensor in algorithm._tensors().items() if not torch.equal(tensor, before[name])}
+        moved.append({name.partition("_network")[0] for name in changed})
+    assert moved == 2 * [{"qvalue"}, {"qvalue"}, {"qvalue", "actor", "target_qvalue", "target_actor"}] + [{"qvalue"}]
+
+
 def test_cloning_makes_the_datas_action_the_likeliest() -> None:
     algorithm = make("BC", DISCRETE, learning_rate=0.01, gradient_steps=50)
     for seed in range(4):

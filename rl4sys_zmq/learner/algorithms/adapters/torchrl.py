@@ -52,7 +52,8 @@ class TorchrlAlgorithm(ReplayTraining):
     """An algorithm with a loss of TorchRL. Its training depends on the number of observed steps, not on time.
 
     After each `train_frequency` observed steps, `gradient_steps` gradient steps follow. Each of them is one step of Adam, for all
-    networks, on the sum of the library's losses that the parameters select, and one step of the target networks.
+    networks, on the sum of the library's losses that the parameters select, and one step of the target networks, unless the
+    parameters delay it.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class TorchrlAlgorithm(ReplayTraining):
         if p.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._loss.parameters(), p.max_grad_norm)
         self._optimizer.step()
-        if self._targets is not None:
+        if self._targets is not None and p.moves_targets(self._gradient_steps):
             self._targets.step()
         metrics = {f"losses/{name.removeprefix('loss_')}_loss": float(loss.detach()) for name, loss in losses.items()}
         return {**metrics, "charts/learning_rate": p.learning_rate}

@@ -58,6 +58,14 @@ class TorchrlParameters:
         """
         return ()
 
+    def moves_targets(self, step: int) -> bool:
+        """Return True if the target networks take a step after a gradient step.
+
+        Args:
+            step: The number of the gradient step, from 1.
+        """
+        return True
+
 
 def _networks(default: int) -> int:
     return option(whole_number(1, 100), default, doc="number of networks that estimate action values")
@@ -126,9 +134,20 @@ class TD3BCParameters(TorchrlParameters):
     policy_noise: float = option(number(0.0, 10.0), 0.2, doc="deviation of the noise of the target's actions")
     noise_clip: float = option(number(0.0, 10.0), 0.5, doc="largest noise of the target's actions")
     alpha: float = option(number(0.0, MAX_NUMBER), 2.5, doc="weight of the values against the cloning of the data's actions")
+    policy_delay: int = option(
+        whole_number(1, 10_000), 2, doc="gradient steps of the critics for each one of the policy and of the target networks"
+    )
     exploration_noise: float = option(
         number(0.0, 10.0), 0.1, doc="deviation of the noise of actions, as a fraction of half their range"
     )
+
+    def unused_losses(self, step: int) -> tuple[str, ...]:
+        """Return the name of the policy's loss for a gradient step of the critics alone."""
+        return () if self.moves_targets(step) else ("loss_actor",)
+
+    def moves_targets(self, step: int) -> bool:
+        """Return True for each gradient step that also trains the policy."""
+        return not step % self.policy_delay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

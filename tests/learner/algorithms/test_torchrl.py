@@ -115,6 +115,15 @@ def test_the_defaults_of_a_loss_are_those_of_the_library(name: str) -> None:
     assert set(parameters.of_loss) <= {f.name for f in fields(parameters)}
 
 
+def test_the_loss_of_cqls_values_is_the_librarys_default_of_each_kind_of_actions() -> None:
+    import torchrl.objectives
+
+    for actions, theirs in ((BOX, "CQLLoss"), (DISCRETE, "DiscreteCQLLoss")):
+        default = inspect.signature(getattr(torchrl.objectives, theirs).__init__).parameters["loss_function"].default
+        losses = [make("CQL", actions, **given)._loss.loss_function for given in ({}, {"loss_function": "l1"})]
+        assert losses == [default, "l1"]
+
+
 def test_a_learnt_weight_of_cql_multiplies_the_penalty_and_has_a_loss_of_its_own() -> None:
     """At a weight of 4, the critics' gradient is 4 times that of the penalty, and the weight's is minus half the penalty times 4.
 

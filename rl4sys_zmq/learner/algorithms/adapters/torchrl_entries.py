@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, sizes, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, gradient_norm
 from rl4sys_zmq.values import ACTIVATIONS
@@ -47,8 +47,9 @@ class TorchrlParameters:
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def loss_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's loss, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
+        """Return the arguments of the library's loss, by name, without those whose value is the library's default."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
+        return {name: value for name, value in found.items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
         """Return the names of the library's losses on which a gradient step does not train.
@@ -103,7 +104,9 @@ class CQLParameters(TorchrlParameters):
         *("with_lagrange", "lagrange_thresh"),
     )
 
-    loss_function: str = _loss("smooth_l1")
+    loss_function: str | None = option(
+        optional(one_of(*_LOSSES)), None, doc="loss of the estimated values; null: l2 for discrete actions, else smooth_l1"
+    )
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
     temperature: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="temperature of the penalty")
     min_q_weight: float = option(number(0.0, MAX_NUMBER), 1.0, doc="weight of the penalty of actions that are not in the data")

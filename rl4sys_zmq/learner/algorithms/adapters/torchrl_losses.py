@@ -174,8 +174,8 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     if sizes.discrete:
         network = _perceptron(parameters, sizes.features, sizes.actions)
         actor = QValueActor(network, in_keys=["observation"], action_space="categorical")
-        loss = DiscreteCQLLoss(actor, action_space="categorical", loss_function=parameters.loss_function)
-        return LossNetworks(loss, network)
+        arguments = {name: value for name, value in parameters.loss_arguments().items() if name == "loss_function"}
+        return LossNetworks(DiscreteCQLLoss(actor, action_space="categorical", **arguments), network)
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes)
     return LossNetworks(_CQLLoss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, gradient_norm
 from rl4sys_zmq.values import ACTIVATIONS
@@ -162,11 +163,24 @@ class REDQParameters(TorchrlParameters):
     )
 
     num_qvalue_nets: int = _networks(10)
-    sub_sample_len: int = option(whole_number(1, 100), 2, doc="networks whose least value is a target")
+    sub_sample_len: int = option(whole_number(1, 100), 2, doc="networks whose least value is a target; fewer than all")
     loss_function: str = _loss("smooth_l1")
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
     min_alpha: float = option(number(1e-9, MAX_NUMBER), 0.1, doc="least weight of the entropy")
     max_alpha: float = option(number(1e-9, MAX_NUMBER), 10.0, doc="largest weight of the entropy")
+
+    def __post_init__(self) -> None:
+        if self.sub_sample_len >= self.num_qvalue_nets:
+            raise ConfigError(
+                f"algorithm_parameters.sub_sample_len: {self.sub_sample_len} of {self.num_qvalue_nets} networks leave none out, "
+                "which TorchRL cannot; give fewer, or more num_qvalue_nets",
+                key="algorithm_parameters.sub_sample_len",
+            )
+        if self.min_alpha > self.max_alpha:
+            raise ConfigError(
+                f"algorithm_parameters.min_alpha: {self.min_alpha:g} is above max_alpha {self.max_alpha:g}; exchange them",
+                key="algorithm_parameters.min_alpha",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -230,6 +230,7 @@ def test_what_it_cannot_take_is_refused() -> None:
         make("TQC", BOX, top_quantiles_to_drop_per_net=30)
     with pytest.raises(ConfigError, match="sub_sample_len: 3 of 3 networks leave none out"):
         make("REDQ", BOX, num_qvalue_nets=3, sub_sample_len=3)
+    assert make("REDQ", BOX, num_qvalue_nets=1, sub_sample_len=1).parameters.sub_sample_len == 1
     with pytest.raises(ConfigError, match="min_alpha: 5 is above max_alpha 1"):
         make("REDQ", BOX, min_alpha=5.0, max_alpha=1.0)
     with pytest.raises(ConfigError, match="ignores action masks"):

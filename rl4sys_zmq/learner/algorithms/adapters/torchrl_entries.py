@@ -170,7 +170,7 @@ class REDQParameters(TorchrlParameters):
     max_alpha: float = option(number(1e-9, MAX_NUMBER), 10.0, doc="largest weight of the entropy")
 
     def __post_init__(self) -> None:
-        if self.sub_sample_len >= self.num_qvalue_nets:
+        if self.sub_sample_len > max(1, self.num_qvalue_nets - 1):  # TorchRL would use this limit without a word
             raise ConfigError(
                 f"algorithm_parameters.sub_sample_len: {self.sub_sample_len} of {self.num_qvalue_nets} networks leave none out, "
                 "which TorchRL cannot; give fewer, or more num_qvalue_nets",

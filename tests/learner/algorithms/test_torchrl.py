@@ -228,6 +228,8 @@ def test_what_it_cannot_take_is_refused() -> None:
         ALGORITHMS.get("torchrl:PILCO")
     with pytest.raises(ConfigError, match="30 of 25 quantiles leave none"):
         make("TQC", BOX, top_quantiles_to_drop_per_net=30)
+    with pytest.raises(ConfigError, match="gamma: torchrl:BC has no such parameter"):
+        make("BC", BOX, gamma=0.9)
     with pytest.raises(ConfigError, match="sub_sample_len: 3 of 3 networks leave none out"):
         make("REDQ", BOX, num_qvalue_nets=3, sub_sample_len=3)
     assert make("REDQ", BOX, num_qvalue_nets=1, sub_sample_len=1).parameters.sub_sample_len == 1

@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.adapters.global_random import GlobalRandomState
 from rl4sys_zmq.learner.algorithms.adapters.mlp_layers import PublishedNetwork, network_layers
 from rl4sys_zmq.learner.algorithms.adapters.replayed import ReplayPace, ReplayTraining, scaled_actions
-from rl4sys_zmq.learner.algorithms.adapters.torchrl_entries import TorchrlParameters
+from rl4sys_zmq.learner.algorithms.adapters.torchrl_entries import TorchrlParameters, ValueParameters
 from rl4sys_zmq.learner.algorithms.adapters.torchrl_losses import make_loss
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
@@ -77,10 +77,11 @@ class TorchrlAlgorithm(ReplayTraining):
             warnings.simplefilter("ignore")  # about later versions of the library
             made = make_loss(name, p, feature_size(self._observation_space), action_space)
             self._loss, self._policy = made.loss, made.policy
-            self._targets = SoftUpdate(self._loss, tau=p.tau) if any(True for _ in self._loss.buffers()) else None
+            self._targets = SoftUpdate(self._loss, tau=p.tau) if isinstance(p, ValueParameters) else None
         self._gradient_steps = 0
         self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
-        memory = ReplayMemory(self._observation_space, action_space, ReplayOptions(capacity=p.buffer_size, gamma=p.gamma))
+        gamma = p.gamma if isinstance(p, ValueParameters) else 1.0
+        memory = ReplayMemory(self._observation_space, action_space, ReplayOptions(capacity=p.buffer_size, gamma=gamma))
         pace = ReplayPace(
             learning_starts=p.learning_starts,
             every=p.train_frequency,

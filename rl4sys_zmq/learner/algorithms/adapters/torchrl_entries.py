@@ -15,7 +15,7 @@ from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, Librar
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, gradient_norm
 from rl4sys_zmq.values import ACTIVATIONS
 
-__all__ = ["BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC", "TorchrlParameters"]
+__all__ = ["BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC", "TorchrlParameters", "ValueParameters"]
 
 _BUILDER = "rl4sys_zmq.learner.algorithms.adapters.torchrl:build"
 _EXTRA = "torchrl"
@@ -31,8 +31,6 @@ class TorchrlParameters:
     """The names of the parameters that are arguments of the library's loss."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="Adam's step size, for all networks")
-    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
-    tau: float = option(number(0.0, 1.0), 0.005, doc="share of the new weights in each update of the target networks")
     batch_size: int = option(whole_number(1, 1 << 20), 256, doc="transitions per gradient step")
     buffer_size: int = option(
         whole_number(1, 1 << 30), 1_000_000, names=("buffer_capacity", "replay_size"), doc="transitions held in the replay"
@@ -69,6 +67,14 @@ class TorchrlParameters:
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueParameters(TorchrlParameters):
+    """The parameters that all algorithms of TorchRL with estimated values and target networks have."""
+
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    tau: float = option(number(0.0, 1.0), 0.005, doc="share of the new weights in each update of the target networks")
+
+
 def _networks(default: int) -> int:
     return option(whole_number(1, 100), default, doc="number of networks that estimate action values")
 
@@ -83,7 +89,7 @@ class BCParameters(TorchrlParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IQLParameters(TorchrlParameters):
+class IQLParameters(ValueParameters):
     """The parameters of ``torchrl:IQL``."""
 
     of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "loss_function", "temperature", "expectile")
@@ -97,7 +103,7 @@ class IQLParameters(TorchrlParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CQLParameters(TorchrlParameters):
+class CQLParameters(ValueParameters):
     """The parameters of ``torchrl:CQL``. For discrete actions, only `loss_function` and `epsilon` have an effect."""
 
     of_loss: ClassVar[tuple[str, ...]] = (
@@ -127,7 +133,7 @@ class CQLParameters(TorchrlParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TD3BCParameters(TorchrlParameters):
+class TD3BCParameters(ValueParameters):
     """The parameters of ``torchrl:TD3BC``."""
 
     changeable: ClassVar[frozenset[str]] = TorchrlParameters.changeable | {"exploration_noise"}
@@ -155,7 +161,7 @@ class TD3BCParameters(TorchrlParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class REDQParameters(TorchrlParameters):
+class REDQParameters(ValueParameters):
     """The parameters of ``torchrl:REDQ``."""
 
     of_loss: ClassVar[tuple[str, ...]] = (
@@ -184,7 +190,7 @@ class REDQParameters(TorchrlParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TQCParameters(TorchrlParameters):
+class TQCParameters(ValueParameters):
     """The parameters of ``torchrl:TQC``."""
 
     of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "top_quantiles_to_drop_per_net", "alpha_init")

@@ -115,7 +115,7 @@ SPECS = st.one_of(
         st.tuples(st.lists(st.integers(1, 40), max_size=2), st.sampled_from(sorted(TENSOR_DTYPES)), st.booleans()),
         min_size=1,
         max_size=5,
-    ).map(lambda ts: tuple(TensorSpec(f"t{i}", tuple(shape), *how) for i, (shape, *how) in enumerate(ts))),
+    ).map(lambda ts: tuple(TensorSpec(f"t{i}", tuple(shape), dtype, exact) for i, (shape, dtype, exact) in enumerate(ts))),
 )
 
 

@@ -126,7 +126,8 @@ def test_tensors_that_are_not_rounded_go_onward_with_those_that_are() -> None:
         rig.now += 1.0
         (answer,) = rig.child(FetchWeights(*((held.generation, held.version) if held is not None else (0, 0)), "lab"))
         assert isinstance(answer, WeightsReply)
-        assert apply_update(*answer.body[-2:], held, SIZES, exact=(False, True)).digest == newest.digest
+        header, payload = answer.body
+        assert apply_update(header, payload, held, SIZES, exact=(False, True)).digest == newest.digest
 
 
 def test_an_upstream_with_a_new_generation_is_followed_anew(upstream: Upstream) -> None:

@@ -45,9 +45,9 @@ UNITS = 50
 """Units of training after the last recorded step; each is a published version."""
 LIMIT_S = 600.0
 
-VALUES: dict[str, Any] = {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "gamma": 0.98, "batch_size": 256}
+VALUES: dict[str, Any] = {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "batch_size": 256}
 CASES: dict[str, dict[str, Any]] = {
-    "torchrl:IQL": {**VALUES, "expectile": 0.7, "temperature": 3.0, "tau": 0.01},
+    "torchrl:IQL": {**VALUES, "gamma": 0.98, "expectile": 0.7, "temperature": 3.0, "tau": 0.01},
     "torchrl:BC": VALUES,
 }
 

@@ -458,8 +458,8 @@ class WeightSubscriber:
             self._fetch_at = 0.0
             return
         try:
-            others = self.spec.others
-            new = apply_update(head, payload, held, self.spec.sizes, others=others, before=self._before())
+            spec, before = self.spec, self._before()
+            new = apply_update(head, payload, held, spec.sizes, others=spec.others, exact=spec.exact, before=before)
             if relayed and not is_tag_of(tag, self._welcome.tag_key, head.policy_id, new):
                 self._on_wrong_tag(tag, new.version)
                 return

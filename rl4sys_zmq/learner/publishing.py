@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.learner.quantizer import WeightQuantizer
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.weights import Steps, digest, encode_update
+from rl4sys_zmq.weights import Steps, WeightsHeader, digest, encode_update
 from rl4sys_zmq.wire.messages import AssignClient, Frame, Message, PolicyPublished
 
 __all__ = ["PolicyPublisher"]
@@ -89,7 +89,7 @@ class PolicyPublisher:
         base = self._snapshot if writing.level else None
         header, payload = encode_update(self._assign.policy_id, base, new, writing, before=self._before)
         state: Frame = wire.astype("<f4", copy=False).view(np.uint8).data
-        is_state = base is None and not others and len(payload) == len(state)
+        is_state = base is None and not WeightsHeader.unpack(header).others and len(payload) == len(state)
         if others:
             state = b"".join((state, others))
         self._before, self._snapshot = self._snapshot, new

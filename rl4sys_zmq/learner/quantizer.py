@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl4sys_zmq.values import FlatWeights, PolicySpec
-from rl4sys_zmq.weights import EncodingOptions, Steps, WireDtype, choose_steps, round_to
+from rl4sys_zmq.weights import EncodingOptions, Steps, WireDtype, choose_steps, division_of, round_to
 
 __all__ = ["GRID_NOISE", "WeightQuantizer"]
 
@@ -23,8 +23,8 @@ class WeightQuantizer:
 
     Attributes:
         encoding: The options with which weights are encoded for the network.
-        steps: For each tensor of the last version, the distance between neighbouring rounded values, as an exponent of 2. Empty
-            unless `wire_dtype` is ``grid`` (multiples of this distance). A checkpoint stores these exponents.
+        steps: For each rounded tensor of the last version, the distance between neighbouring rounded values, as an exponent of
+            2. Empty unless `wire_dtype` is ``grid`` (multiples of this distance). A checkpoint stores these exponents.
     """
 
     def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
@@ -35,12 +35,14 @@ class WeightQuantizer:
             level: Compression level, as in `EncodingOptions`.
             spec: The policy whose weights are rounded.
         """
-        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others)
+        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others, spec.exact)
         self.steps: Steps = ()
         self._last: FlatWeights | None = None
 
     def round(self, flat: FlatWeights) -> FlatWeights:
         """Return the rounded weights of the next version, float32 ``[n]``: `flat` itself for ``fp32``, else a new array.
+
+        Tensors that are exact (`TensorSpec.exact`) are not rounded.
 
         Args:
             flat: The algorithm's weights, float32 ``[n]``.
@@ -51,7 +53,9 @@ class WeightQuantizer:
         encoding = self.encoding
         if encoding.dtype is WireDtype.FP32:
             return flat
+        parts = division_of(encoding.dtype, encoding.sizes, encoding.exact)
+        weights = parts.rounded(flat)
         if encoding.dtype is WireDtype.GRID:
-            self.steps = choose_steps(flat, self._last, self.steps, encoding.sizes, noise=GRID_NOISE)
-            self._last = flat.copy()
-        return round_to(encoding.dtype, flat, self.steps, encoding.sizes)
+            self.steps = choose_steps(weights, self._last, self.steps, parts.sizes, noise=GRID_NOISE)
+            self._last = weights.copy()
+        return parts.joined(round_to(encoding.dtype, weights, self.steps, parts.sizes), parts.exact(flat))

@@ -68,8 +68,8 @@ class GRUParameters(HeadParameters):
 
     def _layers(self, width: int, outputs: int) -> Iterator[TensorSpec]:
         if self.normalise_observations:
-            yield TensorSpec("obs_mean", (width,))
-            yield TensorSpec("obs_scale", (width,))
+            yield TensorSpec("obs_mean", (width,), exact=True)
+            yield TensorSpec("obs_scale", (width,), exact=True)
         for index, size in enumerate(self.hidden_sizes):
             yield TensorSpec(f"layers.{index}.weight", (size, width))
             yield TensorSpec(f"layers.{index}.bias", (size,))

@@ -121,5 +121,5 @@ class HeadParameters:
         if self.head in ("gaussian", "joint"):
             numbers = action_layout(action_space).numbers
             return (TensorSpec("log_std", (numbers,)),) if numbers else ()
-        epsilon = (TensorSpec("epsilon", (1,)),) if self.head in (*VALUE_HEADS, "deterministic") else ()
-        return (TensorSpec("noise_std", (1,)), *epsilon) if self.head == "deterministic" else epsilon
+        epsilon = (TensorSpec("epsilon", (1,), exact=True),) if self.head in (*VALUE_HEADS, "deterministic") else ()
+        return (TensorSpec("noise_std", (1,), exact=True), *epsilon) if self.head == "deterministic" else epsilon

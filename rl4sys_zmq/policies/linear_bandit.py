@@ -93,8 +93,8 @@ class LinearBanditDocument:
         return (
             TensorSpec("means", (action_space.n, width)),
             TensorSpec("factors", (action_space.n, width, width)),
-            TensorSpec("scale", (1,)),
-            TensorSpec("epsilon", (1,)),
+            TensorSpec("scale", (1,), exact=True),
+            TensorSpec("epsilon", (1,), exact=True),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from rl4sys_zmq.delivery.weight_history import WeightHistory
@@ -99,6 +100,7 @@ class FollowedClient:
         """
         before, tensors = self.source, tensors_from_document(source.tensors)
         sizes = tuple(tensor.size for tensor in tensors if tensor.dtype == FLOAT32)
+        exact = tuple(tensor.exact for tensor in tensors if tensor.dtype == FLOAT32)
         others = other_tensors(tensors)
         nbytes = 4 * sum(sizes) + other_bytes(others)
         if nbytes > MAX_WEIGHT_BYTES:
@@ -109,7 +111,7 @@ class FollowedClient:
             return
         self._tensors = tensors
         self._history = WeightHistory(source.generation)
-        self._options = EncodingOptions(sizes=sizes, others=others)
+        self._options = EncodingOptions(sizes=sizes, others=others, exact=exact)
         self._history.describe(source.policy_id, self._options)
         self.beacon, self.beacon_due, self.fetch_at, self.whole = [], False, 0.0, False
 
@@ -144,9 +146,10 @@ class FollowedClient:
             return False
         newest, before = (history.newest, history.before) if history is not None else (None, None)
         if self._options.dtype is not head.wire_dtype:
-            self._options = EncodingOptions(head.wire_dtype, sizes=self._options.sizes, others=self._options.others)
+            self._options = replace(self._options, dtype=head.wire_dtype)
             held.describe(source.policy_id, self._options)
-        new = apply_update(head, payload, newest, self._options.sizes, others=self._options.others, before=before)
+        options = self._options
+        new = apply_update(head, payload, newest, options.sizes, others=options.others, exact=options.exact, before=before)
         held.add(new, head, (header, payload), tag)
         self.fetch_at, self.whole = 0.0, False
         self.updates += 1

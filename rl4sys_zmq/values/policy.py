@@ -80,6 +80,11 @@ class PolicySpec:
         return tuple([tensor.size for tensor in self.tensors if tensor.dtype == FLOAT32])
 
     @property
+    def exact(self) -> tuple[bool, ...]:
+        """For each float32 tensor, True if it is never rounded (`TensorSpec.exact`)."""
+        return tuple([tensor.exact for tensor in self.tensors if tensor.dtype == FLOAT32])
+
+    @property
     def size(self) -> int:
         """The number of elements of all float32 tensors. It is the length of `PolicySnapshot.flat`."""
         return sum(self.sizes)

@@ -1,9 +1,9 @@
 """The tensors of a policy: their descriptions, and the buffer of the tensors that are not float32.
 
-The float32 tensors, which are most tensors, are in one flat array. It can be rounded before it is sent. The tensors of all other
-dtypes are in one buffer of bytes, which is never rounded. In this buffer, tensors with larger elements come first. Tensors with
-equal element sizes are in the order of the policy spec. So each tensor is aligned to the size of its elements. The buffer ends
-with zeros up to a multiple of 4 bytes.
+The float32 tensors, which are most tensors, are in one flat array. They can be rounded before they are sent, except for the exact
+ones (`TensorSpec.exact`). The tensors of all other dtypes are in one buffer of bytes, which is never rounded. In this buffer,
+tensors with larger elements come first. Tensors with equal element sizes are in the order of the policy spec. So each tensor is
+aligned to the size of its elements. The buffer ends with zeros up to a multiple of 4 bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ _WORD = 4
 class TensorSpec:
     """The description of one tensor of a policy: name, shape and dtype.
 
+    Attributes:
+        name: The name, unique in the policy.
+        shape: The length of each dimension.
+        dtype: A key of `TENSOR_DTYPES`.
+        exact: True for float32 numbers that are not weights, such as the statistics of observations or the probability of a
+            random action. No wire dtype rounds them. Tensors of other dtypes are never rounded.
+
     Raises:
         ConfigError: If the dtype is not a key of `TENSOR_DTYPES`.
     """
@@ -38,6 +45,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str = FLOAT32
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if type(self.dtype) is not str or self.dtype not in TENSOR_DTYPES:

@@ -11,11 +11,12 @@ A *state* is all weights of one policy version as a flat float32 array. A *snaps
 
 The modules: `coder` chooses the form of a diff, with the help of `forms` (states as integers), `blocks`, `contexts` and `choice`.
 `integers`, `planes`, `symbols` and `bits` write the bytes. `snapshots` encodes whole states, and `others` the tensors that are
-not float32.
+not rounded. `division` separates these from the weights.
 """
 
 from rl4sys_zmq.weights.coder import DecodedState, Diff, PayloadEncoding, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
+from rl4sys_zmq.weights.division import Division, division_of
 from rl4sys_zmq.weights.forms import BF16, FP32, FixedPointMapping, IntegerMapping, WireDtype, form_of
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
 from rl4sys_zmq.weights.others import TRAILER_BYTES, verify_others
@@ -33,6 +34,7 @@ __all__ = [
     "PayloadEncoding",
     "DecodedState",
     "Diff",
+    "Division",
     "IntegerMapping",
     "FixedPointMapping",
     "Steps",
@@ -43,6 +45,7 @@ __all__ = [
     "choose_steps",
     "decode_diff",
     "digest",
+    "division_of",
     "encode_diff",
     "encode_update",
     "form_of",

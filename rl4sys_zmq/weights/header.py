@@ -6,7 +6,7 @@ offset  size  field         meaning
 0       4     magic         ``R4SW``
 4       1     format        3; another format is refused: ``version``
 5       1     flags         1: decoding also needs the version before the base version; 2: the payload ends with the tensors
-                            that are not float32 (`rl4sys_zmq.weights.others`); other bits are refused: ``feature``
+                            that are not rounded (`rl4sys_zmq.weights.others`); other bits are refused: ``feature``
 6       1     codec         form of the payload (`PayloadEncoding`); other values are refused: ``kind``
 7       1     wire dtype    number format of the elements (`WireDtype`); other values are refused: ``dtype``
 8       8     policy id     identifies the policy; the learner assigns it in the handshake

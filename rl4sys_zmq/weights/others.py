@@ -1,10 +1,11 @@
-"""The encoding of those tensors of a weight update that are not float32. It is always lossless.
+"""The encoding of those tensors of a weight update that are not rounded. It is always lossless.
 
-All such tensors of a policy version are in one buffer (`PolicySnapshot.others`). The buffer is treated as an array of words of
-4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the result follows
-the float32 elements. The payload ends with the number of bytes of the result (u32) and its `PayloadEncoding` (u8)::
+All tensors of a policy version that are not float32 are in one buffer (`PolicySnapshot.others`). If the wire dtype rounds, the
+exact float32 tensors (`TensorSpec.exact`) follow in it. The buffer is treated as an array of words of 4 bytes. It is encoded as
+if the words were float32 elements with the wire dtype ``fp32``. In the payload, the result follows the other float32 elements.
+The payload ends with the number of bytes of the result (u32) and its `PayloadEncoding` (u8)::
 
-    the float32 elements | the words of the other tensors | number of bytes of the words | codec of the words
+    the other float32 elements | the words of this buffer | number of bytes of the words | codec of the words
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
 def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) -> bytes:
-    """Return the complete payload of an update for a policy that has tensors of other dtypes than float32.
+    """Return the complete payload of an update for a policy that has tensors that are not rounded.
 
     Args:
-        payload: The payload of the float32 elements.
-        base: `PolicySnapshot.others` of the version that the receiver holds; None if the update is a whole snapshot.
-        new: `PolicySnapshot.others` of the version to send.
+        payload: The payload of the other float32 elements.
+        base: The buffer (`Division.parts`) of the version that the receiver holds; None if the update is a whole snapshot.
+        new: The buffer of the version to send.
         level: Compression level, as in `EncodingOptions`.
 
     Raises:
@@ -61,7 +62,7 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
-    """Return the buffer of the tensors that are not float32 (`PolicySnapshot.others`), from its part of a payload.
+    """Return the buffer of the tensors that are not rounded (`Division.parts`), from its part of a payload.
 
     Args:
         codec: Form of the part (`PayloadEncoding`).

@@ -17,6 +17,7 @@ from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_byt
 from rl4sys_zmq.weights.bits import BitReader
 from rl4sys_zmq.weights.coder import DecodedState, Diff, Payload, PayloadEncoding, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
+from rl4sys_zmq.weights.division import division_of
 from rl4sys_zmq.weights.forms import WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
 from rl4sys_zmq.weights.others import TRAILER_BYTES, append_others, decode_others, split_payload, verify_others
@@ -38,14 +39,16 @@ class EncodingOptions:
         level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: fast. 2: fewer bytes, in up to ten times
             the time.
         sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` (multiples of a power of two for each
-            tensor) needs them.
+            tensor) and exact tensors need them.
         others: The tensors that are not float32 (`PolicySpec.others`). They are sent without loss.
+        exact: For each float32 tensor, True if it is sent without loss too (`PolicySpec.exact`). Empty: none is.
     """
 
     dtype: WireDtype = WireDtype.FP32
     level: int = 1
     sizes: tuple[int, ...] = ()
     others: tuple[TensorSpec, ...] = ()
+    exact: tuple[bool, ...] = ()
 
 
 def encode_update(
@@ -78,18 +81,23 @@ def encode_update(
     _require_finite(new.flat)
     writing = writing or EncodingOptions()
     verify_others(writing.others, new.others)
+    division = division_of(writing.dtype, writing.sizes, writing.exact)
+    flat, words = division.parts(new)
+    held_words = None
     if base is None or base.generation != new.generation or not writing.level:
         base = None
-        diff, base_version = Diff(*encode_snapshot(new.flat, writing.dtype, writing.level)), new.version
+        diff, base_version = Diff(*encode_snapshot(flat, writing.dtype, writing.level)), new.version
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
         if before is not None and not _precedes(before, base.generation, base.version):
             before = None
-        diff, base_version = _encode_diff(base.flat, new.flat, writing, before), base.version
+        held, held_words = division.parts(base)
+        last = division.rounded(before.flat) if before is not None else None
+        diff, base_version = _encode_diff(held, flat, writing, division.sizes, last), base.version
     payload = diff.payload
-    if new.others:
-        payload = append_others(payload, base.others if base is not None else None, new.others, writing.level)
+    if words:
+        payload = append_others(payload, held_words, words, writing.level)
     header = WeightsHeader(
         policy_id=policy_id,
         generation=new.generation,
@@ -102,7 +110,7 @@ def encode_update(
         state_hash=new.digest,
         wire_dtype=writing.dtype,
         predicted=diff.predicted,
-        others=bool(new.others),
+        others=bool(words),
     )
     return header.pack(), payload
 
@@ -114,6 +122,7 @@ def apply_update(
     sizes: Sequence[int],
     *,
     others: Sequence[TensorSpec] = (),
+    exact: Sequence[bool] = (),
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
     """Apply a weight update. Return the new snapshot (all weights of a version), after a check of its digest (checksum).
@@ -127,6 +136,7 @@ def apply_update(
         held: The snapshot that the actor holds, with finite weights; None if it has none so far.
         sizes: Number of elements of each float32 tensor of the policy (`PolicySpec.sizes`).
         others: The tensors of the policy that are not float32 (`PolicySpec.others`).
+        exact: For each float32 tensor, True if it is never rounded (`PolicySpec.exact`). Empty: none is.
         before: The snapshot that the actor held before `held`, if it is still available; else None.
 
     Raises:
@@ -139,15 +149,16 @@ def apply_update(
     size, other_size = sum(sizes), other_bytes(others)
     if head.elements != size:
         raise WeightsError(f"{head.elements} elements for a policy of {size}", reason="size")
-    if head.others != bool(other_size):
-        words = "tensors that are not float32"
-        raise WeightsError(
-            f"an update {'with' if head.others else 'without'} {words}; the policy has {len(others)}", reason="size"
-        )
-    _verify_payload(head, payload, other_size)
+    division = division_of(head.wire_dtype, sizes, exact)
+    word_size = other_size + 4 * division.kept
+    if head.others != bool(word_size):
+        have = f"an update {'with' if head.others else 'without'} tensors that are not rounded"
+        raise WeightsError(f"{have}; the policy has {len(others) + len(sizes) - len(division.sizes)}", reason="size")
+    _verify_payload(head, payload, size - division.kept, word_size)
     codec, coded = 0, payload
-    if other_size:
+    if word_size:
         payload, coded, codec = split_payload(payload)
+    held_words = None
     if head.codec.is_diff:
         if held is None or (held.generation, held.version) != (head.generation, head.base_version):
             have = "nothing" if held is None else f"version {held.version} of generation {held.generation}"
@@ -160,15 +171,19 @@ def apply_update(
         used = (held, before) if head.predicted and before is not None else (held,)
         if any(one.flat.size != size for one in used) or len(held.others) != other_size:
             raise WeightsError(f"{[one.flat.size for one in used]} elements are held for a policy of {size}", reason="size")
-        decoded = _decode_diff(head, payload, held.flat, before.flat if head.predicted and before is not None else None, sizes)
+        base, held_words = division.parts(held)
+        last = division.rounded(before.flat) if head.predicted and before is not None else None
+        decoded = _decode_diff(head, payload, base, last, division.sizes)
         flat, written = decoded.flat, decoded.written
     else:
-        held = None
-        flat = written = decode_snapshot(head.codec, payload, size, head.wire_dtype)
-    rest = decode_others(codec, coded, other_size, held.others if held is not None else None) if other_size else b""
+        flat = written = decode_snapshot(head.codec, payload, size - division.kept, head.wire_dtype)
+    words = decode_others(codec, coded, word_size, held_words) if word_size else b""
+    rest, kept = words[:other_size], np.frombuffer(words[other_size:], "<f4")
+    flat = division.joined(flat, kept)
     if digest(flat, rest) != head.state_hash:
         raise WeightsError(f"version {head.new_version} does not verify: its digest differs from the learner's", reason="digest")
     _require_finite(written)
+    _require_finite(kept)
     verify_others(others, rest)
     return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat, rest)
 
@@ -177,17 +192,18 @@ def _precedes(before: PolicySnapshot, generation: int, version: int) -> bool:
     return (before.generation, before.version) == (generation, version - 1)
 
 
-def _encode_diff(base: FlatWeights, new: FlatWeights, writing: EncodingOptions, before: PolicySnapshot | None) -> Diff:
+def _encode_diff(
+    base: FlatWeights, new: FlatWeights, writing: EncodingOptions, sizes: Sequence[int], before: FlatWeights | None
+) -> Diff:
     steps: Steps = ()
     table = b""
     if writing.dtype is WireDtype.GRID:
-        steps = steps_of(new, writing.sizes)
-        if sum(writing.sizes) != new.size or any(step < LEAST_EXPONENT for step in steps):
+        steps = steps_of(new, sizes)
+        if sum(sizes) != new.size or any(step < LEAST_EXPONENT for step in steps):
             raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
         table = np.array(steps, dtype=np.int8).tobytes()
-    form = form_of(writing.dtype, steps, writing.sizes)
-    flat = before.flat if before is not None else None
-    return encode_diff(base, new, form=form, level=writing.level, before=flat, prefix=table)
+    form = form_of(writing.dtype, steps, sizes)
+    return encode_diff(base, new, form=form, level=writing.level, before=before, prefix=table)
 
 
 def _decode_diff(
@@ -210,10 +226,10 @@ def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:
         raise WeightsError(f"not a weights header: {exc}", reason="payload") from exc
 
 
-def _verify_payload(head: WeightsHeader, payload: Payload, other_size: int) -> None:
+def _verify_payload(head: WeightsHeader, payload: Payload, elements: int, word_size: int) -> None:
     if head.chunks != 1:
         raise WeightsError(f"the update has {head.chunks} chunks; this side supports one", reason="payload")
-    if head.others and head.payload_bytes > (most := head.wire_dtype.itemsize * head.elements + other_size + TRAILER_BYTES):
+    if head.others and head.payload_bytes > (most := head.wire_dtype.itemsize * elements + word_size + TRAILER_BYTES):
         raise WeightsError(f"the payload has {head.payload_bytes} bytes; the limit for this policy is {most}", reason="payload")
     if len(payload) != head.payload_bytes:
         raise WeightsError(f"the payload has {len(payload)} bytes; expected {head.payload_bytes}", reason="payload")

@@ -44,7 +44,7 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
         "action_space": space_to_json(spec.action_space),
         "kind": spec.kind,
         "document": dict(spec.document),
-        "tensors": [[t.name, list(t.shape), *([t.dtype] if t.dtype != FLOAT32 else [])] for t in spec.tensors],
+        "tensors": [[t.name, list(t.shape), *_how(t)] for t in spec.tensors],
         "columns": [[c.name, list(c.shape), c.dtype, c.per] for c in spec.columns],
     }
     return {**form, _BLOB: [len(spec.blob), blob_digest(spec.blob)]} if spec.blob else form
@@ -96,7 +96,9 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
 
 
 def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a policy that a received list describes: ``[name, shape]`` or ``[name, shape, dtype]`` for each.
+    """Return the tensors of a policy that a received list describes.
+
+    For each tensor the list has ``[name, shape]``, ``[name, shape, dtype]`` or ``[name, shape, dtype, exact]``.
 
     Raises:
         ProtocolError: If the list does not have this form, or has more than `MAX_TENSORS` entries.
@@ -109,8 +111,17 @@ def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
         raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {exc}") from exc
 
 
-def _tensor(name: object, shape: object, dtype: object = FLOAT32) -> TensorSpec:
-    return TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), _string(dtype))
+def _how(tensor: TensorSpec) -> list[str | bool]:
+    """Return the dtype of a tensor and whether it is exact, for the list in a document; empty for a usual float32 tensor."""
+    if tensor.exact:
+        return [tensor.dtype, True]
+    return [tensor.dtype] if tensor.dtype != FLOAT32 else []
+
+
+def _tensor(name: object, shape: object, dtype: object = FLOAT32, exact: object = False) -> TensorSpec:
+    if type(exact) is not bool:
+        raise TypeError(f"{exact!r:.80} is not true or false")
+    return TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), _string(dtype), exact)
 
 
 def _blob(announced: object, body: Sequence[Frame]) -> bytes:

@@ -124,3 +124,20 @@ def test_the_discount_of_torchrl_is_that_of_the_new_parameters() -> None:
     new: Any = make_algorithm("torchrl:REDQ", OBS, BOX, {**OFF, "gamma": 0.5}, 3)
     new.load(old.state())
     assert dict(new._loss.named_buffers())["_value_estimator.gamma"].item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["from RMSProp", "from Adam"])
+def test_another_optimizer_of_sb3_starts_without_the_state_of_the_old_one(before: bool) -> None:
+    needs("sb3:A2C")
+    given = {"hidden_sizes": [8], "n_steps": 16}
+    old = trained("sb3:A2C", DISCRETE, {**given, "use_rms_prop": before})
+    new: Any = make_algorithm("sb3:A2C", OBS, DISCRETE, {**given, "use_rms_prop": not before}, 3)
+    new.load(old.state())
+    assert all(np.array_equal(one, new.snapshot()[name]) for name, one in old.snapshot().items())
+    assert not new._model.policy.optimizer.state
+    again = trained("sb3:A2C", DISCRETE, {**given, "use_rms_prop": not before})
+    again.load(new.state())
+    assert not again._model.policy.optimizer.state
+    same: Any = make_algorithm("sb3:A2C", OBS, DISCRETE, {**given, "use_rms_prop": before}, 3)
+    same.load(old.state())
+    assert same._model.policy.optimizer.state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from rl4sys_zmq.relay.core import RelayCallbacks, RelayCore
 from rl4sys_zmq.security import AccessList, Authorizer, Quota, User
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
+from rl4sys_zmq.weights import EncodingOptions, digest, division_of, encode_update, round_to
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Frame, Message, PolicyPublished, WeightsSource
 
@@ -27,20 +27,25 @@ TAG_KEY = bytes(range(32))
 class Upstream:
     """A learner's side for a relay: it publishes versions and replies to requests as a learner does."""
 
+    tensors: ClassVar[list[Any]] = TENSORS
+    writing: ClassVar[EncodingOptions] = EncodingOptions(sizes=SIZES)
+
     def __init__(self, generation: int = 7, topic: bytes = b"up-topic", client_id: str = "lab", policy: bytes = POLICY) -> None:
         self.topic, self.client_id, self.policy = topic, client_id, policy
         self.history = WeightHistory(generation)
-        self.history.describe(policy, EncodingOptions(sizes=SIZES))
+        self.history.describe(policy, self.writing)
         self.history.tag_with(TAG_KEY)
         self.states: list[PolicySnapshot] = []
 
     def publish(self) -> list[Frame]:
         """Publish the next version, and return the frames of the message."""
-        version = len(self.states)
+        version, writing = len(self.states), self.writing
         flat = np.random.default_rng([self.history.generation, version]).normal(0.0, 0.1, sum(SIZES)).astype(np.float32)
+        parts = division_of(writing.dtype, SIZES, writing.exact)
+        flat = parts.joined(round_to(writing.dtype, parts.rounded(flat)), parts.exact(flat))
         new = PolicySnapshot(self.history.generation, version, digest(flat), flat)
         base = self.states[-1] if self.states else None
-        body = (flat.tobytes(), *encode_update(self.policy, base, new, EncodingOptions(sizes=SIZES)))
+        body = (flat.tobytes(), *encode_update(self.policy, base, new, writing))
         self.states.append(new)
         return [b"W" + self.topic, *self.history.publish(PolicyPublished(version, new.digest, body))]
 
@@ -59,7 +64,7 @@ class Upstream:
                 history.generation,
                 history.version,
                 history.digest,
-                TENSORS,
+                self.tensors,
                 "tcp://*:5",
             )
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.liveness import FOLLOW_AGAIN_S, RELAY_CLIENT_S
 from rl4sys_zmq.relay.core import CLIENT_MESSAGES_PER_S, CUT_AFTER
-from rl4sys_zmq.weights import apply_update, is_tag_of
+from rl4sys_zmq.weights import EncodingOptions, WireDtype, apply_update, is_tag_of
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import (
     FetchWeights,
@@ -104,6 +104,30 @@ def test_fetches_are_answered_from_what_is_held(upstream: Upstream) -> None:
         assert (got.version, got.digest) == (5, upstream.states[5].digest)
         assert is_tag_of(answer.tags[0], TAG_KEY, POLICY, got)
     assert not [m for m in rig.asked[2:] if isinstance(m, FetchWeights)]
+
+
+class ExactUpstream(Upstream):
+    """An upstream that rounds one of its two tensors."""
+
+    tensors: ClassVar[list[Any]] = [["w", [SIZES[0]]], ["b", [SIZES[1]], "float32", True]]
+    writing: ClassVar[EncodingOptions] = EncodingOptions(WireDtype.BF16, sizes=SIZES, exact=(False, True))
+
+
+def test_tensors_that_are_not_rounded_go_onward_with_those_that_are() -> None:
+    upstream = ExactUpstream()
+    upstream.publish()
+    rig = joined(upstream)
+    for _ in range(3):
+        assert len(rig.hears(upstream.publish())) == 1
+    newest = upstream.states[-1]
+    assert rig.client()["digest"] == f"{newest.digest:016x}"
+    assert not newest.flat[: SIZES[0]].view("u4").astype("u2").any() and newest.flat[SIZES[0] :].view("u4").astype("u2").any()
+    for held in (None, upstream.states[1]):
+        rig.now += 1.0
+        (answer,) = rig.child(FetchWeights(*((held.generation, held.version) if held is not None else (0, 0)), "lab"))
+        assert isinstance(answer, WeightsReply)
+        header, payload = answer.body
+        assert apply_update(header, payload, held, SIZES, exact=(False, True)).digest == newest.digest
 
 
 def test_an_upstream_with_a_new_generation_is_followed_anew(upstream: Upstream) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that are not float32 arrive bit for bit, for every encoding of the float32 ones, or the update is refused."""
+"""Tensors that are not float32, or exact, arrive bit for bit, for every encoding of the others, or the update is refused."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from rl4sys_zmq.weights import (
     apply_update,
     choose_steps,
     digest,
+    division_of,
     encode_update,
     round_to,
 )
@@ -37,6 +38,14 @@ MIXED = (
     TensorSpec("b", (7,)),
     TensorSpec("table", (5,), "uint8"),
     TensorSpec("used", (3, 2), "bool"),
+)
+EXACT = (
+    TensorSpec("mean", (5,), exact=True),
+    TensorSpec("scale", (5,), exact=True),
+    TensorSpec("w", (30, 10)),
+    TensorSpec("used", (3,), "bool"),
+    TensorSpec("b", (7,)),
+    TensorSpec("epsilon", (1,), exact=True),
 )
 
 
@@ -81,12 +90,14 @@ class Publisher:
     """Both sides of an update. It rounds the float32 tensors, encodes updates, and applies them."""
 
     def __init__(self, spec: PolicySpec, dtype: WireDtype, level: int) -> None:
-        self.spec, self.writing = spec, EncodingOptions(dtype, level, spec.sizes, spec.others)
+        self.spec, self.writing = spec, EncodingOptions(dtype, level, spec.sizes, spec.others, spec.exact)
 
     def snapshot(self, tensors: dict[str, Any], version: int) -> PolicySnapshot:
         flat, others = self.spec.flatten(tensors)
-        steps = choose_steps(flat, None, (), self.spec.sizes, noise=2.0) if self.writing.dtype is WireDtype.GRID else ()
-        wire = round_to(self.writing.dtype, flat, steps, self.spec.sizes)
+        dtype, parts = self.writing.dtype, division_of(self.writing.dtype, self.spec.sizes, self.spec.exact)
+        weights = parts.rounded(flat)
+        steps = choose_steps(weights, None, (), parts.sizes, noise=2.0) if dtype is WireDtype.GRID else ()
+        wire = parts.joined(round_to(dtype, weights, steps, parts.sizes), parts.exact(flat))
         return PolicySnapshot(GENERATION, version, digest(wire, others), wire, others)
 
     def encode(self, base: PolicySnapshot | None, new: PolicySnapshot, before: PolicySnapshot | None = None) -> Any:
@@ -94,14 +105,17 @@ class Publisher:
 
     def apply(self, update: Any, held: PolicySnapshot | None, before: PolicySnapshot | None = None) -> PolicySnapshot:
         header, payload = update
-        return apply_update(header, payload, held, self.spec.sizes, others=self.spec.others, before=before)
+        spec = self.spec
+        return apply_update(header, payload, held, spec.sizes, others=spec.others, exact=spec.exact, before=before)
 
 
 SPECS = st.one_of(
-    st.just(MIXED),
+    st.sampled_from([MIXED, EXACT]),
     st.lists(
-        st.tuples(st.lists(st.integers(1, 40), max_size=2), st.sampled_from(sorted(TENSOR_DTYPES))), min_size=1, max_size=5
-    ).map(lambda ts: tuple(TensorSpec(f"t{i}", tuple(shape), dtype) for i, (shape, dtype) in enumerate(ts))),
+        st.tuples(st.lists(st.integers(1, 40), max_size=2), st.sampled_from(sorted(TENSOR_DTYPES)), st.booleans()),
+        min_size=1,
+        max_size=5,
+    ).map(lambda ts: tuple(TensorSpec(f"t{i}", tuple(shape), dtype, exact) for i, (shape, dtype, exact) in enumerate(ts))),
 )
 
 
@@ -122,12 +136,14 @@ def test_all_dtypes_come_through_snapshots_and_diffs(tensors: Any, dtype: Any, l
         now = moved(now, kind, seed + version)
         versions.append(publisher.snapshot(now, version))
         update = publisher.encode(versions[-2], versions[-1], versions[-3] if version > 1 else None)
-        assert len(update[1]) <= dtype.itemsize * publisher.spec.size + len(held.others) + TRAILER_BYTES * bool(held.others)
+        kept = division_of(dtype, publisher.spec.sizes, publisher.spec.exact).kept
+        words = len(held.others) + 4 * kept
+        assert len(update[1]) <= dtype.itemsize * (publisher.spec.size - kept) + words + TRAILER_BYTES * bool(words)
         held, before = publisher.apply(update, held, before), held
         assert (held.flat.tobytes(), held.others) == (versions[-1].flat.tobytes(), versions[-1].others)
         assert held.digest == versions[-1].digest == digest(held.flat, held.others)
         views = publisher.spec.views(held.flat, held.others)
-        for tensor in publisher.spec.others:
+        for tensor in (*publisher.spec.others, *(one for one in publisher.spec.tensors if one.exact)):
             assert views[tensor.name].tobytes() == now[tensor.name].tobytes()
     late = publisher.apply(publisher.encode(None, versions[-1]), None)
     jumped = publisher.apply(publisher.encode(versions[0], versions[-1]), versions[0]) if kinds else late
@@ -165,6 +181,28 @@ def test_the_layout_is_the_documented_one() -> None:
     assert header[4:8] == bytes([3, 2, PayloadEncoding.SNAPSHOT, WireDtype.FP32])
     assert struct.unpack_from("<2I", header, 44) == (2, len(payload))
     assert new.digest == xxhash.xxh3_64_intdigest(payload[:-TRAILER_BYTES])
+
+
+@pytest.mark.parametrize("dtype", [WireDtype.BF16, WireDtype.GRID])
+def test_exact_elements_follow_the_other_tensors(dtype: WireDtype) -> None:
+    tensors = (TensorSpec("mean", (1,), exact=True), TensorSpec("w", (1,)), TensorSpec("n", (1,), "uint8"))
+    spec = spec_of((*tensors, TensorSpec("epsilon", (1,), exact=True)))
+    numbers = {"mean": [1000.1], "w": [-2.0], "epsilon": [0.05]}
+    given = {name: np.array(value, np.float32) for name, value in numbers.items()} | {"n": np.array([7], np.uint8)}
+    header, payload = Publisher(spec, dtype, 0).encode(None, Publisher(spec, dtype, 0).snapshot(given, 3))
+    weight = "00c0" if dtype is WireDtype.BF16 else "000000c0"
+    assert payload == bytes.fromhex(f"{weight} 07000000 66067a44 cdcc4c3d 0c000000 05")
+    assert WeightsHeader.unpack(header).others and struct.unpack_from("<I", header, 44) == (4 - 1,)
+
+
+def test_an_exact_element_that_is_not_finite_is_refused() -> None:
+    publisher = Publisher(spec_of(EXACT), WireDtype.BF16, 0)
+    sound = publisher.snapshot(drawn(publisher.spec, 0), 1)
+    flat = sound.flat.copy()
+    publisher.spec.views(flat, sound.others)["epsilon"][0] = np.nan
+    header, payload = publisher.encode(None, sound)
+    body = bytes(payload)[: -TRAILER_BYTES - 4] + flat[-1:].tobytes() + bytes(payload)[-TRAILER_BYTES:]
+    assert reason_of(publisher, resealed(header, body, state_hash=digest(flat, sound.others)), None) == "finite"
 
 
 # ---- updates that are refused

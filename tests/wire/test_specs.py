@@ -19,9 +19,8 @@ from rl4sys_zmq.wire import messages as m
 
 FOUR, TWO = BoxSpace((4,)), DiscreteSpace(2)
 BLOB = bytes(range(256)) * 300
-SPEC = PolicySpec(
-    FOUR, TWO, "graph", {"opset": 17}, (*(TensorSpec(d, (2, 3), d) for d in TENSOR_DTYPES), TensorSpec("one", (), "int64")), BLOB
-)
+ONE, EXACT = TensorSpec("one", (), "int64"), TensorSpec("exact", (2,), exact=True)
+SPEC = PolicySpec(FOUR, TWO, "graph", {"opset": 17}, (*(TensorSpec(d, (2, 3), d) for d in TENSOR_DTYPES), ONE, EXACT), BLOB)
 
 
 def read(form: Any, body: Any) -> Any:
@@ -40,6 +39,8 @@ def test_specs_come_back_with_their_blob() -> None:
 def test_a_spec_of_float32_alone_has_no_dtypes() -> None:
     document = spec_to_document(mlp_spec(FOUR, TWO, "categorical", ()))
     assert document["tensors"] == [["layers.0.weight", [2, 4]], ["layers.0.bias", [2]]]
+    exact = spec_to_document(mlp_spec(FOUR, TWO, "q_values", ()))["tensors"][-1]
+    assert exact == ["epsilon", [1], "float32", True]
     assert list(document) == ["observation_space", "action_space", "kind", "document", "tensors", "columns"]
 
 
@@ -94,6 +95,8 @@ def test_a_blob_travels_as_the_body(samples: dict[str, m.Message], name: str) ->
         ["w", [-1], "int64"],
         ["w", [2] * 9, "int64"],
         ["w", [2], "int64", 1],
+        ["w", [2], "float32", None],
+        ["w", [2], "float32", True, True],
         ["w"],
         "w2",
     ],

@@ -68,6 +68,9 @@ class PPOParameters(PPOSetting):
     )
     """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
 
+    default_minibatches: ClassVar[int | None] = None
+    """The number of minibatches if no parameter gives their number or size; None: `DEFAULT_MINIBATCH` gives their size."""
+
     value_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
     )
@@ -181,8 +184,9 @@ class PPOParameters(PPOSetting):
 
     def minibatches(self, steps: int) -> int:
         """Return the number of minibatches into which each pass divides a batch of `steps` steps."""
-        size = self.minibatch_size or (steps if self.in_turn else self.batch_size or DEFAULT_MINIBATCH)
-        return self.num_minibatches or max(1, round(steps / size))
+        size = self.minibatch_size or (None if self.in_turn else self.batch_size)
+        count = self.num_minibatches or (None if size else self.default_minibatches)
+        return count or max(1, round(steps / (size or (steps if self.in_turn else DEFAULT_MINIBATCH))))
 
     def minibatch_steps(self) -> int | None:
         """Return the number of steps of the smallest minibatch of a batch, or None if the size of a batch is unknown."""
@@ -201,7 +205,8 @@ class PPOParameters(PPOSetting):
             lines.append(f"traj_per_epoch {self.traj_per_epoch}: ignored, because the batch has a size of its own")
         if self.in_turn:
             policy, value = self.iterations()
-            batch = "the whole batch" if not (self.minibatch_size or self.num_minibatches) else "minibatches"
+            sizes = self.minibatch_size, self.num_minibatches, self.default_minibatches
+            batch = "minibatches" if any(sizes) else "the whole batch"
             lines.append(
                 f"train_pi_iters {policy}, train_v_iters {value}: passes over {batch}, the policy's first, "
                 "each network with its own Adam"

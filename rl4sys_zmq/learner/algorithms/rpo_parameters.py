@@ -7,6 +7,7 @@ RPO is PPO with a moved mean: in training, a uniform random number is added to t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, policy_planner
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
@@ -22,8 +23,21 @@ class RPOParameters(PPOParameters):
     As in RL4Sys, `num_steps` is the size of a batch, and `total_timesteps_anneal_lr` the length of the schedule.
     """
 
+    default_minibatches: ClassVar[int | None] = 32
+
     rpo_alpha: float = inherited(PPOParameters, "rpo_alpha", 0.5)
-    num_minibatches: int | None = inherited(PPOParameters, "num_minibatches", 32)
+    num_minibatches: int | None = inherited(
+        PPOParameters,
+        "num_minibatches",
+        None,
+        doc="minibatches per pass; null: 32, unless minibatch_size or batch_size is given; a number replaces minibatch_size",
+    )
+    minibatch_size: int | None = inherited(
+        PPOParameters,
+        "minibatch_size",
+        None,
+        doc="approximate steps per gradient step: a batch is divided into equal minibatches; null: batch_size or num_minibatches",
+    )
     clip_vloss: bool = inherited(PPOParameters, "clip_vloss", True)
     steps_per_update: int | None = inherited(PPOParameters, "steps_per_update", None, names=("steps_per_epoch", "num_steps"))
     rollout_length: int | None = inherited(ActorCriticParameters, "rollout_length", None, names=("n_steps",))
@@ -45,7 +59,6 @@ ENTRY = AlgorithmEntry(
             parameters={
                 "steps_per_update": 4096,
                 "minibatch_size": 64,
-                "num_minibatches": None,
                 "gamma": 0.9,
                 "gae_lambda": 0.95,
                 "ent_coef": 0.0,

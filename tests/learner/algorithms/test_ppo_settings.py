@@ -205,6 +205,24 @@ def test_the_kind_of_actions_in_rl4syss_block_must_be_the_clients() -> None:
 # ---- RPO
 
 
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({}, 32),
+        ({"minibatch_size": 64}, 32),
+        ({"minibatch_size": 512}, 4),
+        ({"batch_size": 256}, 8),
+        ({"minibatch_size": 512, "batch_size": 64}, 4),
+        ({"minibatch_size": 512, "num_minibatches": 2}, 2),
+        ({"train_pi_iters": 3, "batch_size": 64}, 32),
+    ],
+    ids=str,
+)
+def test_a_size_of_minibatches_replaces_their_default_number(given: dict[str, int], count: int) -> None:
+    rpo: Any = ALGORITHMS.get("RPO").read(given)
+    assert rpo.minibatches(2048) == count
+
+
 def test_rpo_moves_the_mean_of_each_action_by_a_uniform_number() -> None:
     """RPO is that of Rahman & Xue 2022, algorithm 1: the log-probability is under a normal distribution with a moved mean."""
     algorithm = RPO(OBS, ARM, PLAIN, 0)

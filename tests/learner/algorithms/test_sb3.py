@@ -161,6 +161,24 @@ def test_our_advantages_are_those_of_the_library() -> None:
     assert list(np.flatnonzero(ours.episode_starts)) == [0]
 
 
+@pytest.mark.parametrize(("name", "weighted"), [("A2C", True), ("PPO", False)])
+def test_old_data_weigh_less_in_an_algorithm_without_a_ratio(name: str, weighted: bool) -> None:
+    """The first of three corrected segments has actions that the policy finds less likely than the actor did."""
+    found = []
+    for difference in (0.0, 2.0, -2.0):
+        algorithm = make(name, **{**ON, "n_steps": 3})
+        steps = [replace(segment(1, seed=seed), episode_id=seed) for seed in range(3)]
+        likely = [log_probs(algorithm, step).astype(np.float32) for step in steps]
+        likely[0] += np.float32(difference)
+        for step, own in zip(steps, likely, strict=True):
+            algorithm.observe(replace(step, log_probs=own), correct=True)
+        algorithm.update()
+        found.append(algorithm._model.rollout_buffer.advantages.reshape(-1))
+    current, rarer, likelier = found
+    np.testing.assert_allclose(rarer, current * [np.exp(-2.0) if weighted else 1.0, 1.0, 1.0], rtol=1e-4)
+    np.testing.assert_allclose(likelier, current, rtol=1e-4)
+
+
 def test_masks_reach_the_algorithm_that_uses_them_and_no_other() -> None:
     masks = np.tile([True, False, True], (32, 1))
     allowed = replace(segment(32, masks=masks), actions=np.ones(32, np.int64))
@@ -279,6 +297,11 @@ def test_spaces_that_it_cannot_take_are_refused_with_those_that_it_can() -> None
         ALGORITHMS.get("sb3:ARS")
 
 
+def test_quantiles_that_leave_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="5 of 5 quantiles leave none; drop fewer"):
+        make("TQC", BOX, n_quantiles=5, top_quantiles_to_drop_per_net=5)
+
+
 def test_the_environment_of_the_model_cannot_be_stepped() -> None:
     with pytest.raises(RL4SysError, match="the steps come from actors"):
         make("PPO", **ON)._model.learn(10)
@@ -329,3 +352,14 @@ def test_a_network_that_is_no_perceptron_of_ours_is_refused(layers: list[nn.Modu
 def test_nested_modules_of_a_perceptron_are_read() -> None:
     layers, activation = network_layers(nn.Sequential(nn.Linear(2, 4), nn.ReLU(inplace=True)), nn.Sequential(nn.Linear(4, 1)))
     assert [tuple(weight.shape) for weight, _ in layers] == [(4, 2), (1, 4)] and activation == "relu"
+
+
+@pytest.mark.parametrize("name", ["SAC", "TD3"])
+def test_a_dimension_without_a_range_trains(name: str) -> None:
+    fixed = BoxSpace((2,), low=(-1.0, 0.5), high=(1.0, 0.5))
+    algorithm = make(name, fixed, **OFF)
+    acts = np.stack([np.linspace(-1.0, 1.0, 48), np.full(48, 0.5)], axis=1).astype(np.float32)
+    algorithm.observe(replace(segment(48, BOX), actions=acts))
+    metrics = algorithm.update()
+    assert metrics is not None and all(np.isfinite(value) for value in metrics.values())
+    assert all(np.isfinite(numbers).all() for numbers in algorithm.numbers_to_check())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,15 @@ def test_the_defaults_of_a_loss_are_those_of_the_library(name: str) -> None:
     assert set(parameters.of_loss) <= {f.name for f in fields(parameters)}
 
 
+def test_the_loss_of_cqls_values_is_the_librarys_default_of_each_kind_of_actions() -> None:
+    import torchrl.objectives
+
+    for actions, theirs in ((BOX, "CQLLoss"), (DISCRETE, "DiscreteCQLLoss")):
+        default = inspect.signature(getattr(torchrl.objectives, theirs).__init__).parameters["loss_function"].default
+        losses = [make("CQL", actions, **given)._loss.loss_function for given in ({}, {"loss_function": "l1"})]
+        assert losses == [default, "l1"]
+
+
 def test_a_learnt_weight_of_cql_multiplies_the_penalty_and_has_a_loss_of_its_own() -> None:
     """At a weight of 4, the critics' gradient is 4 times that of the penalty, and the weight's is minus half the penalty times 4.
 
@@ -139,6 +148,48 @@ def test_a_learnt_weight_of_cql_multiplies_the_penalty_and_has_a_loss_of_its_own
     for one, other in zip(gradients, expected, strict=False):
         torch.testing.assert_close(one, 4.0 * other)
     torch.testing.assert_close(gradients[-1], -4.0 * (penalty["loss_cql"].detach() / 2 - 0.5))
+
+
+def policy_gradient(algorithm: Any) -> torch.Tensor:
+    """Return the gradient of the policy's weights as one tensor; zeros where there is none."""
+    found = [p.grad if p.grad is not None else torch.zeros_like(p) for p in algorithm._policy.parameters()]
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def test_cql_trains_its_policy_on_one_loss_first_on_the_one_of_cloning() -> None:
+    algorithm = make("CQL", BOX, policy_eval_start=1)
+    for seed in range(2):
+        algorithm.observe(segment(BOX, seed))
+    names = ("loss_actor_bc", "loss_actor", "loss_actor")
+    for index, name in enumerate(names):
+        if index == 2:
+            resumed = make("CQL", BOX, policy_eval_start=1)
+            resumed.load(algorithm.state())
+            algorithm = resumed
+        before = algorithm.checkpoint()
+        with algorithm._random.active():
+            losses = algorithm._loss(algorithm._batch(np.arange(32)))
+        algorithm._optimizer.zero_grad()
+        losses[name].backward()
+        expected = policy_gradient(algorithm)
+        algorithm.restore(before)
+        algorithm.try_rows(np.arange(32))
+        torch.testing.assert_close(policy_gradient(algorithm), expected)
+
+
+def test_td3bc_delays_the_steps_of_the_policy_and_of_the_targets() -> None:
+    algorithm = make("TD3BC", BOX, policy_delay=3)
+    for seed in range(2):
+        algorithm.observe(segment(BOX, seed))
+    moved = []
+    for _ in range(7):
+        resumed = make("TD3BC", BOX, policy_delay=3)
+        resumed.load(algorithm.state())
+        algorithm, before = resumed, resumed.checkpoint()["weights"]
+        algorithm.try_rows(np.arange(32))
+        changed = {name for name, tensor in algorithm._tensors().items() if not torch.equal(tensor, before[name])}
+        moved.append({name.partition("_network")[0] for name in changed})
+    assert moved == 2 * [{"qvalue"}, {"qvalue"}, {"qvalue", "actor", "target_qvalue", "target_actor"}] + [{"qvalue"}]
 
 
 def test_cloning_makes_the_datas_action_the_likeliest() -> None:
@@ -177,7 +228,26 @@ def test_what_it_cannot_take_is_refused() -> None:
         ALGORITHMS.get("torchrl:PILCO")
     with pytest.raises(ConfigError, match="30 of 25 quantiles leave none"):
         make("TQC", BOX, top_quantiles_to_drop_per_net=30)
+    with pytest.raises(ConfigError, match="gamma: torchrl:BC has no such parameter"):
+        make("BC", BOX, gamma=0.9)
+    with pytest.raises(ConfigError, match="sub_sample_len: 3 of 3 networks leave none out"):
+        make("REDQ", BOX, num_qvalue_nets=3, sub_sample_len=3)
+    assert make("REDQ", BOX, num_qvalue_nets=1, sub_sample_len=1).parameters.sub_sample_len == 1
+    with pytest.raises(ConfigError, match="min_alpha: 5 is above max_alpha 1"):
+        make("REDQ", BOX, min_alpha=5.0, max_alpha=1.0)
     with pytest.raises(ConfigError, match="ignores action masks"):
         make("CQL", DISCRETE).observe(segment(DISCRETE, 1, masks=np.ones((16, 3), np.bool_)))
     with pytest.raises(ConfigError, match="networks of other sizes"):
         make("IQL", DISCRETE).restore(make("IQL", DISCRETE, hidden_sizes=[4]).checkpoint())
+
+
+@pytest.mark.parametrize("name", ["IQL", "TD3BC"])
+def test_a_dimension_without_a_range_trains(name: str) -> None:
+    fixed = BoxSpace((2,), low=(-1.0, 0.5), high=(1.0, 0.5))
+    algorithm = make(name, fixed)
+    for seed in range(3):
+        acts = np.stack([np.linspace(-1.0, 1.0, 16), np.full(16, 0.5)], axis=1).astype(np.float32)
+        algorithm.observe(replace(segment(BOX, seed), actions=acts))
+    metrics = algorithm.update()
+    assert metrics is not None and all(np.isfinite(value) for value in metrics.values())
+    assert all(np.isfinite(numbers).all() for numbers in algorithm.numbers_to_check())

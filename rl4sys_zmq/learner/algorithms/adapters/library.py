@@ -2,7 +2,7 @@
 
 - `LibraryFactory`: a factory whose library is imported before the algorithm is built.
 - `library_entry`: the entry of an algorithm, with its policy as a perceptron.
-- `TQC_REFERENCE`: the source of TQC, which two libraries have.
+- `TQC_REFERENCE`, `check_quantiles`: the source of TQC, which two libraries have, and the check of its parameters.
 """
 
 from __future__ import annotations
@@ -26,11 +26,28 @@ from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
-__all__ = ["TQC_REFERENCE", "LibraryFactory", "LibraryParameters", "library_entry"]
+__all__ = ["TQC_REFERENCE", "LibraryFactory", "LibraryParameters", "check_quantiles", "library_entry"]
 
 TQC_REFERENCE = (
     "Kuznetsov et al. 2020, Controlling overestimation bias with truncated mixture of continuous distributional quantile critics"
 )
+
+
+def check_quantiles(dropped: int, quantiles: int) -> None:
+    """Check that TQC's targets keep a quantile of each network.
+
+    Args:
+        dropped: The number of quantiles of each network that are left out.
+        quantiles: The number of quantiles that each network estimates.
+
+    Raises:
+        ConfigError: If none is left.
+    """
+    if dropped >= quantiles:
+        raise ConfigError(
+            f"algorithm_parameters.top_quantiles_to_drop_per_net: {dropped} of {quantiles} quantiles leave none; drop fewer",
+            key="algorithm_parameters.top_quantiles_to_drop_per_net",
+        )
 
 
 class LibraryParameters(Protocol):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
-from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.replay import ReplayMemory
 from rl4sys_zmq.values import BoxSpace, Segment, Space
 
@@ -184,8 +184,6 @@ def refuse_masks(segment: Segment, name: str) -> None:
 
 def scaled_actions(actions: NDArray[Any], space: Space) -> Tensor:
     """Return actions of a replay for a library's networks, ``[B, n]``: those of a Box as numbers from -1 to 1."""
-    flat = actions.reshape(len(actions), -1)
     if isinstance(space, BoxSpace):
-        bounds = action_bounds(space)
-        flat = np.clip((flat - bounds.centre) / bounds.half, -1.0, 1.0).astype(np.float32)
-    return torch.from_numpy(flat)
+        return ActionScale(space)(torch.from_numpy(actions.astype(np.float32, copy=False)))
+    return torch.from_numpy(actions.reshape(len(actions), -1))

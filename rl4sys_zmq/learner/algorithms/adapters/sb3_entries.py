@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, library_entry
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, Staleness
 from rl4sys_zmq.values import ACTIVATIONS
 
@@ -289,6 +289,9 @@ class TQCParameters(SACParameters):
     top_quantiles_to_drop_per_net: int = option(whole_number(0, 10_000), 2, doc="quantiles that are left out of the targets")
     n_quantiles: int = option(whole_number(1, 10_000), 25, doc="quantiles of the return that each critic estimates")
     n_critics: int = option(whole_number(1, 100), 2, doc="number of critics")
+
+    def __post_init__(self) -> None:
+        check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
 
     def network_arguments(self) -> dict[str, Any]:
         """Return the numbers of quantiles and critics, which the library's policy class takes."""

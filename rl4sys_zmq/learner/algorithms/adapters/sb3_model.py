@@ -257,14 +257,17 @@ class Sb3Adapter:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied.
+        """Return to a state that `checkpoint` has copied. An optimizer of another kind stays as it is.
 
         Raises:
             ConfigError: If the state comes from another network.
         """
-        model = self._model
+        model, given = self._model, copy.deepcopy(dict(kept["model"]))
+        for name, own in model.get_parameters().items():
+            if _is_adam(own) is not _is_adam(given.get(name, own)):  # a resumed client has another use_rms_prop
+                given[name] = own
         try:
-            model.set_parameters(copy.deepcopy(dict(kept["model"])), exact_match=True, device="cpu")
+            model.set_parameters(given, exact_match=True, device="cpu")
         except (RuntimeError, ValueError) as exc:
             raise ConfigError(f"{self._name}: the state does not fit the network: {exc}"[:500]) from exc
         for name, value in kept["variables"].items():
@@ -281,6 +284,11 @@ class Sb3Adapter:
             tensors = _tensors(state)
             (moments if "optimizer" in name else weights).extend(t.detach().numpy().reshape(-1) for t in tensors)
         return [np.concatenate(weights), *moments]
+
+
+def _is_adam(state: Mapping[str, Any]) -> bool:
+    """Return True for the state of an Adam optimizer, and False for that of RMSProp or of a network."""
+    return "param_groups" in state and "betas" in state["param_groups"][0]
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

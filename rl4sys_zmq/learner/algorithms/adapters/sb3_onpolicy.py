@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from stable_baselines3 import A2C
 
 from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.learner.algorithms.adapters.replayed import refuse_masks
@@ -23,7 +24,8 @@ class Sb3OnPolicy(Sb3Adapter):
 
     The library's rollout buffer is filled in bulk for each update. Its advantages and value targets are those of `vtrace`: of
     consecutive segments of an episode, as one trace, with corrections for segments that are too old. The probabilities of the
-    actions are those that the actors sent.
+    actions are those that the actors sent. A2C and its subclasses ignore them, so the advantages of old segments get the factor
+    that V-trace has for the policy.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -33,6 +35,7 @@ class Sb3OnPolicy(Sb3Adapter):
         super().__init__(*arguments)
         self.rollout_length = min(self.rollout_length, self._model.n_steps)
         self._masked = hasattr(self._model.rollout_buffer, "action_masks")
+        self._without_ratio = isinstance(self._model, A2C)
         self._taken: list[tuple[Segment, bool]] = []
         self._buffered = self._surplus = 0
 
@@ -89,6 +92,8 @@ class Sb3OnPolicy(Sb3Adapter):
         advantages, targets = vtrace(
             rollout.rewards, before, after, rollout.continues, rhos, gamma=model.gamma, lam=model.gae_lambda
         )
+        if self._without_ratio:
+            advantages *= np.minimum(rhos, 1.0)
         count = len(advantages)
         buffer = model.rollout_buffer_class(
             count,

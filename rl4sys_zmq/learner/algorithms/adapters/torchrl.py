@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.adapters.global_random import GlobalRandomState
 from rl4sys_zmq.learner.algorithms.adapters.mlp_layers import PublishedNetwork, network_layers
 from rl4sys_zmq.learner.algorithms.adapters.replayed import ReplayPace, ReplayTraining, scaled_actions
-from rl4sys_zmq.learner.algorithms.adapters.torchrl_entries import TorchrlParameters
+from rl4sys_zmq.learner.algorithms.adapters.torchrl_entries import TorchrlParameters, ValueParameters
 from rl4sys_zmq.learner.algorithms.adapters.torchrl_losses import make_loss
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, read_parameters
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
@@ -52,7 +52,8 @@ class TorchrlAlgorithm(ReplayTraining):
     """An algorithm with a loss of TorchRL. Its training depends on the number of observed steps, not on time.
 
     After each `train_frequency` observed steps, `gradient_steps` gradient steps follow. Each of them is one step of Adam, for all
-    networks, on the sum of the library's losses, and one step of the target networks.
+    networks, on the sum of the library's losses that the parameters select, and one step of the target networks, unless the
+    parameters delay it.
     """
 
     def __init__(
@@ -76,9 +77,11 @@ class TorchrlAlgorithm(ReplayTraining):
             warnings.simplefilter("ignore")  # about later versions of the library
             made = make_loss(name, p, feature_size(self._observation_space), action_space)
             self._loss, self._policy = made.loss, made.policy
-            self._targets = SoftUpdate(self._loss, tau=p.tau) if any(True for _ in self._loss.buffers()) else None
+            self._targets = SoftUpdate(self._loss, tau=p.tau) if isinstance(p, ValueParameters) else None
+        self._gradient_steps = 0
         self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
-        memory = ReplayMemory(self._observation_space, action_space, ReplayOptions(capacity=p.buffer_size, gamma=p.gamma))
+        gamma = p.gamma if isinstance(p, ValueParameters) else 1.0
+        memory = ReplayMemory(self._observation_space, action_space, ReplayOptions(capacity=p.buffer_size, gamma=gamma))
         pace = ReplayPace(
             learning_starts=p.learning_starts,
             every=p.train_frequency,
@@ -130,20 +133,22 @@ class TorchrlAlgorithm(ReplayTraining):
         return self._gradient_step(rows)
 
     def _gradient_step(self, rows: NDArray[np.int64] | None) -> dict[str, float]:
-        """Take one gradient step on random rows of the replay, or on given ones. Return the losses."""
+        """Take one gradient step on random rows of the replay, or on given ones. Return all losses, also those it leaves out."""
         if rows is None:
             rows = self.draw()
         p = self.parameters
         with self._random.active():
             found = self._loss(self._batch(rows))
         losses = {str(name): loss for name, loss in found.items() if str(name).startswith("loss")}
-        total = sum(losses.values(), torch.zeros(()))
+        self._gradient_steps += 1
+        unused = p.unused_losses(self._gradient_steps)
+        total = sum((loss for name, loss in losses.items() if name not in unused), torch.zeros(()))
         self._optimizer.zero_grad()
         total.backward()
         if p.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._loss.parameters(), p.max_grad_norm)
         self._optimizer.step()
-        if self._targets is not None:
+        if self._targets is not None and p.moves_targets(self._gradient_steps):
             self._targets.step()
         metrics = {f"losses/{name.removeprefix('loss_')}_loss": float(loss.detach()) for name, loss in losses.items()}
         return {**metrics, "charts/learning_rate": p.learning_rate}
@@ -191,6 +196,7 @@ class TorchrlAlgorithm(ReplayTraining):
             "weights": {name: tensor.detach().clone() for name, tensor in self._tensors().items()},
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "random": self._random.state(),
+            "gradient_steps": self._gradient_steps,
             **self.replay_checkpoint(),
         }
 
@@ -212,6 +218,7 @@ class TorchrlAlgorithm(ReplayTraining):
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._random.load(kept["random"])
+        self._gradient_steps = int(kept["gradient_steps"])
         self.replay_restore(kept)
 
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, sizes, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, library_entry
+from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, gradient_norm
 from rl4sys_zmq.values import ACTIVATIONS
 
-__all__ = ["BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC", "TorchrlParameters"]
+__all__ = ["BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC", "TorchrlParameters", "ValueParameters"]
 
 _BUILDER = "rl4sys_zmq.learner.algorithms.adapters.torchrl:build"
 _EXTRA = "torchrl"
@@ -31,8 +31,6 @@ class TorchrlParameters:
     """The names of the parameters that are arguments of the library's loss."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="Adam's step size, for all networks")
-    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
-    tau: float = option(number(0.0, 1.0), 0.005, doc="share of the new weights in each update of the target networks")
     batch_size: int = option(whole_number(1, 1 << 20), 256, doc="transitions per gradient step")
     buffer_size: int = option(
         whole_number(1, 1 << 30), 1_000_000, names=("buffer_capacity", "replay_size"), doc="transitions held in the replay"
@@ -48,8 +46,33 @@ class TorchrlParameters:
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def loss_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's loss, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
+        """Return the arguments of the library's loss, by name, without those whose value is the library's default."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def unused_losses(self, step: int) -> tuple[str, ...]:
+        """Return the names of the library's losses on which a gradient step does not train.
+
+        Args:
+            step: The number of the gradient step, from 1.
+        """
+        return ()
+
+    def moves_targets(self, step: int) -> bool:
+        """Return True if the target networks take a step after a gradient step.
+
+        Args:
+            step: The number of the gradient step, from 1.
+        """
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueParameters(TorchrlParameters):
+    """The parameters that all algorithms of TorchRL with estimated values and target networks have."""
+
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    tau: float = option(number(0.0, 1.0), 0.005, doc="share of the new weights in each update of the target networks")
 
 
 def _networks(default: int) -> int:
@@ -66,7 +89,7 @@ class BCParameters(TorchrlParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IQLParameters(TorchrlParameters):
+class IQLParameters(ValueParameters):
     """The parameters of ``torchrl:IQL``."""
 
     of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "loss_function", "temperature", "expectile")
@@ -80,7 +103,7 @@ class IQLParameters(TorchrlParameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CQLParameters(TorchrlParameters):
+class CQLParameters(ValueParameters):
     """The parameters of ``torchrl:CQL``. For discrete actions, only `loss_function` and `epsilon` have an effect."""
 
     of_loss: ClassVar[tuple[str, ...]] = (
@@ -88,7 +111,9 @@ class CQLParameters(TorchrlParameters):
         *("with_lagrange", "lagrange_thresh"),
     )
 
-    loss_function: str = _loss("smooth_l1")
+    loss_function: str | None = option(
+        optional(one_of(*_LOSSES)), None, doc="loss of the estimated values; null: l2 for discrete actions, else smooth_l1"
+    )
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
     temperature: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="temperature of the penalty")
     min_q_weight: float = option(number(0.0, MAX_NUMBER), 1.0, doc="weight of the penalty of actions that are not in the data")
@@ -97,11 +122,18 @@ class CQLParameters(TorchrlParameters):
     num_random: int = option(whole_number(1, 1000), 10, doc="actions per transition from which the penalty is estimated")
     with_lagrange: bool = option(flag, False, doc="learn the weight of the penalty, as a factor of it; metrics have the product")
     lagrange_thresh: float = option(number(0.0, MAX_NUMBER), 0.0, doc="penalty that a learnt weight holds")
+    policy_eval_start: int = option(
+        whole_number(0), 0, doc="first gradient steps, in which the policy only imitates the data's actions"
+    )
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
+
+    def unused_losses(self, step: int) -> tuple[str, ...]:
+        """Return the name of one of the two losses of the policy: a gradient step trains on the other one alone."""
+        return ("loss_actor" if step <= self.policy_eval_start else "loss_actor_bc",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TD3BCParameters(TorchrlParameters):
+class TD3BCParameters(ValueParameters):
     """The parameters of ``torchrl:TD3BC``."""
 
     changeable: ClassVar[frozenset[str]] = TorchrlParameters.changeable | {"exploration_noise"}
@@ -112,13 +144,24 @@ class TD3BCParameters(TorchrlParameters):
     policy_noise: float = option(number(0.0, 10.0), 0.2, doc="deviation of the noise of the target's actions")
     noise_clip: float = option(number(0.0, 10.0), 0.5, doc="largest noise of the target's actions")
     alpha: float = option(number(0.0, MAX_NUMBER), 2.5, doc="weight of the values against the cloning of the data's actions")
+    policy_delay: int = option(
+        whole_number(1, 10_000), 2, doc="gradient steps of the critics for each one of the policy and of the target networks"
+    )
     exploration_noise: float = option(
         number(0.0, 10.0), 0.1, doc="deviation of the noise of actions, as a fraction of half their range"
     )
 
+    def unused_losses(self, step: int) -> tuple[str, ...]:
+        """Return the name of the policy's loss for a gradient step of the critics alone."""
+        return () if self.moves_targets(step) else ("loss_actor",)
+
+    def moves_targets(self, step: int) -> bool:
+        """Return True for each gradient step that also trains the policy."""
+        return not step % self.policy_delay
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class REDQParameters(TorchrlParameters):
+class REDQParameters(ValueParameters):
     """The parameters of ``torchrl:REDQ``."""
 
     of_loss: ClassVar[tuple[str, ...]] = (
@@ -126,15 +169,28 @@ class REDQParameters(TorchrlParameters):
     )
 
     num_qvalue_nets: int = _networks(10)
-    sub_sample_len: int = option(whole_number(1, 100), 2, doc="networks whose least value is a target")
+    sub_sample_len: int = option(whole_number(1, 100), 2, doc="networks whose least value is a target; fewer than all")
     loss_function: str = _loss("smooth_l1")
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
     min_alpha: float = option(number(1e-9, MAX_NUMBER), 0.1, doc="least weight of the entropy")
     max_alpha: float = option(number(1e-9, MAX_NUMBER), 10.0, doc="largest weight of the entropy")
 
+    def __post_init__(self) -> None:
+        if self.sub_sample_len > max(1, self.num_qvalue_nets - 1):  # TorchRL would use this limit without a word
+            raise ConfigError(
+                f"algorithm_parameters.sub_sample_len: {self.sub_sample_len} of {self.num_qvalue_nets} networks leave none out, "
+                "which TorchRL cannot; give fewer, or more num_qvalue_nets",
+                key="algorithm_parameters.sub_sample_len",
+            )
+        if self.min_alpha > self.max_alpha:
+            raise ConfigError(
+                f"algorithm_parameters.min_alpha: {self.min_alpha:g} is above max_alpha {self.max_alpha:g}; exchange them",
+                key="algorithm_parameters.min_alpha",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TQCParameters(TorchrlParameters):
+class TQCParameters(ValueParameters):
     """The parameters of ``torchrl:TQC``."""
 
     of_loss: ClassVar[tuple[str, ...]] = ("num_qvalue_nets", "top_quantiles_to_drop_per_net", "alpha_init")
@@ -145,12 +201,7 @@ class TQCParameters(TorchrlParameters):
     alpha_init: float = option(number(1e-9, MAX_NUMBER), 1.0, doc="first weight of the entropy, which is learnt")
 
     def __post_init__(self) -> None:
-        if self.top_quantiles_to_drop_per_net >= self.n_quantiles:
-            raise ConfigError(
-                f"algorithm_parameters.top_quantiles_to_drop_per_net: {self.top_quantiles_to_drop_per_net} of {self.n_quantiles} "
-                "quantiles leave none; drop fewer",
-                key="algorithm_parameters.top_quantiles_to_drop_per_net",
-            )
+        check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
 
 
 def _entry(name: str, summary: str, reference: str, cls: type[TorchrlParameters], **heads: str) -> AlgorithmEntry:

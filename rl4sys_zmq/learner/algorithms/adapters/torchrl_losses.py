@@ -27,7 +27,12 @@ from torchrl.objectives import (
 )
 
 from rl4sys_zmq.learner.algorithms.adapters.mlp_layers import ACTIVATION_LAYERS
-from rl4sys_zmq.learner.algorithms.adapters.torchrl_entries import CQLParameters, TorchrlParameters, TQCParameters
+from rl4sys_zmq.learner.algorithms.adapters.torchrl_entries import (
+    CQLParameters,
+    TorchrlParameters,
+    TQCParameters,
+    ValueParameters,
+)
 from rl4sys_zmq.values import BoxSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
 
@@ -115,7 +120,7 @@ def make_loss(name: str, parameters: TorchrlParameters, features: int, action_sp
     """
     count = action_layout(action_space).outputs
     networks = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
-    if name != "BC":
+    if isinstance(parameters, ValueParameters):
         networks.loss.make_value_estimator(ValueEstimators.TD0, gamma=parameters.gamma)
     getattr(networks.loss, "target_entropy", None)  # the library adds this buffer when it is first read
     return networks
@@ -174,8 +179,8 @@ def _cql(parameters: TorchrlParameters, sizes: _Sizes) -> LossNetworks:
     if sizes.discrete:
         network = _perceptron(parameters, sizes.features, sizes.actions)
         actor = QValueActor(network, in_keys=["observation"], action_space="categorical")
-        loss = DiscreteCQLLoss(actor, action_space="categorical", loss_function=parameters.loss_function)
-        return LossNetworks(loss, network)
+        arguments = {name: value for name, value in parameters.loss_arguments().items() if name == "loss_function"}
+        return LossNetworks(DiscreteCQLLoss(actor, action_space="categorical", **arguments), network)
     network, actor = _stochastic_actor(parameters, sizes)
     action_value = _action_value(parameters, sizes)
     return LossNetworks(_CQLLoss(actor, action_value, action_spec=_bounds(sizes), **parameters.loss_arguments()), network)

@@ -23,6 +23,7 @@ from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParamete
 from rl4sys_zmq.learner.algorithms.replay_network import FlatNetwork
 from rl4sys_zmq.learner.algorithms.replay_sampler import Columns, ReplaySampler, TransitionSampler
 from rl4sys_zmq.learner.algorithms.sequence_sampler import SequenceSampler
+from rl4sys_zmq.learner.algorithms.stored_returns import check_stored_returns
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.learner.algorithms.unit_pace import UnitPace
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, SequenceMemory, TransitionBatch
@@ -379,7 +380,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._replay.load(state["replay"])
         p = self.parameters
         if len(self._replay):
-            _check_returns(state["stored_returns"], p.stored_returns)
+            check_stored_returns(state["stored_returns"], p.stored_returns)
         self._pace.steps, self._pace.episodes = int(state["steps"]), int(state["episodes"])
         if state["pace"] != p.pace:
             self._pace.settle(p)
@@ -416,18 +417,3 @@ class ReplayAlgorithm(ABC, Generic[P]):
         metrics = self._train_on(rows)
         finite = all(bool(torch.isfinite(value)) for tag, value in metrics.items() if "loss" in tag.rpartition("/")[2])
         return finite and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())
-
-
-def _check_returns(stored: Mapping[str, float], given: Mapping[str, float]) -> None:
-    """Check that the returns in a stored replay were computed with the given parameters.
-
-    Raises:
-        ConfigError: If one of these parameters has another value.
-    """
-    for name, value in given.items():
-        if stored[name] != value:
-            raise ConfigError(
-                f"algorithm_parameters.{name}: {value:g}, but the returns in the stored replay were computed with "
-                f"{stored[name]:g}; set {name} to {stored[name]:g} again, or `forget` the client, which discards the replay",
-                key=f"algorithm_parameters.{name}",
-            )

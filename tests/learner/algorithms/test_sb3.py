@@ -363,3 +363,35 @@ def test_a_dimension_without_a_range_trains(name: str) -> None:
     metrics = algorithm.update()
     assert metrics is not None and all(np.isfinite(value) for value in metrics.values())
     assert all(np.isfinite(numbers).all() for numbers in algorithm.numbers_to_check())
+
+
+@pytest.mark.parametrize(("name", "actions"), [("DQN", DISCRETE), ("TD3", BOX)])
+@pytest.mark.parametrize("new", [{"train_freq": 4}, {"train_freq": 64}, {"learning_starts": 0}], ids=str)
+def test_a_restart_with_another_pace_owes_nothing_and_trains_on(name: str, actions: Space, new: dict[str, int]) -> None:
+    before = make(name, actions, **OFF)
+    for index in range(20):
+        before.observe(segment(16, actions, index, episode_id=index))
+        before.update()
+    after = make(name, actions, **{**OFF, **new})
+    after.load(before.state())
+    every = new.get("train_freq", 16)
+    done = 0
+    assert after.update() is None and 0 < after.pace.missing(1) <= every
+    for index in range(20, 28):
+        after.observe(segment(16, actions, index, episode_id=index))
+        done += len(list(iter(after.update, None)))
+    assert done == pytest.approx(8 * 16 / every, abs=1)
+
+
+def test_a_replay_with_returns_of_other_parameters_is_refused() -> None:
+    before = make("DQN", **{**OFF, "n_steps": 3})
+    empty, filled = before.state(), before
+    filled.observe(segment(16))
+    for other in ({"gamma": 0.5}, {"n_steps": 1}):
+        after = make("DQN", **{**OFF, "n_steps": 3, **other})
+        after.load(empty)
+        (key,) = other
+        with pytest.raises(
+            ConfigError, match=f"algorithm_parameters.{key}: .*, but the returns in the stored replay were computed"
+        ):
+            after.load(filled.state())

@@ -251,3 +251,20 @@ def test_a_dimension_without_a_range_trains(name: str) -> None:
     metrics = algorithm.update()
     assert metrics is not None and all(np.isfinite(value) for value in metrics.values())
     assert all(np.isfinite(numbers).all() for numbers in algorithm.numbers_to_check())
+
+
+@pytest.mark.parametrize("name", ["BC", "IQL"])
+@pytest.mark.parametrize("every", [4, 64])
+def test_a_restart_with_another_pace_owes_nothing_and_trains_on(name: str, every: int) -> None:
+    before = make(name, BOX, train_frequency=16)
+    for index in range(20):
+        before.observe(segment(BOX, index))
+        before.update()
+    after = make(name, BOX, train_frequency=every)
+    after.load(before.state())
+    done = 0
+    assert after.update() is None and 0 < after.pace.missing(1) <= every
+    for index in range(20, 28):
+        after.observe(segment(BOX, index))
+        done += len(list(iter(after.update, None)))
+    assert done == pytest.approx(8 * 16 / every, abs=1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
+from rl4sys_zmq.learner.algorithms.stored_returns import check_stored_returns
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.replay import ReplayMemory
 from rl4sys_zmq.values import BoxSpace, Segment, Space
@@ -35,7 +36,7 @@ class ReplayPace:
         gradient_steps: Gradient steps of each update.
         batch_size: Transitions of each gradient step.
         steps: Steps observed so far.
-        updates: Updates done so far.
+        updates: Updates done so far, or counted as done (`settle`).
     """
 
     learning_starts: int
@@ -48,12 +49,29 @@ class ReplayPace:
     @property
     def due(self) -> bool:
         """True if an update is due."""
-        return self.updates < max(0, self.steps - self.learning_starts) // self.every
+        return self.updates < self._updates_due
+
+    @property
+    def rule(self) -> dict[str, int]:
+        """The numbers by name that determine how many updates a number of observed steps makes due."""
+        return {"learning_starts": self.learning_starts, "every": self.every}
+
+    @property
+    def _updates_due(self) -> int:
+        """The number of updates that the observed steps make due in all."""
+        return max(0, self.steps - self.learning_starts) // self.every
 
     @property
     def seen(self) -> int:
         """The number of observed steps at which the last update was due."""
         return self.learning_starts + self.updates * self.every
+
+    def settle(self) -> None:
+        """Count as done exactly the updates that the observed steps make due, because the rule is new.
+
+        Otherwise the new rule would apply to all earlier steps, and make many updates due at once or none for long.
+        """
+        self.updates = self._updates_due
 
     def missing(self, publish_every: int) -> int:
         """Return the number of steps until the next policy version, which comes after every `publish_every` updates."""
@@ -67,6 +85,8 @@ class ReplayTraining(ABC):
     kind: ClassVar[str] = "offpolicy"
     max_policy_lag: int | None = None
     rollout_length: int
+    stored_returns: Mapping[str, float] = {}
+    """The parameters by name with which the returns in the replay were computed, if they hold more than single rewards."""
 
     def use_replay(self, name: str, memory: ReplayMemory, pace: ReplayPace, generator: torch.Generator) -> None:
         """Train from this replay. A subclass calls this once, at the end of its construction.
@@ -129,13 +149,22 @@ class ReplayTraining(ABC):
 
     def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
         """Return the same as `state`, but without the arrays of those pieces of the replay whose names are in `stored`."""
-        return {**self.checkpoint(), "steps": self.pace.steps, "replay": self.memory.state(stored)}
+        parameters = {"pace": self.pace.rule, "stored_returns": dict(self.stored_returns)}
+        return {**self.checkpoint(), "steps": self.pace.steps, **parameters, "replay": self.memory.state(stored)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned."""
+        """Restore a state that `state` has returned. If the rule of the pace is new, no update is due then.
+
+        Raises:
+            ConfigError: If the stored replay has returns of other parameters (`stored_returns`).
+        """
         self.restore(state)
-        self.pace.steps = int(state["steps"])
         self.memory.load(state["replay"])
+        if len(self.memory):
+            check_stored_returns(state["stored_returns"], self.stored_returns)
+        self.pace.steps = int(state["steps"])
+        if state["pace"] != self.pace.rule:
+            self.pace.settle()
 
     def draw(self) -> NDArray[np.int64]:
         """Return the rows of a random batch."""

@@ -93,12 +93,13 @@ class Sb3OffPolicy(Sb3Adapter, ReplayTraining):
             gradient_steps=model.gradient_steps if model.gradient_steps >= 0 else every,
             batch_size=model.batch_size,
         )
-        n_steps = getattr(self.parameters, "n_steps", getattr(model, "n_steps", 1))  # the user's own class has its own
+        n_steps: int = getattr(self.parameters, "n_steps", getattr(model, "n_steps", 1))  # the user's own class has its own
         memory = ReplayMemory(
             self._observation_space,
             self._action_space,
             ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps),
         )
+        self.stored_returns = {"gamma": model.gamma, "n_steps": n_steps}
         self.use_replay(self._name, memory, pace, torch.Generator().manual_seed(seed))
         model.replay_buffer.connect(memory, self.generator, self._observation_space, self._action_space)
 

@@ -25,6 +25,7 @@ from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema
 __all__ = [
     "SegmentValueLimits",
     "SegmentContentRules",
+    "MAX_LOG_DENSITY",
     "MAX_LOG_PROB",
     "ColumnValueLimits",
     "content_error",
@@ -34,9 +35,16 @@ __all__ = [
 
 
 MAX_LOG_PROB = 100.0
-"""Largest absolute value of a log-probability, for each dimension of the action.
+"""Largest absolute value of a negative log-probability, for each dimension of the action.
 
 No sampler draws actions with a probability below e^-100, and float32 cannot represent the probability ratios of such actions.
+"""
+
+MAX_LOG_DENSITY = 1e18
+"""Largest log-probability of an action with numbers, which is a density.
+
+A Gaussian squashed by tanh has a log-density of about ``2 |u|``, where ``u`` is an output of the network. Such a density makes
+the probability ratio 0. The square of the limit is finite in float32.
 """
 
 CERTAIN = 1e-3
@@ -133,10 +141,10 @@ class SegmentValueLimits:
         """
         self.max_reward = max_reward
         actions = schema.actions
-        widest = MAX_LOG_PROB * max(1, actions.choices + actions.numbers)
+        least = -MAX_LOG_PROB * max(1, actions.choices + actions.numbers)
         self._ranges = {
             "rewards": _flat_range(-max_reward, max_reward),
-            "log_probs": _flat_range(-widest, widest if actions.numbers else CERTAIN * actions.choices),
+            "log_probs": _flat_range(least, MAX_LOG_DENSITY if actions.numbers else CERTAIN * actions.choices),
         }
         for name, leaf in zip(schema.leaves.names, schema.leaves.spaces, strict=True):
             if not isinstance(leaf, DiscreteSpace):

@@ -10,7 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from rl4sys_zmq.learner.validation import CHUNK, SegmentContentRules, SegmentValueLimits, content_error, content_errors, is_finite
-from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, Segment
+from rl4sys_zmq.policies import RandomSource, build_policy
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, PolicySnapshot, Segment
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Submit
 
@@ -188,6 +190,21 @@ def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at() -> None:
     drawn = segment(observations=pixels, actions=np.full((3, 2), 3.0, np.float32), log_probs=np.full(3, 40.0, np.float32))
     assert content_error(drawn, given) == ""
     assert content_error(segment(observations=pixels, actions=np.full((3, 2), 1e19, np.float32)), given)
+
+
+def test_every_log_density_of_a_squashed_gaussian_is_accepted() -> None:
+    """The density of an action near a bound grows without limit with the output of the network."""
+    space = BoxSpace((2,), low=-1.0, high=1.0)
+    spec = mlp_spec(BoxSpace((2,)), space, "squashed_gaussian", (4,), "relu")
+    flat, others = spec.flatten({tensor.name: np.ones(tensor.shape, np.float32) for tensor in spec.tensors})
+    policy = build_policy(spec, PolicySnapshot(GENERATION, VERSION, 0, flat, others))
+    given = standard(SegmentSchema(BoxSpace((2,)), space, 9))
+    for scale in (1.0, 1e3, 1e6, 1e15):
+        seen = np.full((3, 2), scale, np.float32)
+        raws, _, log_probs = policy.act_batch(seen, None, RandomSource(1), True)
+        assert content_error(segment(observations=seen, actions=raws, log_probs=log_probs), given) == ""
+    for log_prob in (-201.0, 1e19, FLT_MAX, INF):
+        assert "log_probs" in content_error(segment(actions=raws, log_probs=np.full(3, log_prob, np.float32)), given)
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f8", "<i8"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log, pi
+from math import log, nan, pi
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +47,8 @@ class ActionHead(Protocol):
             explore: True to sample, False for the most probable action.
 
         Returns:
-            The raw action, the action for the environment, and the log-probability of the raw action, as in `Policy.act`.
+            The raw action, the action for the environment, and the log-probability of the raw action, as in `Policy.act`. The
+            log-probability is not finite if an output is NaN or infinity. A discrete option can have minus infinity.
 
         Raises:
             MaskError: If the mask forbids every option of a choice.
@@ -163,6 +164,7 @@ class GaussianHead:
             log_prob -= 0.5 * float(z.dot(z))
         else:
             raw = outputs.copy()
+            log_prob += 0.0 * sum(raw.tolist())  # NaN if a mean is not finite
         env = self._bound(raw)
         if self._shape is not None:
             return raw.reshape(self._shape), env.reshape(self._shape), log_prob
@@ -182,6 +184,7 @@ class GaussianHead:
             log_probs -= 0.5 * np.square(z, out=z).sum(axis=1)
         else:
             raw = outputs.copy()
+            log_probs[~np.isfinite(raw).all(axis=1)] = nan
         env = self._bound(raw)
         if self._shape is not None:
             return raw.reshape(count, *self._shape), env.reshape(count, *self._shape), log_probs

@@ -63,7 +63,8 @@ class Policy(Protocol):
 
             - The raw action, which is trained on: an int64 scalar with the space's `start` added, or float32 ``[*shape]``.
             - The action for the environment: the same scalar, or an array of the space's dtype within the bounds of the space.
-            - The log-probability of the raw action.
+            - The log-probability of the raw action. NaN means that the policy cannot choose: the agent then goes back to the
+              version before.
 
         Raises:
             MaskError: If `mask` forbids every action.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log, log1p, pi, tanh
+from math import exp, isfinite, log, log1p, nan, pi, tanh
 from typing import Any
 
 import numpy as np
@@ -187,7 +187,7 @@ class DeterministicPolicy(_BoundedPolicy):
     tensor ``epsilon``, the action is instead uniform within the bounds.
 
     The log-probability is the log-density of this mixture, without the clipping, also with ``explore=False``. A standard
-    deviation below `LEAST_STD` counts as that one.
+    deviation below `LEAST_STD` counts as that one. The log-probability is NaN if an output of the network is not finite.
     """
 
     _std: float
@@ -225,6 +225,8 @@ class DeterministicPolicy(_BoundedPolicy):
             for index, noise in enumerate(rng.normals(len(drawn)).tolist()):
                 drawn[index] = min(max(drawn[index] + std * noise, -1.0), 1.0)
                 squares += noise * noise
+        if not isfinite(sum(outputs)):
+            return drawn, nan
         normal = self._log_normal - 0.5 * squares
         if not self._epsilon:
             return drawn, normal
@@ -244,4 +246,5 @@ class DeterministicPolicy(_BoundedPolicy):
             values[uniform] = 2.0 * rng.uniforms(means[uniform].shape) - 1.0
             noises[uniform] = (values[uniform] - means[uniform]) / max(self._std, LEAST_STD)
         normals = self._log_normal - 0.5 * np.square(noises).sum(axis=1)
+        normals[~np.isfinite(outputs).all(axis=1)] = nan
         return values, np.logaddexp(normals, self._log_uniform) if self._epsilon else normals

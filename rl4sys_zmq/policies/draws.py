@@ -5,7 +5,7 @@ For few logits, a loop over Python floats is faster than numpy.
 
 from __future__ import annotations
 
-from math import exp, isnan, log
+from math import exp, isnan, log, nan
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ def draw(logits: list[float], uniform: float | None) -> tuple[int, float]:
             index.
 
     Returns:
-        The index and its log-probability, ``log_softmax(logits)[index]``, in float64.
+        The index and its log-probability, ``log_softmax(logits)[index]``, in float64. The log-probability is NaN if a logit is
+        NaN or infinity, or if all are minus infinity.
     """
     top = max(logits)
     cumulative = []
@@ -44,8 +45,8 @@ def draw(logits: list[float], uniform: float | None) -> tuple[int, float]:
         total += exp(logit - top)
         cumulative.append(total)
     if isnan(total):
-        # The weights overflowed the network. Act on the finite logits rather than fail in the host's loop.
-        return draw(finite(np.asarray(logits)).tolist(), uniform)
+        # The weights overflowed the network. The index is possible, so that nothing fails in the host's loop.
+        return draw(finite(np.asarray(logits)).tolist(), uniform)[0], nan
     if uniform is None:
         index = logits.index(top)
     else:
@@ -112,15 +113,20 @@ def draw_rows(
     Returns:
         The indices ``[N]`` and their log-probabilities ``[N]``, as in `draw`.
     """
-    z = finite(logits).astype(np.float64)
+    limited = finite(logits)
+    z = limited.astype(np.float64)
     if masks is not None:
-        z = np.where(allowed_rows(masks), z, -np.inf)
+        allowed = allowed_rows(masks)
+        z = np.where(allowed, z, -np.inf)
     z -= z.max(axis=1, keepdims=True)
     cumulative = np.exp(z).cumsum(axis=1)
     total = cumulative[:, -1]
     index = z.argmax(axis=1) if draws is None else (cumulative <= (draws * total)[:, None]).sum(axis=1)
-    chosen = z[np.arange(len(z)), index]
-    return index, (chosen - np.log(total)).astype(np.float32)
+    log_probs = (z[np.arange(len(z)), index] - np.log(total)).astype(np.float32)
+    if limited is not logits:
+        largest = (logits if masks is None else np.where(allowed, logits, -np.inf)).max(axis=1)
+        log_probs[~np.isfinite(largest)] = nan
+    return index, log_probs
 
 
 def allowed_rows(masks: NDArray[Any]) -> NDArray[np.bool_]:

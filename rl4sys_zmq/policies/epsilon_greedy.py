@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import isfinite, log, nan
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import MaskError
 from rl4sys_zmq.policies.action_heads import CategoricalHead
 from rl4sys_zmq.policies.base import Action
-from rl4sys_zmq.policies.draws import allowed_rows, finite
+from rl4sys_zmq.policies.draws import allowed_rows
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
@@ -66,7 +66,7 @@ class EpsilonGreedyHead:
                 index = int(allowed[index])
         probability = epsilon / count + (1.0 - epsilon if index == greedy else 0.0)
         action = self._actions[index]
-        return action, action, log(probability)
+        return action, action, log(probability) if isfinite(values.item(greedy)) else nan
 
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
@@ -76,7 +76,10 @@ class EpsilonGreedyHead:
         epsilon = self._epsilon_of(rng)
         allowed = np.ones(values.shape, dtype=np.bool_) if masks is None else allowed_rows(masks)
         counts = allowed.sum(axis=1)
-        greedy = np.where(allowed, finite(values), -np.inf).argmax(axis=1)
+        ranked = np.where(allowed, values, -np.inf)
+        greedy = ranked.argmax(axis=1)
+        unusable = ~np.isfinite(ranked[np.arange(len(ranked)), greedy])  # NaN counts as the highest value
+        greedy[unusable] = allowed[unusable].argmax(axis=1)
         index = greedy
         if explore:
             chance, which = rng.uniforms((2, len(values)))
@@ -85,6 +88,7 @@ class EpsilonGreedyHead:
             uniform = (allowed.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
             index = np.where(chance < epsilon, uniform, greedy)
         probability = epsilon / counts + np.where(index == greedy, 1.0 - epsilon, 0.0)
+        probability[unusable] = nan
         actions = index + self._actions[0]
         return actions, actions.copy(), np.log(probability).astype(np.float32)
 

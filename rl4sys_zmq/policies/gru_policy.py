@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -100,8 +99,6 @@ class GRUPolicy(ExtraColumnPolicy):
             state_above[...] = after
             out(top, outputs)
             raw, act, log_prob = choose(outputs, mask, rng, explore)
-            if not isfinite(outputs[0]):  # a NaN in the state reaches every output
-                log_prob = nan
             return raw, act, log_prob, {STATE: state}, after
 
         return step
@@ -120,7 +117,6 @@ class GRUPolicy(ExtraColumnPolicy):
         after = new + (before - new) * (both[:, units:] * _HALF)
         outputs = _apply(self._output, after)
         raws, acts, log_probs = self._head.choose_batch(outputs, masks, rng, explore)
-        log_probs[~np.isfinite(outputs[:, 0])] = nan
         return raws, acts, log_probs, {STATE: before}, list(after)
 
     def _fill(self, x: Array) -> Callable[[Any], None]:

@@ -467,12 +467,17 @@ class ActionSelector:
         """Return the policy that chooses the trajectory's next action, and record it in the trajectory.
 
         With the option ``swap: step`` it is the newest policy. With ``swap: episode`` the trajectory keeps its first policy,
-        until a new learner thread (the thread that trains the policy) publishes one.
+        until a new learner thread (the thread that trains the policy) publishes one, or the policy is rolled back.
         """
         policy, chosen = self._context.policy, traj.policy
         if self._has_fast_path:
             traj.selected_under = policy
-        if chosen is None or self._context.config.swap == "step" or chosen.generation != policy.generation:
+        if (
+            chosen is None
+            or self._context.config.swap == "step"
+            or chosen.generation != policy.generation
+            or self._weight_subscriber.was_rolled_back(chosen)
+        ):
             traj.policy = chosen = policy
         return chosen
 

@@ -314,8 +314,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def rollback(self) -> int:
         """Go back to the policy version before the current one. Return the version that is now in use.
 
-        Call this method when the host finds that the current version is bad. This actor does not use the bad version again. It
-        uses the next version that the learner publishes.
+        Call this method when the host finds that the current version is bad. This actor does not use the bad version again, also
+        not in running episodes with ``swap: episode``. It uses the next version that the learner publishes.
 
         Raises:
             LearnerUnavailable: If this actor has no earlier version in memory.

@@ -57,7 +57,8 @@ RELAY_FRAME_SLACK_BYTES = 1 << 16
 class WeightSubscriber:
     """The receiver of an actor's weights. It has the newest policy whose weights are verified.
 
-    Used in the I/O thread. Other threads read only `policy` and `spec`, and can call `roll_back` and `saw`.
+    Used in the I/O thread. Other threads read only `policy` and `spec`, and can call `roll_back`, `was_rolled_back` and
+    `saw`.
 
     After the handshake it subscribes to the learner's updates, and then fetches the weights that are newer than its own. In this
     order, no update is missed. It fetches again if an update does not build on its version, if the checksum (digest) of the new
@@ -111,7 +112,7 @@ class WeightSubscriber:
         self._config, self._acts = config, config.inference != "remote"
         self._welcome: Welcome | None = None
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
-        self._rejected = (0, -1)
+        self._rejected: frozenset[tuple[int, int]] = frozenset()
         self._pub: Address | None = None
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
         self._sub: ConnectingSocket | None = None
@@ -170,9 +171,14 @@ class WeightSubscriber:
             previous = self._previous.pop()
         except IndexError:
             return None
-        self._rejected = bad.generation, bad.version
+        later = [stamp for stamp in self._rejected if stamp[0] >= bad.generation]
+        self._rejected = frozenset([*later, (bad.generation, bad.version)])
         self.policy = previous
         return previous
+
+    def was_rolled_back(self, policy: Policy) -> bool:
+        """Return True if `roll_back` has replaced this policy. Any thread can call this method."""
+        return (policy.generation, policy.version) in self._rejected
 
     def join(self, welcome: Welcome, poller: SocketPoller) -> None:
         """Subscribe to the weights of the policy that the learner describes in the handshake, and fetch the newest weights.
@@ -397,7 +403,7 @@ class WeightSubscriber:
         policy = self.policy
         if not self._link.in_use or beacon.generation != self._generation:
             return
-        if (beacon.generation, beacon.version) == self._rejected:
+        if (beacon.generation, beacon.version) in self._rejected:
             return
         now, version = time.monotonic(), policy.version if policy is not None and policy.generation == beacon.generation else -1
         self._link.announced(beacon.version, version, now)
@@ -454,7 +460,7 @@ class WeightSubscriber:
             if head.new_version == held.version:
                 self._fetch_at = 0.0  # the policy was current
             return
-        if (head.generation, head.new_version) == self._rejected:
+        if (head.generation, head.new_version) in self._rejected:
             self._fetch_at = 0.0
             return
         try:
@@ -527,7 +533,7 @@ class WeightSubscriber:
             if policy is None or beacon.version != policy.version:
                 self._note(beacon.generation, beacon.version, beacon.digest)
             return
-        if (beacon.generation, beacon.version) == self._rejected:
+        if (beacon.generation, beacon.version) in self._rejected:
             return  # this version was rolled back: wait for the next one
         if policy is None or policy.generation != beacon.generation or beacon.version > policy.version:
             self._counters.add("resyncs.beacon")

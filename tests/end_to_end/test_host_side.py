@@ -218,6 +218,22 @@ def test_going_back_a_version(inproc_lab: Lab) -> None:
     assert agent.stats()["counters"]["rollbacks"] == 1
 
 
+def test_running_episodes_leave_the_versions_that_were_rolled_back(inproc_lab: Lab) -> None:
+    """With ``swap: episode`` too, and for each of several versions."""
+    learner = inproc_lab.learner()
+    agent = agent_of(inproc_lab, learner, swap="episode")
+    running: list[Any] = []
+    for version in (1, 2):
+        inproc_lab.episode(agent, 4)
+        agent.wait_version(version, 20.0)
+        running.append(agent.request_for_action(None, np.zeros(4, dtype=np.float32))[0])
+    assert [agent.rollback(), agent.rollback()] == [1, 0]
+    for traj in running:
+        assert agent.request_for_action(traj, np.zeros(4, dtype=np.float32))[1].version == 0
+    _, actions = agent.request_for_actions(running, np.zeros((2, 4), dtype=np.float32))
+    assert [action.version for action in actions] == [0, 0]
+
+
 def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) -> None:
     learner = inproc_lab.learner()
     agent = agent_of(inproc_lab, learner)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from math import isfinite
+from math import hypot, isfinite
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
+from rl4sys_zmq.values.arrays import LARGEST_FLOAT32
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
@@ -264,7 +265,7 @@ class ActionSelector:
                 observation = obs.copy()
                 thread = self._threads.state
                 policy = traj.policy
-                if policy is not None and thread.policy is policy and isfinite(sum(observation.tolist())):
+                if policy is not None and thread.policy is policy and hypot(*observation.tolist()) <= LARGEST_FLOAT32:
                     raw, act, log_prob = thread.act(observation, None)
                     if not isfinite(log_prob):
                         return traj, self._fallback.for_unusable(policy, traj, observation, None)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import MaskError, ObservationError
 from rl4sys_zmq.values import DictSpace, DiscreteSpace, ObservationSpace, Space, TupleSpace
 from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.arrays import LARGEST_FLOAT32, fits_float32
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
@@ -19,7 +20,7 @@ from rl4sys_zmq.values.trees import Tree
 __all__ = ["InputValidator", "TreeInputValidator", "inputs_for"]
 
 SMALL = 64
-"""The largest number of array elements for which a sum of Python floats finds infinity and NaN faster than numpy."""
+"""The largest number of array elements for which `math.hypot` finds infinity, NaN and large numbers faster than numpy."""
 
 
 class InputValidator:
@@ -29,7 +30,7 @@ class InputValidator:
 
     Attributes:
         plain_dtype, plain_shape: The dtype and shape of observations that `ActionSelector.request` handles on its fast path: it
-            only copies the observation and checks that the sum is finite. None if the space does not permit this.
+            only copies the observation and checks the length of the vector. None if the space does not permit this.
     """
 
     def __init__(self, observation_space: LeafSpace, action_space: Space) -> None:
@@ -73,7 +74,7 @@ class InputValidator:
 
         Raises:
             ObservationError: If the shape differs, the conversion to the space's dtype would lose information, a float is not
-                finite, or an integer is out of bounds.
+                finite in float32, or an integer is out of bounds.
         """
         array = self._array(given)
         leading = False
@@ -185,11 +186,13 @@ class InputValidator:
                 raise ObservationError(f"observation {array.tolist()!s:.200} lies outside {low!s:.80} to {high!s:.80}")
             return
         flat = array.ravel()
-        if flat.size <= SMALL and math.isfinite(sum(flat.tolist())):
-            return  # a finite sum proves that all are finite; finite numbers with an infinite sum are checked below
-        if not np.isfinite(flat).all():
-            index = int(np.flatnonzero(~np.isfinite(flat))[0])
-            raise ObservationError(f"observation element {index} is {flat[index]}; every element must be finite")
+        if flat.size <= SMALL and math.hypot(*flat.tolist()) <= LARGEST_FLOAT32:
+            return  # no number is larger than the length of the vector, which is NaN or infinity if one of them is
+        fits = fits_float32(flat)
+        if not fits.all():
+            index = int(np.argmin(fits))
+            limit = "be finite" if not math.isfinite(flat[index]) else f"fit float32, whose limit is {LARGEST_FLOAT32:g}"
+            raise ObservationError(f"observation element {index} is {flat[index]}; every element must {limit}")
 
 
 class TreeInputValidator(InputValidator):

@@ -35,6 +35,7 @@ from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_r
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import BatchLimits, CallRefusedByCallback, Server
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
+from rl4sys_zmq.values.arrays import fits_float32
 
 __all__ = ["InferenceService", "method_of"]
 
@@ -202,8 +203,8 @@ def _read(payload: Any, spec: PolicySpec) -> Rows:
         raise CallRefusedByCallback(
             CallRefusalReason.INVALID, f"obs is {found}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}"
         )
-    if obs.dtype.kind == "f" and not np.isfinite(obs).all():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, "obs has a number that is not finite")
+    if obs.dtype.kind == "f" and not fits_float32(obs).all():
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, "obs has a number that is not finite in float32")
     if type(explore) is not bool:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "explore must be true or false")
     if mask is None:

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as NumPy arrays, and the bits of bfloat16.
+"""Arrays of other libraries as NumPy arrays, the bits of bfloat16, and the range of float32.
 
 PyTorch tensors and JAX arrays are recognised by their methods, so neither library is imported. NumPy has no bfloat16. Here the
 dtype `BFLOAT16_BITS` stands for it.
@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BFLOAT16_BITS", "array_from", "read_bfloat16"]
+__all__ = ["BFLOAT16_BITS", "LARGEST_FLOAT32", "array_from", "fits_float32", "read_bfloat16"]
 
 BFLOAT16_BITS = np.dtype([("bfloat16", "<u2")])
 """The dtype of bfloat16 numbers of which only the bits are known: the first 16 bits of the float32 with the same value."""
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def array_from(value: Any) -> NDArray[Any] | None:
@@ -44,6 +46,12 @@ def array_from(value: Any) -> NDArray[Any] | None:
         return None
     array = np.asarray(value)
     return array.view(BFLOAT16_BITS) if array.dtype.name == "bfloat16" else array
+
+
+def fits_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each element of an array of floats whether it is a finite number in float32, in which policies compute."""
+    fits: NDArray[np.bool_] = np.abs(array) <= LARGEST_FLOAT32 if array.dtype.itemsize > 4 else np.isfinite(array)
+    return fits
 
 
 def read_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:

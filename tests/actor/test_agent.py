@@ -591,6 +591,28 @@ def test_values_that_only_overflow_a_sum_are_fine(bench: Bench) -> None:
     assert action.act in (0, 1, 2)
 
 
+@pytest.mark.parametrize("size", [4, 200])
+def test_a_number_beyond_float32_is_refused_and_does_not_harm_the_policy(bench: Bench, size: int) -> None:
+    """Policies compute in float32, so such a number would be an infinity, and the policy would be thought to have diverged."""
+    agent = bench.agent(observation_space=BoxSpace((size,), "<f8"))
+    traj, _ = agent.request_for_action(None, np.zeros(size))
+    for values in ([1e39], [-1e300, 1e300], [2.0**128, -(2.0**128)]):
+        given = np.zeros(size)
+        given[1 : 1 + len(values)] = values
+        with pytest.raises(
+            ObservationError, match=r"element 1 is .*; every element must fit float32, whose limit is 3.40282e\+38"
+        ):
+            agent.request_for_action(traj, given)
+        with pytest.raises(ObservationError, match="fit float32"):
+            agent.request_for_actions(None, given[None])
+    for value in (1e30, 1e-300):
+        agent.request_for_action(traj, np.full(size, value))
+    counters = agent.stats()["counters"]
+    assert not counters.get("rollbacks")
+    with pytest.raises(ObservationError, match="element 0 is nan; every element must be finite"):
+        agent.request_for_action(traj, np.full(size, np.nan))
+
+
 def test_an_observation_that_loses_information_is_refused(bench: Bench) -> None:
     agent = bench.agent(observation_space=BoxSpace((4,), "|u1", 0, 255))
     with pytest.raises(ObservationError, match="float64"):

@@ -294,6 +294,7 @@ def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
         ({"obs": OBS, "mask": None, "explore": True}, r"\[N, \*\[4\]\]"),
         ({"obs": np.zeros((5000, 4)), "mask": None, "explore": True}, "N from 1 to 4096"),
         ({"obs": np.full((1, 4), np.nan), "mask": None, "explore": True}, "not finite"),
+        ({"obs": np.full((1, 4), 1e39), "mask": None, "explore": True}, "not finite in float32"),
         ({"obs": OBS[None], "mask": np.zeros((1, 3), bool), "explore": True}, "forbids every action"),
         ({"obs": OBS[None], "mask": np.ones((1, 4), bool), "explore": True}, r"\[N, 3\]"),
         ({"obs": OBS[None], "mask": None, "explore": 1}, "true or false"),

@@ -26,6 +26,7 @@ from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy, RandomSource
+from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
 from rl4sys_zmq.values.arrays import LARGEST_FLOAT32
@@ -183,7 +184,8 @@ def _middle(space: BoxSpace) -> NDArray[np.float64]:
 def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
     """Return a random action: an allowed discrete action, or an element of a box. All actions are equally likely.
 
-    A dimension of the box with an infinite bound gets a standard normal number, clipped to the other bound.
+    A dimension of the box with an infinite bound gets a standard normal number, clipped to the other bound. In a box of integers
+    or booleans, it is rounded.
     """
 
     def pick(allowed: Sequence[int]) -> int:
@@ -191,11 +193,18 @@ def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSou
 
     def spread(space: BoxSpace) -> NDArray[np.float64]:
         low, high = space.low_array(), space.high_array()
+        whole = np.dtype(space.dtype).kind in "iub"
+        if whole:
+            low, high = np.ceil(low), np.floor(high)
         finite = np.isfinite(low) & np.isfinite(high)
         first, width = np.where(finite, low, 0.0), np.where(finite, high - low, 0.0)
-        drawn = first + width * sampler.uniforms(space.shape)
+        drawn = first + (width + whole) * sampler.uniforms(space.shape)
         unbounded = np.clip(sampler.normals(space.size).reshape(space.shape), low, high)
-        return np.where(finite, drawn, unbounded)
+        if not whole:
+            return np.where(finite, drawn, unbounded)
+        limits = action_bounds(space)  # a float64 of 2^63 or more is no 64-bit integer
+        found = np.where(finite, np.floor(drawn), np.rint(unbounded))
+        return np.clip(found, limits.low.reshape(space.shape), limits.high.reshape(space.shape))
 
     return assemble_action(spec.action_space, mask, pick, spread)
 

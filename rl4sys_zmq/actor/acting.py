@@ -31,7 +31,7 @@ from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
 from rl4sys_zmq.values.arrays import LARGEST_FLOAT32
 from rl4sys_zmq.values.observations import leaves_of
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "idle_action", "with_leading_axis"]
 
@@ -76,7 +76,7 @@ class FallbackActions:
 
         The idle action is the first allowed discrete action, or the middle of a box.
         """
-        last = self._context.threads.state.last_act
+        last = copy_tree(self._context.threads.state.last_act)
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
@@ -253,6 +253,7 @@ class ActionSelector:
         self._fallback = FallbackActions(context, spec, baseline, self._recorder)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
+        self._keeps_last = context.config.on_bad_input == "drop"  # a copy, because the host can write to its own array
         # If the local policy always chooses, and records no extra columns, the fast path of `request` can be used.
         self._has_fast_path = context.remote is None and self._fallback.max_age_s is None and self._recorder is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
@@ -278,7 +279,8 @@ class ActionSelector:
                     raw, act, log_prob = thread.act(observation, None)
                     if not isfinite(log_prob):
                         return traj, self._fallback.for_unusable(policy, traj, observation, None)
-                    thread.last_act = act
+                    if self._keeps_last:
+                        thread.last_act = copy_tree(act)
                     return traj, new_action(observation, raw, act, log_prob, thread.stamp, None)
         return self._request(traj, obs, mask)
 
@@ -320,8 +322,10 @@ class ActionSelector:
                 return self._fallback.baseline(observation, mask, leading)
             if answers is not None:
                 raws, acts, log_probs, stamp = answers
-                thread.last_act = acts if leading and acts.ndim > 1 else acts[0]
-                return new_action(observation, raws[0], thread.last_act, float(log_probs[0]), stamp, mask)
+                act = acts if leading and acts.ndim > 1 else acts[0]
+                if self._keeps_last:
+                    thread.last_act = copy_tree(act)
+                return new_action(observation, raws[0], act, float(log_probs[0]), stamp, mask)
         thread.take(policy)
         action: RL4SysAction
         if self._recorder is None:
@@ -330,7 +334,9 @@ class ActionSelector:
             action = self._recorder.choose(thread, traj.state, observation, mask)
         if not isfinite(action.log_prob):
             return self._fallback.for_unusable(policy, traj, observation, mask, leading)
-        thread.last_act = action.act = with_leading_axis(action.act, leading)
+        action.act = with_leading_axis(action.act, leading)
+        if self._keeps_last:
+            thread.last_act = copy_tree(action.act)
         return action
 
     def request_batch(

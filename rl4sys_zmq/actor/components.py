@@ -49,7 +49,8 @@ class ThreadState:
         act: The method `act` of `policy`, bound to this thread's random numbers and buffers.
         step: The method `step` of `policy` in the same form, if the policy has extra columns.
         stamp: The policy version as the thread's actions record it. The actions share this object.
-        last_act: The thread's last action for the environment, None before the first. It is used again after invalid input.
+        last_act: A copy of the thread's last action for the environment, which is used again after invalid input. None before the
+            first action, and with ``on_bad_input: raise``.
         calls_until_cut: The number of batched requests until all trajectories of the batch are cut into segments (runs of steps
             to send) together.
         batch_width: The number of environments in the last batched request.

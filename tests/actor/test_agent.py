@@ -681,6 +681,22 @@ def test_bad_input_can_be_answered_instead(bench: Bench) -> None:
     assert agent.stats()["counters"]["bad_input.MaskError"] == 1
 
 
+@pytest.mark.parametrize("leading", [False, True])
+def test_what_the_host_does_to_an_action_does_not_change_the_answer_to_bad_input(bench: Bench, leading: bool) -> None:
+    agent = bench.agent(on_bad_input="drop", action_space=BoxSpace((2,), low=-1000.0, high=1000.0))
+    given = obs(1)[None] if leading else obs(1)
+    traj, first = agent.request_for_action(None, given)
+    for _ in range(2):  # the second request takes the fast path
+        agent.add_to_trajectory(traj, first)
+        traj, first = agent.request_for_action(traj, given)
+        expected = first.act.copy()
+        first.act *= 10
+        for _ in range(3):
+            traj, action = agent.request_for_action(traj, np.full(4, np.nan))
+            np.testing.assert_array_equal(action.act, expected)
+            action.act *= 10
+
+
 class Unreadable:
     """An array of a library whose conversion fails, for example because numpy does not have its dtype."""
 

@@ -47,7 +47,7 @@ class FeatureLeaf:
             ObservationError: If an integer is outside the space. Its position would be that of another feature.
         """
         assert self.lowest is not None
-        index: NDArray[np.int64] = values - self.lowest
+        index: NDArray[np.int64] = values.astype(np.int64, copy=False) - self.lowest  # uint64 minus int64 would be float64
         if ((index < 0) | (index >= self.counts)).any():
             raise ObservationError(f"{self.name} is outside {self.space!s:.80}: {values.tolist()!s:.80}")
         return index + self.offsets

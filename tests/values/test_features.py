@@ -93,3 +93,14 @@ def test_an_integer_outside_its_space_is_refused(wrong: int) -> None:
 def _stacked(place: Any) -> dict[str, Any]:
     rows: dict[str, Any] = {key: np.stack([leaf]) for key, leaf in OBSERVATION.items() if key != "place"}
     return {**rows, "place": tuple(np.stack([leaf]) for leaf in place)}
+
+
+@pytest.mark.parametrize("dtype", ["|u1", "<u8", "<i2", "<i8"])
+def test_integers_of_every_dtype_are_one_hot(dtype: str) -> None:
+    layout = feature_layout(MultiDiscreteSpace((3, 4), dtype=dtype))
+    given = np.array([[1, 2], [0, 3]], dtype)
+    assert layout.one(given[0]).tolist() == [0, 1, 0, 0, 0, 1, 0]
+    assert layout.batch(given).tolist() == [[0, 1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 1]]
+    for bad in (np.array([1, 4], dtype), np.array([np.iinfo(dtype).max, 0], dtype)):
+        with pytest.raises(ObservationError, match="outside"):
+            layout.one(bad)

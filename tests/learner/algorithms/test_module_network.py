@@ -102,6 +102,36 @@ def test_a_module_with_buffers_is_refused() -> None:
     refused("buffer 'running_mean'", lambda options, space, outputs: nn.BatchNorm1d(3))
 
 
+def test_a_module_with_dropout_is_refused() -> None:
+    """Actors act without dropout, so the ratio of the probabilities would not be 1 before the first step."""
+
+    def dropping(p: float) -> Any:
+        return lambda options, space, outputs: nn.Sequential(nn.Linear(3, 8), nn.Dropout(p), nn.Linear(8, outputs))
+
+    refused("dropout layer '1', but actors act without dropout", dropping(0.5))
+    register_network(module_network("inactive", Options, dropping(0.0)))
+    assert planned_policy("PPO", OBSERVED, ACTED, {"network": "inactive"}) is not None
+
+
+def test_a_module_trains_in_evaluation_mode() -> None:
+    """A dropout within the module's own code has no effect either."""
+
+    class Dropping(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+    def build(options: Options, space: BoxSpace, outputs: int) -> nn.Module:
+        return Dropping(3, outputs)
+
+    register_network(module_network("dropping", Options, build))
+    algorithm = make_algorithm("PPO", OBSERVED, ACTED, {"network": "dropping"}, 1)
+    network = ModuleActorCritic(build, Options(), algorithm.spec())
+    network.initialise(torch.Generator().manual_seed(1), (0.01, 1.0))
+    with torch.no_grad():
+        outputs = [network.one(0, torch.ones(1, 3)) for _ in range(8)]
+    assert all(torch.equal(outputs[0], other) for other in outputs)
+
+
 def test_a_module_without_parameters_is_refused() -> None:
     refused("has no parameters", lambda options, space, outputs: nn.Identity())
 

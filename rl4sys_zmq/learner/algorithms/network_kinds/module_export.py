@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.network_kinds.entry import ModuleBuilder
@@ -40,8 +41,10 @@ class _Cast(nn.Module):
 def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace, outputs: int, seed: int) -> nn.Module:
     """Build a module with initial values that depend only on a seed. The state of torch's own generator does not change.
 
+    The module is in evaluation mode, in training too: the learner must compute what actors compute.
+
     Raises:
-        ConfigError: If the module has buffers, or parameters that are not float32, or none.
+        ConfigError: If the module has buffers, active dropout layers, or parameters that are not float32, or none.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -49,6 +52,8 @@ def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace,
     problem = ""
     if buffers := [key for key, _ in module.named_buffers()]:
         problem = f"has the buffer {buffers[0]!r}, which no optimizer step changes; use LayerNorm in place of BatchNorm"
+    elif dropouts := [key for key, part in module.named_modules() if isinstance(part, _DropoutNd) and part.p > 0.0]:
+        problem = f"has the dropout layer {dropouts[0]!r}, but actors act without dropout; remove it, or give it p=0"
     elif not (parameters := dict(module.named_parameters())):
         problem = "has no parameters"
     elif wrong := [key for key, tensor in parameters.items() if tensor.dtype != torch.float32 or not tensor.requires_grad]:
@@ -57,7 +62,7 @@ def build_module(name: str, build: ModuleBuilder, options: Any, space: BoxSpace,
         raise ConfigError(
             f"algorithm_parameters.network: the torch module of kind {name!r} {problem}", key="algorithm_parameters.network"
         )
-    return module
+    return module.eval()
 
 
 @lru_cache(maxsize=16)

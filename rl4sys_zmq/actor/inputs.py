@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError, ObservationError
 from rl4sys_zmq.values import DictSpace, DiscreteSpace, ObservationSpace, Space, TupleSpace
-from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.action_layout import action_layout, flat_mask
 from rl4sys_zmq.values.arrays import LARGEST_FLOAT32, fits_float32
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
@@ -103,7 +103,7 @@ class InputValidator:
         Args:
             given: ``[n]`` or ``[1, n]`` for ``n`` discrete actions, ``[count, n]`` for a batch. None allows all actions. For
                 actions with several parts, ``n`` is the number of options of all choices (`ActionLayout`). Such a mask can also
-                have Gymnasium's form, as `ActionLayout.join_mask` describes; a batch is then a list of `count` masks.
+                have Gymnasium's form, as `ActionLayout.join_mask` describes; a batch is then a list or an array of `count` masks.
             count: The number of observations in a batch. None for a single observation.
 
         Returns:
@@ -136,7 +136,7 @@ class InputValidator:
         """Return a copy of a mask, or of `count` masks, as an array of bools. Its shape is not checked."""
         try:
             given = _host(given)
-            array = self._joined(given, count) if self._parts and not isinstance(given, np.ndarray) else np.asarray(given)
+            array = self._mask_array(given, count) if self._parts else np.asarray(given)
             mask = array.astype(np.bool_)
             exact = array.dtype == np.bool_ or np.array_equal(mask, array)
         except MaskError:
@@ -147,11 +147,18 @@ class InputValidator:
             raise MaskError(f"a mask must hold 0 and 1 (or booleans), not {array.tolist()!r:.80}")
         return mask
 
-    def _joined(self, given: object, count: int | None) -> NDArray[np.bool_]:
-        """Return a mask in Gymnasium's form, or `count` of them in a list, as an array of bools."""
+    def _mask_array(self, given: object, count: int | None) -> NDArray[Any]:
+        """Return a mask for actions with several parts, or `count` of them, as an array.
+
+        A mask in Gymnasium's form is converted. A batch of such masks is a list, or an array if a mask is one.
+        """
+        n = self._actions
+        flat = flat_mask(given, (n,), (1, n)) if count is None else flat_mask(given, (count, n))
+        if flat is not None:
+            return flat
         if count is None:
             return self._layout.join_mask(given)
-        if not isinstance(given, list) or len(given) != count:
+        if not isinstance(given, list | np.ndarray) or len(given) != count:
             raise MaskError(
                 f"the masks are {given!r:.60}; expected an array [{count}, {self._actions}] or a list of {count} masks"
             )

@@ -30,6 +30,7 @@ __all__ = [
     "action_layout",
     "assemble_action",
     "choice_groups",
+    "flat_mask",
 ]
 
 MAX_CHOICES = 4096
@@ -156,17 +157,18 @@ class ActionLayout:
         """Return a mask of one action in the form that policies use, bool ``[logits]``, True for each allowed option.
 
         Args:
-            given: The mask, in one of two forms. The first is an array ``[logits]`` of bool or 0 and 1. The second is the form of
-                Gymnasium's ``Space.sample(mask=...)``: a tree with one mask for each array of the action. Such a mask is an array
-                ``[n]`` for a Discrete space, a tuple with an array for each element of a MultiDiscrete space, and for a
-                MultiBinary space an array of the space's shape with the only allowed value, or 2 where both are allowed. It is
+            given: The mask, in one of two forms. The first is an array or a list ``[logits]`` of bool or 0 and 1. The second is
+                the form of Gymnasium's ``Space.sample(mask=...)``: a tree with one mask for each array of the action. Such a mask
+                is an array ``[n]`` for a Discrete space, a tuple with an array for each element of a MultiDiscrete space, and for
+                a MultiBinary space an array of the space's shape with the only allowed value, or 2 where both are allowed. It is
                 None for a Box, and wherever everything is allowed.
 
         Raises:
             MaskError: If the mask has another form.
         """
-        if isinstance(given, np.ndarray) and given.shape == (self.logits,):
-            return _allowed(given, "the mask")
+        flat = flat_mask(given, (self.logits,))
+        if flat is not None:
+            return _allowed(flat, "the mask")
         joined = np.ones(self.logits, np.bool_)
         ends = np.cumsum((0, *self.counts))
         for part, mask in zip(self.parts, self._mask_leaves(given), strict=True):
@@ -264,6 +266,19 @@ def choice_groups(layout: ActionLayout) -> tuple[ChoiceGroup, ...]:
         choices = np.flatnonzero(sizes == options)
         groups.append(ChoiceGroup(options, choices, (starts[choices, None] + np.arange(options)).reshape(-1)))
     return tuple(groups)
+
+
+def flat_mask(given: object, *shapes: tuple[int, ...]) -> NDArray[Any] | None:
+    """Return a mask as an array if it is an array, or nested lists of numbers, of one of these shapes. Return None otherwise."""
+    if isinstance(given, np.ndarray):
+        return given if given.shape in shapes else None
+    if not isinstance(given, list | tuple):
+        return None
+    try:
+        array = np.asarray(given)
+    except (ValueError, TypeError):  # a tree of masks of different lengths
+        return None
+    return array if array.shape in shapes and array.dtype.kind in "biuf" else None
 
 
 def _leaf_mask(part: ActionLeaf, counts: Sequence[int], given: object) -> NDArray[np.bool_]:

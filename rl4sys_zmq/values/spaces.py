@@ -128,7 +128,7 @@ class BoxSpace(_ArraySpace):
     """The space of arrays of one shape and dtype, with a lower and an upper bound for each array element.
 
     `low` and `high` are a single number for all array elements, or a tuple with one number for each, in row-major order. Bounds
-    can be infinite.
+    can be infinite. Those of a box of float32 or float16 are rounded to this dtype, as Gymnasium does.
     """
 
     KIND: ClassVar[str] = "Box"
@@ -144,6 +144,8 @@ class BoxSpace(_ArraySpace):
             bound = getattr(self, key)
             if isinstance(bound, tuple) and len(bound) != self.size:
                 raise ConfigError(f"{key} has {len(bound)} numbers; the box has {self.size} elements", key=key)
+            if self.dtype in ("<f2", "<f4") and (rounded := _rounded(bound, self.dtype)) != bound:
+                object.__setattr__(self, key, rounded)
         if not bool(np.all(self._exact(self.low) <= self._exact(self.high))):
             raise ConfigError(f"a box needs low <= high, not {self.low!s:.80} and {self.high!s:.80}", key="low")
 
@@ -520,6 +522,13 @@ def _measure(space: Any) -> tuple[int, int, int]:
         inner = _measure(part)
         count, depth, elements = count + inner[0], max(depth, inner[1]), elements + inner[2]
     return count, depth + 1, elements
+
+
+def _rounded(bound: Bound, dtype: str) -> Bound:
+    """Return a bound rounded to a dtype of floats. Numbers beyond its range become infinite."""
+    with np.errstate(over="ignore"):
+        numbers: Any = np.asarray(bound, np.float64).astype(dtype).tolist()
+    return tuple(numbers) if isinstance(bound, tuple) else numbers
 
 
 def _check_dtype(space: Any, allowed: tuple[str, ...]) -> None:

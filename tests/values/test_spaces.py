@@ -144,3 +144,27 @@ def test_spaces_by_duck_typing_need_no_gymnasium() -> None:
     assert space_from(box()) == BoxSpace((2,), "<f4", 0.0, 1.0)
     discrete = type("Discrete", (), {"n": np.int64(3)})
     assert space_from(discrete()) == DiscreteSpace(3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_the_bounds_of_a_box_in_a_file_are_those_of_gymnasium(dtype: str) -> None:
+    """Gymnasium rounds the bounds to the dtype of the box. A learner's file and an actor's environment must agree."""
+    gym = pytest.importorskip("gymnasium")
+    low, high = [-1.2, -0.07], [0.6, 0.07]
+    given = gym.spaces.Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)
+    written = space_from({"type": "Box", "shape": [2], "dtype": dtype, "low": low, "high": high})
+    assert written == space_from(given) and hash(written) == hash(space_from(given))
+    document = space_to_json(written)
+    assert document == space_to_json(space_from(given))
+    assert space_from(json.loads(json.dumps(document))) == written
+    one = space_from({"type": "Box", "shape": [2], "dtype": dtype, "low": -0.1, "high": 0.1})
+    assert one == space_from(gym.spaces.Box(np.full(2, -0.1, dtype), np.full(2, 0.1, dtype), dtype=dtype))
+
+
+def test_a_bound_beyond_the_dtype_of_a_box_is_infinite() -> None:
+    box = BoxSpace((2,), "<f4", (-1e39, 0.0), 1e300)
+    assert (box.low, box.high) == ((-np.inf, 0.0), np.inf) and not box.bounded
+    assert BoxSpace((1,), "<f2", -7e4, 1.0).low == -np.inf
+    assert BoxSpace((1,), "<f8", -1e300, 0.1) == BoxSpace((1,), "<f8", -1e300, 0.1)
+    assert BoxSpace((1,), "<f8", -1e300, 0.1).high == 0.1
+    assert BoxSpace((1,), "<i8", -(2**63), 2**63 - 1).high == 2**63 - 1

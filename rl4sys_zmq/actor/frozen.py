@@ -62,10 +62,12 @@ class FrozenAgent(Resource):
             traj = None
             while running:
                 traj, action = agent.request_for_action(traj, observation)
+                agent.add_to_trajectory(traj, action)
                 do(action.act)
 
     The loop of a host that was written for `RL4SysAgent` runs unchanged: rewards, `add_to_trajectory`, `mark_end_of_trajectory`
-    and `flush` are accepted, and nothing is stored or sent. Several threads can use one agent, each with its own trajectories.
+    and `flush` are accepted, and nothing is stored or sent. The state of a recurrent policy advances when an action is added.
+    Several threads can use one agent, each with its own trajectories.
 
     Attributes:
         origin: The training that the policy comes from.

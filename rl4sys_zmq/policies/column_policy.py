@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
-from rl4sys_zmq.values.trees import Tree, flatten, unflatten_each
+from rl4sys_zmq.values.trees import Tree, flatten, unflatten, unflatten_each
 
 __all__ = ["BatchChoice", "BoundStep", "ExtraColumnPolicy", "StepChoice", "local_only_reason"]
 
@@ -27,8 +27,9 @@ values of the extra columns by name, and the policy's state after the step."""
 BoundStep = Callable[[Any, NDArray[Any] | None, Any], StepChoice]
 """A policy's `ExtraColumnPolicy.step` for one thread: it takes an observation, a mask (or None) and a state."""
 
-BatchChoice = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Mapping[str, NDArray[Any]], Sequence[Any]]
-"""The result of one step in each of ``N`` environments: the parts of `StepChoice` as arrays ``[N, ...]``, and ``N`` states."""
+BatchChoice = tuple[Tree, Tree, NDArray[np.float32], Mapping[str, NDArray[Any]], Sequence[Any]]
+"""The result of one step in each of ``N`` environments: the parts of `StepChoice` as arrays ``[N, ...]`` or trees of
+them, and ``N`` states."""
 
 
 class ExtraColumnPolicy(ABC):
@@ -114,7 +115,7 @@ class ExtraColumnPolicy(ABC):
         ]
         raws, acts, log_probs, values, after = zip(*rows, strict=True)
         columns = {name: np.stack([np.asarray(row[name]) for row in values]) for name in values[0]}
-        return np.stack(raws), np.stack(acts), np.array(log_probs, dtype=np.float32), columns, after
+        return _stacked(raws), _stacked(acts), np.array(log_probs, dtype=np.float32), columns, after
 
     def act(self, observation: Any, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
         """Choose the first action of an episode, as `Policy.act` describes."""
@@ -123,11 +124,18 @@ class ExtraColumnPolicy(ABC):
 
     def act_batch(
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
         """Choose the first actions of ``N`` episodes, as `Policy.act_batch` describes."""
         count = len(flatten(observations)[0][0])
         raws, acts, log_probs, _, _ = self.step_batch(observations, masks, rng, explore, [None] * count)
         return raws, acts, log_probs
+
+
+def _stacked(actions: Sequence[Action]) -> Tree:
+    """Return ``N`` actions as an array ``[N, *act]``, or as a tree of such arrays if an action is a dict or a tuple."""
+    structure = flatten(actions[0], by_key=True)[1]
+    rows = [flatten(action, by_key=True)[0] for action in actions]
+    return unflatten(structure, [np.stack(column) for column in zip(*rows, strict=True)])
 
 
 def local_only_reason(spec: PolicySpec) -> str:

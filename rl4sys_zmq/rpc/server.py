@@ -447,6 +447,8 @@ class Server(Resource):
             self._authorizer.check_role(user, method.role if method is not None else CALL_ROLE)
             if method is not None and method.client_id:
                 self._authorizer.check_client(user, method.client_id)
+            if method is not None and method.name == LATEST:  # the same right as for a subscription
+                self._authorizer.check_reader(user)
         except ProtocolError as exc:
             raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 

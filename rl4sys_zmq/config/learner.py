@@ -125,8 +125,8 @@ class LearnerConfig:
     clients: Mapping[str, ClientConfig] = option(_clients, {})
     """Options of individual clients, by client_id. They override what the client's actors send."""
     algorithms: Mapping[str, Mapping[str, object]] = option(_algorithms, {})
-    """Default parameters by name of the algorithm. They apply to parameters that neither the client's entry nor its actors
-    set."""
+    """Default parameters by name of the algorithm. They apply to new clients, for parameters that neither the client's entry nor
+    its first actor sets."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
     engine: str = option(name, "thread")

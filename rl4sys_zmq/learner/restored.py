@@ -64,7 +64,8 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
 
     The earlier run has saved settings in its journal. The entry for the client in the learner's configuration takes precedence
     over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the
-    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults.
+    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults. The
+    section ``algorithms`` applies to new clients only.
 
     Args:
         config: The learner's configuration.
@@ -91,7 +92,8 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     before = merged(kind, known["parameters"], known.get("changed", {}))
     saved = _by_name(kind, before)
     edited = {name: value for name, value in of_file.items() if earlier.get(name, saved.get(name)) != value}
-    settings = resolve_settings(config, _hello(client_id, known), replace(entry, algorithm_parameters=own))
+    defaults = replace(config, algorithms={})  # the section `algorithms` applies to new clients only
+    settings = resolve_settings(defaults, _hello(client_id, known), replace(entry, algorithm_parameters=own))
     settings = replace(
         settings,
         algorithm_type=entry.type or known["algorithm_type"],

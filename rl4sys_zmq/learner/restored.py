@@ -55,7 +55,10 @@ class RestoredClient:
             differing = ", ".join(
                 f"{key} {ours!r} (the learner's file has {theirs!r})" for key, (ours, theirs) in self.kept.items()
             )
-            lines.append(f"client {name} keeps {differing}; rl4sys-learner client ADDRESS {name} set changes a parameter")
+            lines.append(
+                f"client {name} keeps {differing}; a new value in the client's entry changes it, or "
+                f"rl4sys-learner client ADDRESS {name} set"
+            )
         return lines
 
 
@@ -108,14 +111,15 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
         return RestoredClient(settings, {}, {})  # the learner thread will report it
     changes = changes_between(parameters_shown(kind, before), after)
     _check_policy(kind, settings, before, changes)
-    in_file = {**_by_name(kind, config.algorithms.get(settings.algorithm_name, {})), **of_file}
-    kept = {name: [after[name], value] for name, value in in_file.items() if name in after and after[name] != value}
+    in_force = {**after, **{key: getattr(settings, key) for key in LEARNING_KEYS}}
+    of_entry = {key: value for key in LEARNING_KEYS if (value := getattr(entry, key)) is not None}
+    in_file = {**_by_name(kind, config.algorithms.get(settings.algorithm_name, {})), **of_file, **own, **of_entry}
+    kept = {name: [in_force[name], value] for name, value in in_file.items() if in_force.get(name, value) != value}
     return RestoredClient(settings, changes, kept)
 
 
 def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
     """Return saved settings in the form of a HELLO (an actor's request for a session), which `resolve_settings` reads."""
-    kept = {"seed": known["seed"], **{key: known[key] for key in LEARNING_KEYS}}
     return Hello(
         client_id,
         "",
@@ -124,7 +128,7 @@ def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
         0,
         0,
         algorithm_name=known["algorithm_name"],
-        algorithm_parameters={**known["parameters"], **{k: v for k, v in kept.items() if v is not None}},
+        algorithm_parameters={**known["parameters"], "seed": known["seed"]},
         observation_space=known["observation_space"],
         action_space=known["action_space"],
         weights=known.get("weights", {}),

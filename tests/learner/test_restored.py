@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.config import ClientConfig, LearnerConfig
+from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.restored import RestoredClient, restore_configuration
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
@@ -47,3 +47,40 @@ def test_new_values_in_the_entry_are_taken() -> None:
         before, algorithms={"PPO": {"gamma": 0.5}}, clients={"lab": ClientConfig(algorithm_parameters={"gamma": 0.7})}
     )
     assert again.settings.in_force["gamma"] == 0.7 and again.changes == {"gamma": [0.99, 0.7]} and again.kept == {}
+
+
+OWN: dict[str, Any] = {"max_policy_lag": 64, "on_lag": "correct", "pacing_lag": 2, "publish_every_updates": 10}
+"""Values of the learner's own options."""
+
+
+def test_the_learners_own_options_apply_after_a_resume() -> None:
+    before = resolve_configuration(LearnerConfig(max_policy_lag=4, pacing_lag=0, publish_every_updates=1), hello())
+    for options, expected in (
+        (OWN, OWN),
+        ({}, {"max_policy_lag": None, "on_lag": "drop", "pacing_lag": None, "publish_every_updates": None}),
+    ):
+        settings = resumed(before, **options, weights=WeightsConfig(wire_dtype="bf16")).settings
+        assert {name: getattr(settings, name) for name in OWN} == expected
+        assert settings.weights == WeightsConfig(wire_dtype="bf16", level=1)
+        before = settings
+
+
+@pytest.mark.parametrize("by_actor", [True, False], ids=["actor", "entry"])
+def test_what_an_actor_or_the_entry_sets_comes_before_the_learners_own_options(by_actor: bool) -> None:
+    given = {"max_policy_lag": 3, "on_lag": "drop", "pacing_lag": 5, "publish_every_updates": 7}
+    theirs = hello(algorithm_parameters=given, weights={"wire_dtype": "grid"}) if by_actor else hello()
+    entries = {} if by_actor else {"lab": ClientConfig(**given, weights=WeightsConfig(wire_dtype="grid"))}
+    settings = resolve_configuration(LearnerConfig(clients=entries), theirs)
+    for _ in range(2):
+        again = resumed(settings, clients=entries, **OWN, weights=WeightsConfig(wire_dtype="bf16", level=2))
+        settings = again.settings
+        assert {name: getattr(settings, name) for name in OWN} == given
+        assert settings.weights == WeightsConfig(wire_dtype="grid", level=2)
+        assert again.notes() == []
+
+
+def test_an_option_in_the_section_algorithms_that_has_no_effect_is_said() -> None:
+    before = resolve_configuration(LearnerConfig(), hello())
+    section = {"PPO": {"on_lag": "correct", "pacing_lag": 2}}
+    again = resumed(before, algorithms=section, clients={"lab": ClientConfig(pacing_lag=3)})
+    assert again.settings.on_lag == "drop" and again.kept == {"on_lag": ["drop", "correct"]}

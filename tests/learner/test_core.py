@@ -496,6 +496,30 @@ def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_writt
     assert rig.core.counters.snapshot()["checkpoints_failed"] == 1
 
 
+def test_the_status_has_the_newest_checkpoint() -> None:
+    rig = Rig(FakeDisk())
+    rig.join()
+
+    def shown() -> dict[str, Any]:
+        found: dict[str, Any] = client_report(rig.client, rig.now)["checkpoint"]
+        return {name: found[name] for name in ("number", "version", "age_s", "error")}
+
+    assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
+    rig.words(CheckpointResult(0, 12, 50, [], 0.0, ""))
+    rig.now += 2.0
+    rig.words(CheckpointResult(0, 0, 0, [], 0.0, "no space"))
+    assert shown() == {"number": 12, "version": 50, "age_s": 2.0, "error": "no space"}
+    rig.words(CheckpointResult(0, 13, 60, [], 0.0, ""))
+    assert shown() == {"number": 13, "version": 60, "age_s": 0.0, "error": ""}
+    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.ready(checkpoint=12)  # the newest one is damaged; its version is that of the first publication
+    rig.client.weight_history.version = 500
+    assert shown() == {"number": 12, "version": 0, "age_s": 0.0, "error": ""}
+    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.ready()
+    assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
+
+
 def test_a_checkpoint_is_asked_for_and_answered() -> None:
     rig = Rig()
     rig.join()

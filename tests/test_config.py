@@ -473,6 +473,8 @@ LEARNER_ERRORS = [
     ({"server": {"trainingserver": {}}}, "server.trainingserver", "did you mean 'training_server'?"),
     ({"journal": "disk"}, "journal", "expected 'memory' or 'sqlite', or null, not 'disk'"),
     ({"journal": "sqlite", "run_dir": None}, "journal", "needs a run directory"),
+    ({"resume": "accept-loss", "journal": "memory"}, "resume", "set run_dir and journal: sqlite, or leave resume out"),
+    ({"resume": "run/checkpoints/a/00000012", "run_dir": None}, "resume", "keeps its journal in memory"),
     ({"on_lag": "keep"}, "on_lag", "expected 'drop' or 'correct'"),
     ({"lease_s": 0}, "lease_s", "expected a number above 0 and at most 315360000, not 0"),
     ({"run_dir": 3}, "run_dir", "expected a path, or null, not 3"),

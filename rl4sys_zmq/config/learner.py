@@ -223,6 +223,12 @@ class LearnerConfig:
         check_fields(self)
         if self.journal == "sqlite" and self.run_dir is None:
             raise ConfigError("journal: sqlite needs a run directory; set run_dir", key="journal")
+        if self.resume not in ("auto", "never") and not self.durable:
+            raise ConfigError(
+                f"resume: {self.resume} needs the journal and the checkpoints of a run directory, but this learner keeps its "
+                "journal in memory; set run_dir and journal: sqlite, or leave resume out",
+                key="resume",
+            )
         for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
             if uri not in (None, "auto") and not is_local(uri) and not self.insecure and self.keys is None:
                 message = (

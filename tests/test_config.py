@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, ResourcesConfig, WeightsConfig
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig, ResourcesConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -462,6 +462,11 @@ def test_the_constructor_checks_as_the_file_does() -> None:
         replace(AgentConfig(client_id="x"), queue_items=0)
 
 
+def test_an_access_list_of_a_relay_needs_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="users_file: .* has no effect without keys"):
+        RelayConfig(upstream="10.0.0.1:5", users_file=tmp_path / "users.toml")
+
+
 LEARNER_ERRORS = [
     ({"bnd": "x"}, "bnd", "did you mean 'bind'?"),
     ({"bind": "0.0.0.0:50051"}, "bind", "--insecure (insecure: true)"),
@@ -475,6 +480,7 @@ LEARNER_ERRORS = [
     ({"journal": "sqlite", "run_dir": None}, "journal", "needs a run directory"),
     ({"resume": "accept-loss", "journal": "memory"}, "resume", "set run_dir and journal: sqlite, or leave resume out"),
     ({"resume": "run/checkpoints/a/00000012", "run_dir": None}, "resume", "keeps its journal in memory"),
+    ({"users_file": "users.toml"}, "users_file", "the access list users.toml has no effect without keys; give --keys DIR"),
     ({"on_lag": "keep"}, "on_lag", "expected 'drop' or 'correct'"),
     ({"lease_s": 0}, "lease_s", "expected a number above 0 and at most 315360000, not 0"),
     ({"run_dir": 3}, "run_dir", "expected a path, or null, not 3"),

@@ -33,7 +33,7 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, relay_rules
+from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, check_users_file, relay_rules
 from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
@@ -198,7 +198,7 @@ class LearnerConfig:
     keys: Path | None = option(optional(path), None)
     """The folder with the learner's keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)
-    """The access list, with the rights of each user. Default: ``users.toml`` in `keys`."""
+    """The access list, with the rights of each user. It needs `keys`. Default: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
     """True to let other machines connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
@@ -236,6 +236,7 @@ class LearnerConfig:
                     "or allow it with --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
+        check_users_file(self.users_file, self.keys)
         if self.keys is not None:
             check_relay_keys(self.relays)
 

@@ -108,9 +108,12 @@ class Server(Resource):
             max_frame_bytes: Largest frame to accept, in bytes. A peer that sends a longer one loses its connection.
 
         Raises:
-            ConfigError: If other machines can reach an address and neither `keys` nor `insecure` is given.
+            ConfigError: If other machines can reach an address and neither `keys` nor `insecure` is given, or `users` is given
+                without `keys`.
             TransportError: If an address is invalid.
         """
+        if users is not None and keys is None:
+            raise ConfigError(f"users: the access list {users} has no effect without keys; give keys=DIR", key="users")
         for where in (bind, pub):
             if where is not None and keys is None and not insecure and not is_local(uri := Address.parse(where).uri):
                 raise ConfigError(

@@ -463,8 +463,22 @@ def test_the_constructor_checks_as_the_file_does() -> None:
 
 
 def test_an_access_list_of_a_relay_needs_keys(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="users_file: .* has no effect without keys"):
+    with pytest.raises(ConfigError, match=r"users_file: .* has no effect without keys"):
         RelayConfig(upstream="10.0.0.1:5", users_file=tmp_path / "users.toml")
+
+
+@pytest.mark.parametrize("host", ["myhost", "10.0.0.5", "[fd00::5]", "plant.example.org"])
+def test_the_host_in_published_addresses_is_kept(host: str) -> None:
+    assert LearnerConfig(advertise=host).advertise == RelayConfig(upstream="10.0.0.1:5", advertise=host).advertise == host
+
+
+@pytest.mark.parametrize(
+    "host", ["myhost:50051", "tcp://myhost", "fd00::5", "my host", "[fd00", "[myhost]", "fd00::5]", "user@host", "a/b", "", 3]
+)
+def test_what_is_no_host_for_published_addresses_is_refused(host: Any) -> None:
+    for make in (LearnerConfig.from_mapping, RelayConfig.from_mapping):
+        with pytest.raises(ConfigError, match=r"^advertise: expected a host name or an IP address, without scheme and port"):
+            make({"advertise": host, **({} if make == LearnerConfig.from_mapping else {"upstream": "10.0.0.1:5"})})
 
 
 LEARNER_ERRORS = [

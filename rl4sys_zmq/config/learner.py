@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
 
-from rl4sys_zmq.config.addresses import bind_uri
+from rl4sys_zmq.config.addresses import bind_uri, host_name
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
@@ -114,8 +114,9 @@ class LearnerConfig:
     inference: str | None = option(optional(_inference), None)
     """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the host or transport
     of `bind`, with a free port or name. Default: no inference service."""
-    advertise: str | None = option(optional(text), None)
-    """The host name that actors use to reach `pub` and `inference`. Default: the host through which an actor reached `bind`."""
+    advertise: str | None = option(optional(host_name), None)
+    """The host name or IP address that actors use to reach `pub` and `inference`. Default: the host through which an actor
+    reached `bind`."""
     relays: tuple[RelayRule, ...] = option(relay_rules, ())
     """The relays, which pass weights on, so that this learner sends each version once per relay and not once per actor. For each:
     ``address``, ``key`` (its public key), and the actors that take their weights from it: ``networks`` such as 10.1.0.0/16, or

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from rl4sys_zmq.config.addresses import bind_uri, connect_uri
+from rl4sys_zmq.config.addresses import bind_uri, connect_uri, host_name
 from rl4sys_zmq.config.options import (
     Check,
     InvalidValue,
@@ -193,8 +193,8 @@ class RelayConfig:
     """The URI that children connect to. Port 0 picks a free port."""
     pub: str | None = option(optional(bind_uri), None)
     """The URI at which weights are published. Default: the host or transport of `bind`, with a free port or name."""
-    advertise: str | None = option(optional(text), None)
-    """The host name that children use to reach `pub`. Default: the host through which a child reached `bind`."""
+    advertise: str | None = option(optional(host_name), None)
+    """The host name or IP address that children use to reach `pub`. Default: the host through which a child reached `bind`."""
     upstream_keys: Path | None = option(optional(path), None)
     """The relay's key file for the upstream, created by ``rl4sys-learner keys DIR --user NAME --role relay`` with the upstream's
     folder of keys. Default: no encryption."""

@@ -273,14 +273,15 @@ class Server(Resource):
     def status(self) -> dict[str, Any]:
         """Return a dict with the addresses, the methods, the number of callers, the waiting calls, the topics and the counters.
 
-        The waiting calls are given by concurrency group, and the topics with the number of their newest publication.
+        The callers are the connections on which a call has arrived within the last ten minutes. The waiting calls are given by
+        concurrency group, and the topics with the number of their newest publication.
         """
         return {
             "name": self.name,
             "address": self._address.uri if self._address else "",
             "pub": self.pub_address,
             "methods": sorted(n for n in self._call_queue.methods if not n.startswith("$")),
-            "callers": len(self._call_queue.windows),
+            "callers": self._call_queue.windows.heard(time.monotonic()),
             "waiting": self._call_queue.waiting(),
             "running_s": self._pool.running_s,
             "topics": self._publisher.numbers(),

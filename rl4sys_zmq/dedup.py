@@ -71,6 +71,10 @@ class CallDeduplicator(Generic[Request, Reply]):
     def __len__(self) -> int:
         return len(self._windows)
 
+    def heard(self, now: float) -> int:
+        """Return the number of sessions with a call within the last `SESSION_S` seconds. Any thread can call this."""
+        return sum(not is_silent(now, window.last_message_s, SESSION_S) for window in list(self._windows.values()))
+
     def open(self, session: int, number: int, now: float) -> int:
         """Open the session of a caller, unless it is open already. Return the number of the call that opened it.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, ResourcesConfig, WeightsConfig
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig, ResourcesConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import ImageFormat
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -462,6 +462,25 @@ def test_the_constructor_checks_as_the_file_does() -> None:
         replace(AgentConfig(client_id="x"), queue_items=0)
 
 
+def test_an_access_list_of_a_relay_needs_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"users_file: .* has no effect without keys"):
+        RelayConfig(upstream="10.0.0.1:5", users_file=tmp_path / "users.toml")
+
+
+@pytest.mark.parametrize("host", ["myhost", "10.0.0.5", "[fd00::5]", "plant.example.org"])
+def test_the_host_in_published_addresses_is_kept(host: str) -> None:
+    assert LearnerConfig(advertise=host).advertise == RelayConfig(upstream="10.0.0.1:5", advertise=host).advertise == host
+
+
+@pytest.mark.parametrize(
+    "host", ["myhost:50051", "tcp://myhost", "fd00::5", "my host", "[fd00", "[myhost]", "fd00::5]", "user@host", "a/b", "", 3]
+)
+def test_what_is_no_host_for_published_addresses_is_refused(host: Any) -> None:
+    for make in (LearnerConfig.from_mapping, RelayConfig.from_mapping):
+        with pytest.raises(ConfigError, match=r"^advertise: expected a host name or an IP address, without scheme and port"):
+            make({"advertise": host, **({} if make == LearnerConfig.from_mapping else {"upstream": "10.0.0.1:5"})})
+
+
 LEARNER_ERRORS = [
     ({"bnd": "x"}, "bnd", "did you mean 'bind'?"),
     ({"bind": "0.0.0.0:50051"}, "bind", "--insecure (insecure: true)"),
@@ -473,6 +492,9 @@ LEARNER_ERRORS = [
     ({"server": {"trainingserver": {}}}, "server.trainingserver", "did you mean 'training_server'?"),
     ({"journal": "disk"}, "journal", "expected 'memory' or 'sqlite', or null, not 'disk'"),
     ({"journal": "sqlite", "run_dir": None}, "journal", "needs a run directory"),
+    ({"resume": "accept-loss", "journal": "memory"}, "resume", "set run_dir and journal: sqlite, or leave resume out"),
+    ({"resume": "run/checkpoints/a/00000012", "run_dir": None}, "resume", "keeps its journal in memory"),
+    ({"users_file": "users.toml"}, "users_file", "the access list users.toml has no effect without keys; give --keys DIR"),
     ({"on_lag": "keep"}, "on_lag", "expected 'drop' or 'correct'"),
     ({"lease_s": 0}, "lease_s", "expected a number above 0 and at most 315360000, not 0"),
     ({"run_dir": 3}, "run_dir", "expected a path, or null, not 3"),

@@ -63,3 +63,11 @@ def test_sessions_end_after_a_silence_or_beyond_their_number(monkeypatch: pytest
     assert windows.find(2, 0, 5.0) is None and len(windows) == 3
     windows.open(5, 0, 4.5 + SESSION_S)
     assert windows.find(1, 0, 5.0) is None and windows.find(4, 0, 5.0) is not None and len(windows) == 2
+
+
+def test_sessions_that_were_silent_for_long_do_not_count() -> None:
+    windows: CallDeduplicator[str, list[bytes]] = CallDeduplicator()
+    windows.open(1, 0, 0.0)
+    windows.open(2, 0, 0.0)
+    windows.find(2, 0, 5.0)
+    assert [windows.heard(now) for now in (5.0, SESSION_S + 1.0, SESSION_S + 6.0)] == [2, 1, 0]

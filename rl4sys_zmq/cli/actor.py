@@ -11,7 +11,15 @@ import click
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # numpy reads this at its import; small products are slower with two threads
 
-from rl4sys_zmq.cli.app import FILE, CommandGroup, option, plugin_option, settings, version_option  # noqa: E402 - this imports numpy
+from rl4sys_zmq.cli.app import (  # noqa: E402 - this imports numpy
+    FILE,
+    CommandGroup,
+    FiniteRange,
+    option,
+    plugin_option,
+    settings,
+    version_option,
+)
 
 __all__ = ["main"]
 
@@ -65,7 +73,7 @@ def main() -> None:
     default=True,
     help="Choose only actions that `action_mask` in an environment's info allows, or ignore it, for an algorithm without masks.",
 )
-@option("--connect-timeout", type=click.FloatRange(0), help="Seconds to wait for the learner.  [default: 10]")
+@option("--connect-timeout", type=FiniteRange(0), help="Seconds to wait for the learner.  [default: 10]")
 @option("--actor-id", metavar="NAME", help="The name of the actor; in a fleet, its beginning.  [default: random]")
 @option("--num-actors", type=click.IntRange(1, 10_000), help="Keep this number of actor processes alive, as a fleet.")
 @option("--min-actors", type=click.IntRange(1, 10_000), help="Shrink the fleet to this number while actors wait a lot.")
@@ -82,9 +90,7 @@ def main() -> None:
     help="The Ray cluster for --engine ray. auto: that of this machine. local: a Ray of the fleet's own.  "
     "[default: RAY_ADDRESS, or else local]",
 )
-@option(
-    "--grace", type=click.FloatRange(0, 3600), default=10.0, help="Seconds that actors of a fleet have to end their episodes."
-)
+@option("--grace", type=FiniteRange(0, 3600), default=10.0, help="Seconds that actors of a fleet have to end their episodes.")
 @option("--json", is_flag=True, help="Print the figures as a line of JSON each second.")
 @option(
     "--exit-with-stdin",
@@ -180,9 +186,7 @@ def record(**options: Any) -> None:
 @option("--port", type=click.IntRange(0, 65535), help="Port on 127.0.0.1; 0 picks a free one.  [default: 5546]")
 @option("--bind", metavar="ADDRESS", help="host:port or a URI, instead of --port.")
 @option("--render-mode", metavar="MODE", help="The render mode of the environments: rgb_array, ansi, ...")
-@option(
-    "--lease", type=click.FloatRange(0, 86_400, min_open=True), default=60.0, help="Seconds of silence that free an environment."
-)
+@option("--lease", type=FiniteRange(0, 86_400, min_open=True), default=60.0, help="Seconds of silence that free an environment.")
 @option("--no-check", is_flag=True, help="Do not check that observations are in their space.")
 @option("--keys", type=FILE, metavar="DIR", help="The folder of keys from `rl4sys-learner keys DIR`.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")

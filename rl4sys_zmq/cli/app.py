@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import math
 import os
 import re
 import sys
@@ -35,6 +36,8 @@ __all__ = [
     "FILE",
     "USAGE",
     "CommandGroup",
+    "FiniteRange",
+    "SECONDS",
     "amount",
     "configure_logging",
     "as_config_error",
@@ -72,6 +75,24 @@ plugin_option = functools.partial(
 """The option ``--plugin MODULE``. Before the command runs, the modules are imported, also from the working directory. The command
 receives the names of the modules as its argument ``plugin``, unless the option is declared with ``expose_value=False``."""
 
+
+class FiniteRange(click.FloatRange):
+    """The type of an option that is a finite number in a range. `click.FloatRange` also accepts ``nan`` and ``inf``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert the text of the option to a float.
+
+        Raises:
+            click.BadParameter: If the text is not a finite number in the range.
+        """
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
+
+
+SECONDS = FiniteRange(0, 86_400, min_open=True)
+"""The type of an option that is a time to wait: seconds above 0, at most a day."""
 
 MIN_SIZE = 1 << 20
 _UNITS: dict[str, int] = {

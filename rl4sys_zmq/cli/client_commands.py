@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from rl4sys_zmq.cli.app import FILE, option
+from rl4sys_zmq.cli.app import FILE, SECONDS, option
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import CommandTarget
@@ -53,7 +53,7 @@ def _client_options(command: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         option("--json", is_flag=True, help="Print the figures as JSON."),
         option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for a learner with keys."),
-        option("--timeout", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to wait for the learner."),
+        option("--timeout", type=SECONDS, default=30.0, help="Seconds to wait for the learner."),
         click.pass_obj,
     ):
         command = decorate(command)

@@ -7,7 +7,18 @@ from typing import Any
 
 import click
 
-from rl4sys_zmq.cli.app import FILE, CommandGroup, amount, option, plugin_option, settings, size, version_option
+from rl4sys_zmq.cli.app import (
+    FILE,
+    SECONDS,
+    CommandGroup,
+    FiniteRange,
+    amount,
+    option,
+    plugin_option,
+    settings,
+    size,
+    version_option,
+)
 from rl4sys_zmq.cli.client_commands import client_commands
 
 __all__ = ["main"]
@@ -172,7 +183,7 @@ def relay(
 @option("--algorithm", metavar="NAME", default="PPO", help="The algorithm, from the list of `rl4sys-learner algorithms`.")
 @option("--seed", type=click.IntRange(0), default=1, help="The seed of all random numbers.")
 @option("--actors", type=click.IntRange(1, 64), help="Number of actor processes.  [default: the task's, usually 2]")
-@option("--max-seconds", type=click.FloatRange(0, min_open=True), default=300.0, help="Stop after this time, in seconds.")
+@option("--max-seconds", type=SECONDS, default=300.0, help="Stop after this time, in seconds.")
 @option("--target", type=float, help="The mean return of 100 episodes to reach.  [default: the task's]")
 @option("--hold", is_flag=True, help="Continue to twice the steps, to check that the return stays high.")
 @option("--run-dir", type=FILE, help="The run directory.  [default: runs/demo-ENV-ALGORITHM-SEED, then -2, -3, ...]")
@@ -195,7 +206,7 @@ def demo(env: str, **options: Any) -> int:
 @option("--json", is_flag=True, help="Print the whole report as JSON.")
 @option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for a learner with keys.")
-@option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
+@option("--timeout", type=SECONDS, default=3.0, help="Seconds to wait for the learner.")
 def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: float) -> None:
     """Show the learner at ADDRESS (host:port or a URI): its clients (policies), their actors, its journal, and refusals.
 
@@ -215,7 +226,7 @@ main.add_command(client_commands)
 @click.argument("address")
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys, for a learner with keys.  [default: the configuration's]")
 @option("--config", type=FILE, metavar="FILE", help="An actor's configuration, to compare with the learner's.")
-@option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Time limit of each stage, in seconds.")
+@option("--timeout", type=SECONDS, default=3.0, help="Time limit of each stage, in seconds.")
 def doctor(address: str, keys: Path | None, config: Path | None, timeout: float) -> int:
     """Find out why an actor on this machine does not reach the learner at ADDRESS (host:port or a URI).
 
@@ -345,7 +356,7 @@ def check(file: Path) -> None:
     help="Measure only this; repeatable.  [default: all]",
 )
 @option("--pairs", type=click.IntRange(1), default=5, help="Number of alternating runs of this library and its baseline.")
-@option("--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="Duration of each measured loop, in seconds.")
+@option("--seconds", type=SECONDS, default=5.0, help="Duration of each measured loop, in seconds.")
 @option("--peers", is_flag=True, help="Also measure gRPC, pickle and lz4, Stable-Baselines3 and RLlib (`make peers`).")
 @option("--json", type=FILE, metavar="FILE", help="Also write all figures to this file.")
 def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: Path | None) -> None:
@@ -364,21 +375,19 @@ def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: 
 
 @main.command()
 @option("--actors", type=click.IntRange(1), help="Number of actors of all clients together.")
-@option("--steps-per-s", type=click.FloatRange(0), help="Environment steps per second of each actor.")
+@option("--steps-per-s", type=FiniteRange(0), help="Environment steps per second of each actor.")
 @option("--model-bytes", type=amount, metavar="SIZE", help="Size of the weights of a policy in float32, such as 300kB.")
 @option("--obs-bytes", type=amount, metavar="SIZE", default="32", help="Size of an observation.")
 @option("--action-bytes", type=amount, metavar="SIZE", default="8", help="Size of an action.")
 @option("--segment-steps", type=click.IntRange(1), default=128, help="Steps of a segment, the option rollout_length.")
 @option("--segments-per-message", type=click.IntRange(1, 64), default=1, help="Segments in a message, the option send_frequency.")
-@option("--publish-per-s", type=click.FloatRange(0), default=1.0, help="Versions of the weights per second of each client.")
+@option("--publish-per-s", type=FiniteRange(0), default=1.0, help="Versions of the weights per second of each client.")
 @option("--weights-level", type=click.IntRange(0, 2), default=1, help="The option weights.level: 0 sends all weights.")
 @option("--clients", type=click.IntRange(1), default=1, help="Number of clients, each a policy with its own learner thread.")
 @option("--journal", type=click.Choice(["memory", "sqlite"]), default="sqlite", help="Storage of the journal of accepted data.")
 @option("--fsync", type=click.Choice(["normal", "always"]), default="normal", help="The option fsync of the journal.")
 @option("--journal-max", type=amount, metavar="SIZE", default="4GiB", help="The option journal_max_bytes.")
-@option(
-    "--checkpoint-every-s", type=click.FloatRange(0, min_open=True), default=10.0, help="The option of this name, in seconds."
-)
+@option("--checkpoint-every-s", type=FiniteRange(0, min_open=True), default=10.0, help="The option of this name, in seconds.")
 @option("--keys", is_flag=True, help="Connections are encrypted.")
 @option("--algorithm", type=click.Choice(["PPO", "DQN"]), help="Include the training of this algorithm.  [default: no training]")
 @option("--minibatch", type=click.IntRange(1), help="Rows of a gradient step.  [default: the algorithm's]")

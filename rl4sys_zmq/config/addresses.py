@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from rl4sys_zmq.config.options import InvalidValue
 
-__all__ = ["bind_uri", "connect_uri", "dialled"]
+__all__ = ["bind_uri", "connect_uri", "dialled", "host_name"]
 
 _FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
 
@@ -26,6 +28,20 @@ def bind_uri(value: object) -> str:
     Port ``*`` becomes port 0, for which the operating system picks a free port.
     """
     return _uri(value, least_port=0)
+
+
+def host_name(value: object) -> str:
+    """Check that a value is a host name or an IP address, without scheme and port. Return it, or raise `InvalidValue`."""
+    try:
+        found, _, _ = _uri(f"tcp://{value}:1" if isinstance(value, str) else value, least_port=1)[len("tcp://") :].rpartition(":")
+        if found.startswith("["):
+            ipaddress.IPv6Address(found[1:-1])
+    except ValueError:
+        raise InvalidValue(
+            "a host name or an IP address, without scheme and port, and an IPv6 address in brackets, such as plant.example.org, "
+            "10.0.0.5 or [fd00::5]"
+        ) from None
+    return found
 
 
 def _uri(value: object, least_port: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
 
-from rl4sys_zmq.config.addresses import bind_uri
+from rl4sys_zmq.config.addresses import bind_uri, host_name
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
@@ -33,7 +33,7 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, relay_rules
+from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, check_users_file, relay_rules
 from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
@@ -114,8 +114,9 @@ class LearnerConfig:
     inference: str | None = option(optional(_inference), None)
     """The URI of the inference service, for actors with ``inference: remote`` or ``auto``. ``auto``: the host or transport
     of `bind`, with a free port or name. Default: no inference service."""
-    advertise: str | None = option(optional(text), None)
-    """The host name that actors use to reach `pub` and `inference`. Default: the host through which an actor reached `bind`."""
+    advertise: str | None = option(optional(host_name), None)
+    """The host name or IP address that actors use to reach `pub` and `inference`. Default: the host through which an actor
+    reached `bind`."""
     relays: tuple[RelayRule, ...] = option(relay_rules, ())
     """The relays, which pass weights on, so that this learner sends each version once per relay and not once per actor. For each:
     ``address``, ``key`` (its public key), and the actors that take their weights from it: ``networks`` such as 10.1.0.0/16, or
@@ -125,8 +126,8 @@ class LearnerConfig:
     clients: Mapping[str, ClientConfig] = option(_clients, {})
     """Options of individual clients, by client_id. They override what the client's actors send."""
     algorithms: Mapping[str, Mapping[str, object]] = option(_algorithms, {})
-    """Default parameters by name of the algorithm. They apply to parameters that neither the client's entry nor its actors
-    set."""
+    """Default parameters by name of the algorithm. They apply to new clients, for parameters that neither the client's entry nor
+    its first actor sets."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
     engine: str = option(name, "thread")
@@ -198,7 +199,7 @@ class LearnerConfig:
     keys: Path | None = option(optional(path), None)
     """The folder with the learner's keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)
-    """The access list, with the rights of each user. Default: ``users.toml`` in `keys`."""
+    """The access list, with the rights of each user. It needs `keys`. Default: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
     """True to let other machines connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
@@ -223,6 +224,12 @@ class LearnerConfig:
         check_fields(self)
         if self.journal == "sqlite" and self.run_dir is None:
             raise ConfigError("journal: sqlite needs a run directory; set run_dir", key="journal")
+        if self.resume not in ("auto", "never") and not self.durable:
+            raise ConfigError(
+                f"resume: {self.resume} needs the journal and the checkpoints of a run directory, but this learner keeps its "
+                "journal in memory; set run_dir and journal: sqlite, or leave resume out",
+                key="resume",
+            )
         for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
             if uri not in (None, "auto") and not is_local(uri) and not self.insecure and self.keys is None:
                 message = (
@@ -230,6 +237,7 @@ class LearnerConfig:
                     "or allow it with --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
+        check_users_file(self.users_file, self.keys)
         if self.keys is not None:
             check_relay_keys(self.relays)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from rl4sys_zmq.config.addresses import bind_uri, connect_uri
+from rl4sys_zmq.config.addresses import bind_uri, connect_uri, host_name
 from rl4sys_zmq.config.options import (
     Check,
     InvalidValue,
@@ -32,7 +32,7 @@ from rl4sys_zmq.config.options import (
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
-__all__ = ["RelayAddress", "RelayConfig", "RelayRule", "check_relay_keys", "relay_addresses", "relay_rules"]
+__all__ = ["RelayAddress", "RelayConfig", "RelayRule", "check_relay_keys", "check_users_file", "relay_addresses", "relay_rules"]
 
 _KEY_CHARS = 40
 MAX_RELAYS = 256
@@ -163,6 +163,18 @@ def check_relay_keys(relays: tuple[RelayAddress, ...]) -> None:
             raise ConfigError(f"{key} is missing: {relay.address} needs keys too; give the key in its learner.public", key=key)
 
 
+def check_users_file(users_file: Path | None, keys: Path | None) -> None:
+    """Check that a learner or a relay with an access list has keys, without which the list has no effect.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    if users_file is not None and keys is None:
+        raise ConfigError(
+            f"users_file: the access list {users_file} has no effect without keys; give --keys DIR (keys)", key="users_file"
+        )
+
+
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class RelayConfig:
@@ -181,15 +193,15 @@ class RelayConfig:
     """The URI that children connect to. Port 0 picks a free port."""
     pub: str | None = option(optional(bind_uri), None)
     """The URI at which weights are published. Default: the host or transport of `bind`, with a free port or name."""
-    advertise: str | None = option(optional(text), None)
-    """The host name that children use to reach `pub`. Default: the host through which a child reached `bind`."""
+    advertise: str | None = option(optional(host_name), None)
+    """The host name or IP address that children use to reach `pub`. Default: the host through which a child reached `bind`."""
     upstream_keys: Path | None = option(optional(path), None)
     """The relay's key file for the upstream, created by ``rl4sys-learner keys DIR --user NAME --role relay`` with the upstream's
     folder of keys. Default: no encryption."""
     keys: Path | None = option(optional(path), None)
     """The folder with the relay's own keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)
-    """The access list of the relay's children. Default: ``users.toml`` in `keys`."""
+    """The access list of the relay's children. It needs `keys`. Default: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
     """True to let other machines connect without keys."""
     max_clients: int = option(integer(1, 65_536), 64)
@@ -211,6 +223,7 @@ class RelayConfig:
                     "or allow it with --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
+        check_users_file(self.users_file, self.keys)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:

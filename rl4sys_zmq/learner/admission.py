@@ -78,6 +78,7 @@ class ClientSettings:
             kind.
         publish_every_updates: Number of updates after which new weights are published; None for the algorithm's own number.
         weights: Encoding of the weights that are sent to the actors.
+        actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
         init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is
             not among the saved settings (`to_json`).
         changed: Parameters of the algorithm that were changed after the client was created, by name. They override
@@ -98,6 +99,7 @@ class ClientSettings:
     pacing_lag: int | None
     publish_every_updates: int | None
     weights: WeightsConfig = _WEIGHTS
+    actor_weights: WeightsConfig = WeightsConfig()
     init: str = ""
     changed: Mapping[str, Any] = field(default_factory=dict)
     file_parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -184,7 +186,11 @@ class ClientSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values, so that they can be saved. `restore_configuration` can read them back."""
+        """Return the settings as JSON values, so that they can be saved. `restore_configuration` can read them back.
+
+        Options that the learner has too, such as `max_policy_lag`, are saved only as the client's first actor set them: among
+        the parameters, and the encoding of the weights. The learner's configuration gives the others at each start.
+        """
         return {
             "algorithm_name": self.algorithm_name,
             "algorithm_type": self.algorithm_type,
@@ -194,11 +200,7 @@ class ClientSettings:
             "observation_space": space_to_json(self.observation_space),
             "action_space": space_to_json(self.action_space),
             "seed": self.seed,
-            "max_policy_lag": self.max_policy_lag,
-            "on_lag": self.on_lag,
-            "pacing_lag": self.pacing_lag,
-            "publish_every_updates": self.publish_every_updates,
-            "weights": self.weights.to_json(),
+            "weights": self.actor_weights.to_json(),
         }
 
 
@@ -266,6 +268,7 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         kind, config.algorithms.get(algorithm_key(name), {}), hello.algorithm_parameters, entry.algorithm_parameters
     )
     said = check_learning_options(parameters)
+    actor_weights = check_value("weights", hello.weights, WeightsConfig.read)
 
     def pick(key: str) -> Any:
         """Return the value of an option: from the client's entry, else from its parameters, else the learner's own value."""
@@ -284,7 +287,8 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         pick("on_lag"),
         pick("pacing_lag"),
         pick("publish_every_updates"),
-        entry.weights.over(check_value("weights", hello.weights, WeightsConfig.read)).over(config.weights).over(_WEIGHTS),
+        entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
+        actor_weights,
         str(entry.init or ""),
         file_parameters={kind.name_of(key): plain(value) for key, value in entry.algorithm_parameters.items()},
     )

@@ -116,6 +116,9 @@ class ClientState:
         training: The figures of the training: steps, updates, returns and policy lags.
         stalled_s: The time for which actors and learner thread could work but no data has moved, in seconds; 0 if not stalled.
         alarms: The alarms (counted problems) of the client since the start of the learner.
+        saved: The report of the newest checkpoint. Its number is 0 if there is none.
+        saved_at: The time when that checkpoint was written or loaded, on the monotonic clock, in seconds.
+        save_error: The reason why the last checkpoint could not be written; empty if it was written.
         busy_at: The time when the client was created or last had a live or waiting actor, on the monotonic clock, in seconds.
     """
 
@@ -339,6 +342,12 @@ class ClientState:
         self.devices = message.devices
         self.training.begin(message)
 
+    def on_running(self, version: int) -> None:
+        """Record that the learner thread has published its first version, which is that of the checkpoint that it has loaded."""
+        self.state, self.known = LearnerThreadState.RUNNING, True
+        if self.saved.version < 0:
+            self.saved = replace(self.saved, version=version)
+
     def start_tagging(self) -> None:
         """Publish a tag with each version from now on, under a new key, so that actors can take the weights from relays.
 
@@ -398,8 +407,9 @@ class ClientState:
             CreditAllocator.reclaim(stream)
         self.replayed = 0
         self.page_after = 0
+        # The version follows with the first publication.
+        self.saved, self.saved_at = CheckpointResult(0, message.checkpoint, -1, [], 0.0, ""), self._clock.monotonic()
         if message.checkpoint:
-            self.saved, self.saved_at = CheckpointResult(0, message.checkpoint, -1, [], 0.0, ""), self._clock.monotonic()
             for key, (seq, _) in marks.items():
                 known = self.table.get(*key)
                 if known is not None:
@@ -493,9 +503,10 @@ class ClientState:
             For each stream (the numbered segments of one actor), the sequence number below which entries can be deleted. Empty
             for the first checkpoint and after an error.
         """
-        self.saved, self.saved_at, self.save_error = message, self._clock.monotonic(), message.error
+        self.save_error = message.error
         if message.error or not message.number:
             return {}
+        self.saved, self.saved_at = message, self._clock.monotonic()
         self._older_marks, self._newer_marks = self._newer_marks, {(a, o): seq for a, o, seq in message.marks}
         for key, seq in self._newer_marks.items():
             stream = self.table.get(*key)

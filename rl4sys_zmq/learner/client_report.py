@@ -46,7 +46,7 @@ def client_report(client: ClientState, now: float) -> dict[str, Any]:
         "stalled_s": round(client.stalled_s, 3),
         "checkpoint": {
             "number": saved.number,
-            "version": saved.version if saved.version >= 0 else pub.version,
+            "version": saved.version,
             "age_s": round(now - client.saved_at, 3) if saved.number else None,
             "duration_s": round(saved.duration_s, 4),
             "error": client.save_error,

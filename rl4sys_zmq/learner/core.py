@@ -192,10 +192,11 @@ class LearnerCore:
     def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
         with self.published:
             out = client.weight_history.publish(message)
-            first, client.state = client.state is not LearnerThreadState.RUNNING, LearnerThreadState.RUNNING
+            first = client.state is not LearnerThreadState.RUNNING
+            if first:
+                client.on_running(message.version)
             self.published.notify_all()
         if first:
-            client.known = True
             self._journal.put_client(client.row())
         self._callbacks.publish(WEIGHTS_TOPIC + client.topic, out)
         if client.spec is not None and self._callbacks.offer_policy(client.client_id, client.spec, client.weight_history.newest):

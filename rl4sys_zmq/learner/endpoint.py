@@ -275,7 +275,7 @@ class ActorSessionHandler:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, field=message.client_id)
             return
-        self.relays.saw(sender.name if sender is not None else "", message, now)
+        self.relays.saw(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
         self._send(peer, client.weights_source(_advertised(self.pub_address, self._config.advertise)))
 
     def _followed(self, sender: User | None, client_id: str) -> ClientState:

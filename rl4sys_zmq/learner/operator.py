@@ -254,6 +254,10 @@ class OperatorCommandExecutor:
             raise unknown_name_error("client", client_id, [c.client_id for c in self._parts.registry])
         return client
 
+    def _is_gone(self, client: ClientState) -> bool:
+        """Return True if a client was removed, or is being removed."""
+        return self._parts.registry.get(client.client_id) is not client
+
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         parts, client = self._parts, self._client(client_id)
         before = client.rolled_back
@@ -262,9 +266,11 @@ class OperatorCommandExecutor:
             parts.published.notify_all()
         parts.endpoint.close_client_sessions(client, "the client was restarted; send HELLO again")
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
-        life = client.life
         yield self._until_safe(client_id)
-        yield lambda: client.life != life or client.state is LearnerThreadState.FAILED or client.is_caught_up
+        # A worker that crashes gets a successor, which continues the restart.
+        yield lambda: self._is_gone(client) or client.state is LearnerThreadState.FAILED or client.is_caught_up
+        if self._is_gone(client):
+            raise ConfigError(f"client {client_id!r} was forgotten during its restart", key="client_id")
         if client.state is LearnerThreadState.FAILED:
             raise ClientFailed(client_id, client.error)
         figures = {
@@ -334,7 +340,7 @@ class OperatorCommandExecutor:
 
     def _set(self, client_id: str, values: Mapping[str, Any]) -> Steps:
         parts, client = self._parts, self._client(client_id)
-        yield lambda: client.known or client.state is not LearnerThreadState.STARTING
+        yield lambda: self._is_gone(client) or client.known or client.state is not LearnerThreadState.STARTING
         client = self._client(client_id)  # the algorithm of a new client may have failed
         settings, changes = client.settings.change(values)
         require_fraction(settings.kind, settings.in_force, parts.config.client(client_id).demonstrations)

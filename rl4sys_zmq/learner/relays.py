@@ -63,7 +63,7 @@ class RelayDirectory:
             rules: The relays, each with the actors that it serves.
         """
         self._rules = tuple(rules)
-        self._seen: dict[tuple[str, str], _SeenRelay] = {}
+        self._seen: dict[tuple[str, str, str], _SeenRelay] = {}
 
     def choose(self, actor_id: str, host: str) -> list[list[str]]:
         """Return the relays for an actor, nearest first, as ``[URI, public key or ""]``; an empty list if no rule applies.
@@ -82,17 +82,19 @@ class RelayDirectory:
         found = sorted((rule for rule in self._rules if rule.serves(actor_id, host)), key=order)
         return [[rule.address, rule.key or ""] for rule in found[:MAX_CHOICES]]
 
-    def saw(self, user: str, message: FollowWeights, now: float) -> None:
+    def saw(self, user: str, host: str, message: FollowWeights, now: float) -> None:
         """Record a request of a relay, for the status. A request of an actor is ignored.
 
         Args:
             user: The name of the relay's user; empty without keys.
+            host: The IP address from which the relay has connected; empty if it is unknown. Relays on several machines can be
+                bound to the same address.
             message: The request.
             now: Time on the monotonic clock, in seconds.
         """
         if not message.relay:
             return
-        key = user, message.relay[:MAX_ADDRESS]
+        key = user, host, message.relay[:MAX_ADDRESS]
         seen = self._seen.pop(key, None) or _SeenRelay()
         self._seen[key] = seen  # the last one is the one seen last
         seen.seen_at = now
@@ -107,9 +109,10 @@ class RelayDirectory:
             {
                 "address": address,
                 "user": user,
+                "host": host,
                 "silent_s": round(now - seen.seen_at, 3),
                 "live": not is_silent(now, seen.seen_at, RELAY_SILENCE_S),
                 "children": seen.following(),
             }
-            for (user, address), seen in self._seen.items()
+            for (user, host, address), seen in self._seen.items()
         ]

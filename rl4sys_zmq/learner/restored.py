@@ -55,7 +55,10 @@ class RestoredClient:
             differing = ", ".join(
                 f"{key} {ours!r} (the learner's file has {theirs!r})" for key, (ours, theirs) in self.kept.items()
             )
-            lines.append(f"client {name} keeps {differing}; rl4sys-learner client ADDRESS {name} set changes a parameter")
+            lines.append(
+                f"client {name} keeps {differing}; a new value in the client's entry changes it, or "
+                f"rl4sys-learner client ADDRESS {name} set"
+            )
         return lines
 
 
@@ -64,7 +67,8 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
 
     The earlier run has saved settings in its journal. The entry for the client in the learner's configuration takes precedence
     over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the
-    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults.
+    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults. The
+    section ``algorithms`` applies to new clients only.
 
     Args:
         config: The learner's configuration.
@@ -91,7 +95,8 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     before = merged(kind, known["parameters"], known.get("changed", {}))
     saved = _by_name(kind, before)
     edited = {name: value for name, value in of_file.items() if earlier.get(name, saved.get(name)) != value}
-    settings = resolve_settings(config, _hello(client_id, known), replace(entry, algorithm_parameters=own))
+    defaults = replace(config, algorithms={})  # the section `algorithms` applies to new clients only
+    settings = resolve_settings(defaults, _hello(client_id, known), replace(entry, algorithm_parameters=own))
     settings = replace(
         settings,
         algorithm_type=entry.type or known["algorithm_type"],
@@ -106,14 +111,15 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
         return RestoredClient(settings, {}, {})  # the learner thread will report it
     changes = changes_between(parameters_shown(kind, before), after)
     _check_policy(kind, settings, before, changes)
-    in_file = {**_by_name(kind, config.algorithms.get(settings.algorithm_name, {})), **of_file}
-    kept = {name: [after[name], value] for name, value in in_file.items() if name in after and after[name] != value}
+    in_force = {**after, **{key: getattr(settings, key) for key in LEARNING_KEYS}}
+    of_entry = {key: value for key in LEARNING_KEYS if (value := getattr(entry, key)) is not None}
+    in_file = {**_by_name(kind, config.algorithms.get(settings.algorithm_name, {})), **of_file, **own, **of_entry}
+    kept = {name: [in_force[name], value] for name, value in in_file.items() if in_force.get(name, value) != value}
     return RestoredClient(settings, changes, kept)
 
 
 def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
     """Return saved settings in the form of a HELLO (an actor's request for a session), which `resolve_settings` reads."""
-    kept = {"seed": known["seed"], **{key: known[key] for key in LEARNING_KEYS}}
     return Hello(
         client_id,
         "",
@@ -122,7 +128,7 @@ def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
         0,
         0,
         algorithm_name=known["algorithm_name"],
-        algorithm_parameters={**known["parameters"], **{k: v for k, v in kept.items() if v is not None}},
+        algorithm_parameters={**known["parameters"], "seed": known["seed"]},
         observation_space=known["observation_space"],
         action_space=known["action_space"],
         weights=known.get("weights", {}),

@@ -122,7 +122,8 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
     for relay in report.get("relays", ()):
         followed = ", ".join(f"{client} {count:,}" for client, count in sorted(relay["children"].items()))
         mark = "" if relay["live"] else "!! "
-        yield f"{mark}relay at {relay['address']}: last request {span_text(relay['silent_s'])} ago; children: {followed}"
+        host = f" (on {relay['host']})" if relay.get("host") else ""
+        yield f"{mark}relay at {relay['address']}{host}: last request {span_text(relay['silent_s'])} ago; children: {followed}"
     if refused := _named(report["counters"], "refused."):
         yield f"messages refused: {refused}"
 

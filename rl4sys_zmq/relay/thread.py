@@ -19,7 +19,17 @@ from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client
-from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, TooManyFrames, explain, subscribed_topics
+from rl4sys_zmq.transports import (
+    MAX_FRAMES,
+    Address,
+    CallQueue,
+    Poller,
+    SendResult,
+    Socket,
+    TooManyFrames,
+    explain,
+    subscribed_topics,
+)
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame
 
@@ -174,13 +184,15 @@ class RelayThread(Worker):
             self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
             self._calls.serve()
             for _ in range(BURST):
-                if self._sub is None or (frames := self._sub.recv()) is None:
+                if self._sub is None or (frames := self._recv(self._sub)) is None:
                     break
-                core.on_published(frames, time.monotonic())
+                if frames:
+                    core.on_published(frames, time.monotonic())
             for _ in range(BURST):
-                if (frames := self._dealer.recv(MAX_MESSAGE_FRAMES)) is None:
+                if (frames := self._recv(self._dealer, MAX_MESSAGE_FRAMES)) is None:
                     break
-                core.on_upstream(frames, time.monotonic())
+                if frames:
+                    core.on_upstream(frames, time.monotonic())
             self._read_children()
             self._read_subscriptions()
             now = time.monotonic()
@@ -189,15 +201,20 @@ class RelayThread(Worker):
                 self._tidy_at = now + TIDY_S
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
+    def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
+        """Receive a message. Return its frames, `[]` after counting a message with too many, or None if no message is waiting."""
+        try:
+            return socket.recv(max_frames)
+        except TooManyFrames as exc:
+            self._core.counters.add(f"refused.{exc.code.value}")
+            return []
+
     def _read_children(self) -> None:
         for _ in range(BURST):
-            try:
-                frames = self._router.recv()
-            except TooManyFrames as exc:
-                self._core.counters.add(f"refused.{exc.code.value}")
-                continue
-            if frames is None:
+            if (frames := self._recv(self._router)) is None:
                 return
+            if not frames:
+                continue
             now = self._heard_at[self._router.descriptor()] = time.monotonic()
             key = self._router.user if self._router.authenticated else None
             self._core.on_child(bytes(frames[0]), key, frames[1:], now)

@@ -153,8 +153,8 @@ class CallQueue:
     """The queue of calls of one server. It accepts calls, combines them into jobs, and keeps replies for copies of calls.
 
     The queue reads no clock. Callers pass the time in seconds, always from the same clock. Only the server's leader thread (the
-    thread that uses the sockets) uses the queue, except `register`, `unregister`, `waiting`, `methods` and the length of
-    `windows`, which any thread can use.
+    thread that uses the sockets) uses the queue, except `register`, `unregister`, `waiting`, `methods` and `heard`
+    of `windows`, which any thread can use.
 
     Attributes:
         counters: ``calls`` (accepted), ``jobs`` (runs of a callback), ``again`` (copies of a call), ``refused.CODE``,

@@ -108,9 +108,12 @@ class Server(Resource):
             max_frame_bytes: Largest frame to accept, in bytes. A peer that sends a longer one loses its connection.
 
         Raises:
-            ConfigError: If other machines can reach an address and neither `keys` nor `insecure` is given.
+            ConfigError: If other machines can reach an address and neither `keys` nor `insecure` is given, or `users` is given
+                without `keys`.
             TransportError: If an address is invalid.
         """
+        if users is not None and keys is None:
+            raise ConfigError(f"users: the access list {users} has no effect without keys; give keys=DIR", key="users")
         for where in (bind, pub):
             if where is not None and keys is None and not insecure and not is_local(uri := Address.parse(where).uri):
                 raise ConfigError(
@@ -270,14 +273,15 @@ class Server(Resource):
     def status(self) -> dict[str, Any]:
         """Return a dict with the addresses, the methods, the number of callers, the waiting calls, the topics and the counters.
 
-        The waiting calls are given by concurrency group, and the topics with the number of their newest publication.
+        The callers are the connections on which a call has arrived within the last ten minutes. The waiting calls are given by
+        concurrency group, and the topics with the number of their newest publication.
         """
         return {
             "name": self.name,
             "address": self._address.uri if self._address else "",
             "pub": self.pub_address,
             "methods": sorted(n for n in self._call_queue.methods if not n.startswith("$")),
-            "callers": len(self._call_queue.windows),
+            "callers": self._call_queue.windows.heard(time.monotonic()),
             "waiting": self._call_queue.waiting(),
             "running_s": self._pool.running_s,
             "topics": self._publisher.numbers(),
@@ -447,6 +451,8 @@ class Server(Resource):
             self._authorizer.check_role(user, method.role if method is not None else CALL_ROLE)
             if method is not None and method.client_id:
                 self._authorizer.check_client(user, method.client_id)
+            if method is not None and method.name == LATEST:  # the same right as for a subscription
+                self._authorizer.check_reader(user)
         except ProtocolError as exc:
             raise CallRefusedByCallback(CallRefusalReason.FORBIDDEN, exc.detail) from exc
 

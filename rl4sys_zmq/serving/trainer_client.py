@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl4sys_zmq.config.options import check_value, number
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     CallError,
@@ -302,11 +303,10 @@ class TrainerClient(Resource):
         next update tries again. A second call of this method does nothing.
 
         Raises:
-            ConfigError: If the interval is not positive.
+            ConfigError: If the interval is not a number above 0 and at most ten years.
             Closed: After `stop`.
         """
-        if not interval > 0:
-            raise ConfigError(f"interval must be more than 0 seconds, not {interval!r:.60}", key="interval")
+        check_value("interval", interval, number(0, above=True))
         with self._lock:
             if self._stopped:
                 raise Closed("the trainer client was stopped")

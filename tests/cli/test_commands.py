@@ -144,6 +144,22 @@ def test_wrong_usage_is_one_line_and_2(group: click.Group, arguments: list[str],
     assert said in refused(invoke(group, *arguments))
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "1e12", "-1", "0"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "127.0.0.1:9", "--timeout"],
+        ["doctor", "127.0.0.1:9", "--timeout"],
+        ["client", "127.0.0.1:9", "luna", "restart", "--timeout"],
+        ["demo", "--max-seconds"],
+        ["bench", "--seconds"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_time_is_finite_and_not_too_long(arguments: list[str], value: str) -> None:
+    assert f"Invalid value for '{arguments[-1]}'" in refused(invoke(learner, *arguments, value))
+
+
 @pytest.mark.usefixtures("learners_extra")
 @pytest.mark.parametrize(
     ("arguments", "said"),

@@ -13,10 +13,11 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
+from rl4sys_zmq.learner.client import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.client_report import client_report
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
-from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART
+from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART, SET
 from rl4sys_zmq.learner.recorder import NullEventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -495,6 +496,30 @@ def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_writt
     assert rig.core.counters.snapshot()["checkpoints_failed"] == 1
 
 
+def test_the_status_has_the_newest_checkpoint() -> None:
+    rig = Rig(FakeDisk())
+    rig.join()
+
+    def shown() -> dict[str, Any]:
+        found: dict[str, Any] = client_report(rig.client, rig.now)["checkpoint"]
+        return {name: found[name] for name in ("number", "version", "age_s", "error")}
+
+    assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
+    rig.words(CheckpointResult(0, 12, 50, [], 0.0, ""))
+    rig.now += 2.0
+    rig.words(CheckpointResult(0, 0, 0, [], 0.0, "no space"))
+    assert shown() == {"number": 12, "version": 50, "age_s": 2.0, "error": "no space"}
+    rig.words(CheckpointResult(0, 13, 60, [], 0.0, ""))
+    assert shown() == {"number": 13, "version": 60, "age_s": 0.0, "error": ""}
+    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.ready(checkpoint=12)  # the newest one is damaged; its version is that of the first publication
+    rig.client.weight_history.version = 500
+    assert shown() == {"number": 12, "version": 0, "age_s": 0.0, "error": ""}
+    rig.core.do(OperatorCommand(RESTART, "lab"))
+    rig.ready()
+    assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
+
+
 def test_a_checkpoint_is_asked_for_and_answered() -> None:
     rig = Rig()
     rig.join()
@@ -660,6 +685,39 @@ def test_an_operator_can_restart_or_forget_a_client_that_waits_after_a_crash() -
     rig.now += 10.0
     rig.turn()
     assert len(rig.workers) == 2 and rig.client is None
+
+
+def test_a_restart_is_done_when_a_worker_is_ready_and_not_when_one_crashes() -> None:
+    rig = Rig()
+    rig.join()
+    done = rig.core.do(OperatorCommand(RESTART, "lab"))
+    crash(rig)
+    rig.now += 10.0
+    rig.turn()
+    rig.turn()
+    assert len(rig.workers) == 3 and not done.done()
+    rig.ready()
+    assert done.result(0).figures["generation"] == rig.client.weight_history.generation
+    done = rig.core.do(OperatorCommand(RESTART, "lab"))
+    for _ in range(MAX_FAILED_STARTS):
+        crash(rig)
+        rig.now += 10.0
+        rig.turn()
+    rig.turn()
+    with pytest.raises(ClientFailed, match="SIGKILL"):
+        done.result(0)
+
+
+@pytest.mark.parametrize("command", [OperatorCommand(RESTART, "lab"), OperatorCommand(SET, "lab", values={"gamma": 0.5})])
+def test_a_command_for_a_client_that_is_forgotten_meanwhile_ends(command: OperatorCommand) -> None:
+    rig = Rig()
+    rig.say(hello())
+    done = rig.core.do(command)
+    rig.core.do(OperatorCommand(FORGET, "lab"))
+    rig.turn()
+    rig.turn()
+    with pytest.raises(ConfigError, match="client 'lab'"):
+        done.result(0)
 
 
 def test_the_end_of_a_process_that_was_replaced_means_nothing() -> None:

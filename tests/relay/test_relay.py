@@ -22,6 +22,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.cli.keys import add_user, make_keys, revoke_user
 from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import AddressInUse, Closed
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.liveness import WEIGHTS_TOPIC, Backoff
@@ -29,15 +30,15 @@ from rl4sys_zmq.ops.doctor import diagnose
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.relay import Relay
-from rl4sys_zmq.relay.thread import RelayThread
+from rl4sys_zmq.relay.thread import MAX_MESSAGE_FRAMES, RelayThread
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import read_learner_public, read_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.transports import Address, Poller, SendResult, Socket
+from rl4sys_zmq.transports import MAX_FRAMES, Address, Poller, SendResult, Socket, subscribed_topics
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import WeightsHeader, digest, encode_update
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Frame, WeightsReply
+from rl4sys_zmq.wire.messages import FollowWeights, Frame, WeightsReply, WeightsSource
 
 PATIENCE_S = 30.0
 TCP = "tcp://127.0.0.1:0"
@@ -322,6 +323,35 @@ def test_a_relay_that_floods_its_actor_stops_nothing(site: Site, stack: ExitStac
     driver = site.agent(learner, drives=True, relays=(flood.address,))
     drive(driver, learner, [], 5)
     assert relays_of([driver]) == [""] and driver.stats()["counters"]["relays_left.flood"] >= 1
+
+
+def test_messages_of_the_upstream_with_too_many_frames_are_counted(site: Site, stack: ExitStack) -> None:
+    upstream = stack.enter_context(Socket.router(f"inproc://upstream-{uuid.uuid4().hex}"))
+    publisher = stack.enter_context(Socket.xpub(f"inproc://pub-{uuid.uuid4().hex}"))
+    relay = site.relay(upstream.bound.uri)
+    child = stack.enter_context(Socket.dealer(relay.address))
+    child.send(encode(FollowWeights("lab")))
+    peers: list[bytes] = []
+
+    def read_peers() -> list[bytes]:
+        while (frames := upstream.recv()) is not None:
+            peers.append(bytes(frames[0]))
+        return peers
+
+    until(read_peers, "the relay's request")
+    upstream.send([peers[0], *[b"x"] * (MAX_MESSAGE_FRAMES + 1)])
+    source = WeightsSource("lab", bytes(8), b"up-topic", 7, 0, 0, [["w", [4]]], publisher.bound.uri)
+    upstream.send([peers[0], *encode(source)])
+    topics: set[bytes] = set()
+
+    def read_topics() -> bool:
+        topics.update(subscribed_topics(publisher, Counters()))
+        return WEIGHTS_TOPIC + source.topic in topics
+
+    until(read_topics, "the relay's subscription")
+    publisher.send([WEIGHTS_TOPIC + source.topic, *[b"x"] * MAX_FRAMES])
+    until(lambda: relay.status()["counters"].get("refused.frames") == 2, "both messages")
+    relay.raise_if_dead()
 
 
 def test_actors_stay_at_their_relays_when_their_client_starts_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

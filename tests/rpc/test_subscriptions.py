@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from rl4sys_zmq.errors import CallTimeout
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.transports import MAX_FRAMES
@@ -138,3 +138,29 @@ def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
             assert heard["goes"].empty()
             with pytest.raises(CallTimeout):  # like a key that was never listed
                 goes.call("$status", timeout_s=0.2)
+
+
+def test_the_newest_publication_needs_the_right_to_subscribe(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    listed = write_keys(folder, "reader")
+    with Server("tcp://127.0.0.1:0", name="keyed", pub="tcp://127.0.0.1:0", keys=folder) as keyed:
+        keyed.start()
+        keyed.publish("obs", 1)
+        with Caller(keyed.address, timeout_s=WAIT_S, keys=folder / "reader.keys") as reader:
+            assert reader.call("$latest", "obs")["payload"] == 1
+            authenticator = keyed._authenticator
+            assert authenticator is not None
+            (folder / "users.toml").write_text(listed["reader"].replace(", 'read_weights'", ""))
+            while authenticator.watcher.loads < 2:
+                keyed.raise_if_dead()
+            with pytest.raises(CallRefused, match="the key of reader does not have the role read_weights") as caught:
+                reader.call("$latest", "obs")
+            assert caught.value.code is CallRefusalReason.FORBIDDEN
+            refused, heard = keyed.counters.get("refused.forbidden"), queue.Queue[int]()
+            reader.subscribe("obs", lambda payload, number: heard.put(payload))
+            deadline = time.monotonic() + WAIT_S
+            while keyed.counters.get("refused.forbidden") < refused + 2:  # it requests the newest, and subscribes
+                assert time.monotonic() < deadline
+                keyed.raise_if_dead()
+            assert reader.call("$status")["topics"] == {"obs": 1}
+            assert heard.empty()

@@ -419,6 +419,14 @@ def test_a_configuration_that_cannot_be_names_the_field(options: dict[str, Any],
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan"), float("inf"), 1e12, "10", None, True])
+def test_the_interval_of_updates_is_a_finite_time(server: TrainerServer, interval: Any) -> None:
+    with join(server, "a") as client:
+        with pytest.raises(ConfigError, match=r"^interval: expected a number above 0 and at most 315360000, not "):
+            client.start_async_update(interval)
+        assert client._updater is None
+
+
 def test_unknown_stores_are_named_with_those_that_there_are(server: TrainerServer) -> None:
     with pytest.raises(CallRefused, match="there is no data store 'nope'; registered: a, b"):
         join(server, "c", data_stores={"nope": QueuedDataStore(1)})

@@ -74,3 +74,8 @@ def test_roles(give: Give, tmp_path: Path) -> None:
 def test_an_address_that_others_reach_needs_keys() -> None:
     with pytest.raises(ConfigError, match="insecure=True"):
         TrainerServer(TrainerConfig(0, 0, bind="0.0.0.0"))
+
+
+def test_an_access_list_needs_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"users: the access list .*users.toml has no effect without keys; give keys=DIR"):
+        TrainerServer(TrainerConfig(0, 0), users=tmp_path / "users.toml")

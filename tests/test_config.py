@@ -394,6 +394,7 @@ AGENT_ERRORS = [
     ({"continuous": True, "action_space": {"type": "Discrete", "n": 3}}, "continuous", "true contradicts 'action_space'"),
     ({"input_size": 3, "observation_space": {"type": "Box", "shape": [2]}}, "input_size", "3 contradicts"),
     ({"act_dim": 2, "continuous": True}, "act_limit", "act_limit is missing"),
+    ({"continuous": True, "act_limit": 2.0}, "act_dim", "act_dim is missing: continuous: true needs act_dim and act_limit"),
 ]
 
 

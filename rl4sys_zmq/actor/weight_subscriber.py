@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -113,6 +114,7 @@ class WeightSubscriber:
         self._welcome: Welcome | None = None
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected: frozenset[tuple[int, int]] = frozenset()
+        self._changing = threading.Lock()  # held while `policy` and `_previous` change together
         self._pub: Address | None = None
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
         self._sub: ConnectingSocket | None = None
@@ -165,16 +167,16 @@ class WeightSubscriber:
         `bad` is not used again. If `bad` is no longer the current policy, because a newer version has arrived, nothing changes.
         Return None if no earlier version is in memory. Then `bad` stays the current policy.
         """
-        if self.policy is not bad:
-            return self.policy
-        try:
+        with self._changing:
+            if self.policy is not bad:
+                return self.policy
+            if not self._previous:
+                return None
             previous = self._previous.pop()
-        except IndexError:
-            return None
-        later = [stamp for stamp in self._rejected if stamp[0] >= bad.generation]
-        self._rejected = frozenset([*later, (bad.generation, bad.version)])
-        self.policy = previous
-        return previous
+            later = [stamp for stamp in self._rejected if stamp[0] >= bad.generation]
+            self._rejected = frozenset([*later, (bad.generation, bad.version)])
+            self.policy = previous
+            return previous
 
     def was_rolled_back(self, policy: Policy) -> bool:
         """Return True if `roll_back` has replaced this policy. Any thread can call this method."""
@@ -487,9 +489,10 @@ class WeightSubscriber:
     def _swap(self, snapshot: PolicySnapshot) -> None:
         assert self.spec is not None
         policy = build_policy(self.spec, snapshot, self._config.run_with)
-        if self.policy is not None:
-            self._previous.append(self.policy)
-        self.policy = policy
+        with self._changing:
+            if self.policy is not None:
+                self._previous.append(self.policy)
+            self.policy = policy
         self._fetch_at, self._whole = 0.0, False
         self._counters.add("weights_applied")
         if self._link.in_use:

@@ -28,7 +28,7 @@ def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
     because the spaces then contain the same information.
 
     Raises:
-        ConfigError: If two values contradict each other, or if ``act_limit`` is missing for continuous actions.
+        ConfigError: If two values contradict each other, or if ``act_dim`` or ``act_limit`` is missing for continuous actions.
     """
     parameters = dict(config.algorithm_parameters)
     found: dict[str, Any] = {}
@@ -73,6 +73,10 @@ def _action_space(given: Space | None, found: Mapping[str, Any]) -> Space | None
             raise ConfigError(f"continuous: {str(continuous).lower()} contradicts 'action_space' {given}", key="continuous")
         return given
     if size is None:
+        if continuous:
+            raise ConfigError(
+                "act_dim is missing: continuous: true needs act_dim and act_limit, or an action_space", key="act_dim"
+            )
         return None
     if not continuous:
         return DiscreteSpace(size)

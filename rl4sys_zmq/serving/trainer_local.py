@@ -144,6 +144,16 @@ class TrainerSMInterface(Resource):
         """Return the number of the newest item of each data store. Nothing is sent, because the stores are shared."""
         return UpdateResult(acked={name: store.latest_data_id() for name, store in self._stores.items()})
 
+    def update_datastore(self, name: str, from_id: int | None, confirm_update: bool = False) -> UpdateResult:
+        """Return the number of the newest item of one data store. Nothing is sent, because the stores are shared.
+
+        The arguments `from_id` and `confirm_update` have no effect. They exist for compatibility with `TrainerClient`.
+
+        Raises:
+            ConfigError: If no store has this name.
+        """
+        return UpdateResult(acked={name: self.data_store(name).latest_data_id()})
+
     def get_server_last_update_id(self, name: str) -> int:
         """Return the number of the newest item of a registered data store.
 
@@ -157,6 +167,32 @@ class TrainerSMInterface(Resource):
 
     def start(self, threaded: bool = False) -> None:
         """Do nothing, because there are no sockets. The method exists for compatibility with `TrainerServer`."""
+
+    @property
+    def address(self) -> str:
+        """A text in place of the address of a `TrainerServer`: there is none."""
+        return ADDRESS
+
+    def stats(self) -> dict[str, float]:
+        """Return a copy of `counters`."""
+        with self._lock:
+            return dict(self.counters.snapshot())
+
+    def status(self) -> dict[str, Any]:
+        """Return the state and the counters, as `TrainerServer.status` does, without the parts about sockets.
+
+        Returns:
+            A dict with ``address``, ``stores`` (for each data store ``items`` and ``latest_data_id``), ``network_version``,
+            ``journal`` (None) and ``counters``.
+        """
+        stores = self._stores.copy().items()
+        return {
+            "address": ADDRESS,
+            "stores": {name: {"items": len(store), "latest_data_id": store.latest_data_id()} for name, store in stores},
+            "network_version": self._version,
+            "journal": None,
+            "counters": self.stats(),
+        }
 
     def stop(self) -> None:
         """Stop passing networks to callbacks, and refuse requests. Callbacks that run now are not awaited."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import CallFailed, CallRefused, ConfigError
-from rl4sys_zmq.serving import QueuedDataStore, TrainerSMInterface
+from rl4sys_zmq.serving import QueuedDataStore, TrainerClient, TrainerServer, TrainerSMInterface, UpdateResult
 from rl4sys_zmq.serving import trainer_local as local_module
 
 from .trainers import WAIT_S
@@ -43,6 +43,26 @@ def test_one_process_with_threads() -> None:
             both.data_store("b")
         with pytest.raises(ConfigError, match="must be a DataStoreBase, not a int"):
             both.register_data_store("b", 5)  # type: ignore[arg-type]
+
+
+def test_it_has_the_calls_of_server_and_client() -> None:
+    with TrainerSMInterface() as both:
+        calls = {name for part in (TrainerClient, TrainerServer) for name in vars(part) if not name.startswith("_")}
+        assert calls <= set(dir(both))
+        both.register_data_store("a", store := QueuedDataStore(10))
+        store.insert(1)
+        assert both.update_datastore("a", None, confirm_update=True) == UpdateResult(acked={"a": 0})
+        with pytest.raises(ConfigError, match="no data store 'b'"):
+            both.update_datastore("b", 0)
+        both.publish_network(1)
+        assert both.address == "this process" and both.stats() == {"networks": 1}
+        assert both.status() == {
+            "address": both.address,
+            "stores": {"a": {"items": 1, "latest_data_id": 0}},
+            "network_version": 1,
+            "journal": None,
+            "counters": {"networks": 1},
+        }
 
 
 def test_in_one_process_no_older_network_comes_after_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:

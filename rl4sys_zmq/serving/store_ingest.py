@@ -238,7 +238,6 @@ class StoreInserter:
             items, place = update.items, update.place
             if place.lineage == self.store.lineage:
                 items = items[max(0, self.store.latest_data_id() + 1 - place.number) :]
-            self.counters.add("refilled", len(items))
             self._gap_pending |= update.first_id > self.mark(update.stream) + 1
             self._marks[update.stream] = update.first_id + len(update.items) - 1
             self._unsure |= bool(items)
@@ -247,6 +246,7 @@ class StoreInserter:
             if self._waiting:
                 problem = f"rejects the items of the journal: {type(error).__name__}: {error}"
                 raise StoreFileError(self.name, problem) from error
+            self.counters.add("refilled", len(self._inserted))
             self._inserted.clear()
         updates.clear()
 

@@ -185,6 +185,7 @@ def test_trajectories_are_apart_where_an_item_was_refused_also_after_a_restart(t
     for lives, numbers in enumerate(([1, 2, 300, 4, 5], [6, 300], [7, 8])):
         buffer = TrajectoryBuffer(100, [DataShape("n", (), "uint8")])
         with trainer_on(tmp_path, ("a", buffer)) as server:
+            assert server.status()["counters"].get("refilled", 0) == [0, 4, 5][lives]  # the store refuses 300 again
             mine.batch_insert([{"n": np.int64(n)} for n in numbers])
             with contextlib.suppress(CallFailed):
                 feed(server, mine)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rl4sys_zmq.bench.measurements import QUESTIONS, BenchOptions, measure
 from rl4sys_zmq.cli.app import print_line
+from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["PARTS", "bench"]
 
@@ -30,7 +31,16 @@ def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path:
         seconds: Duration of each measurement of a loop, in seconds.
         peers: True to measure other libraries too.
         path: A file to which all figures are also written as JSON, or None.
+
+    Raises:
+        ConfigError: If the file cannot be written. Nothing is measured then.
     """
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+        except OSError as exc:
+            raise ConfigError(f"--json: {path} cannot be written: {exc.strerror}; choose another file", key="json") from exc
     names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
     assert set(names) <= set(QUESTIONS)
     measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), print_line, path)

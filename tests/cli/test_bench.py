@@ -61,6 +61,15 @@ def test_remote_inference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum("64-64" in line for line in said) == 2
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl4sys_zmq.cli.bench.measure", lambda *_: pytest.fail("it measures"))
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(main, ["bench", "--json", str(tmp_path / "file" / "found.json")])
+    assert done.exit_code == 2 and "found.json cannot be written" in done.stderr
+
+
 def test_a_part_that_is_not_there() -> None:
     done = CliRunner().invoke(main, ["bench", "--what", "nothing"])
     assert done.exit_code == 2

@@ -176,7 +176,7 @@ class TrainerSMInterface(Resource):
     def stats(self) -> dict[str, float]:
         """Return a copy of `counters`."""
         with self._lock:
-            return self.counters.snapshot()
+            return dict(self.counters.snapshot())
 
     def status(self) -> dict[str, Any]:
         """Return the state and the counters, as `TrainerServer.status` does, without the parts about sockets.

@@ -68,6 +68,6 @@ def test_a_mask_of_another_length_or_count_is_refused(name: str) -> None:
     for given in ([*flat, 1], np.array([*flat, 1]), np.array([flat, flat]), "mask", np.array(flat) * 3):
         with pytest.raises(MaskError):
             inputs.mask(given)
-    for given in ([flat], np.array([flat]), np.array([flat] * 3), flat, 1):
+    for batch in ([flat], np.array([flat]), np.array([flat] * 3), flat, 1):
         with pytest.raises(MaskError):
-            inputs.mask(given, 2)
+            inputs.mask(batch, 2)

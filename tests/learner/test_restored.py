@@ -67,7 +67,7 @@ def test_the_learners_own_options_apply_after_a_resume() -> None:
 
 @pytest.mark.parametrize("by_actor", [True, False], ids=["actor", "entry"])
 def test_what_an_actor_or_the_entry_sets_comes_before_the_learners_own_options(by_actor: bool) -> None:
-    given = {"max_policy_lag": 3, "on_lag": "drop", "pacing_lag": 5, "publish_every_updates": 7}
+    given: dict[str, Any] = {"max_policy_lag": 3, "on_lag": "drop", "pacing_lag": 5, "publish_every_updates": 7}
     theirs = hello(algorithm_parameters=given, weights={"wire_dtype": "grid"}) if by_actor else hello()
     entries = {} if by_actor else {"lab": ClientConfig(**given, weights=WeightsConfig(wire_dtype="grid"))}
     settings = resolve_configuration(LearnerConfig(clients=entries), theirs)

@@ -43,7 +43,7 @@ def chosen(head: str, space: Any, tensors: dict[str, float], place: int, value: 
     flat, others = spec.flatten(given)
     policy = build_policy(spec, PolicySnapshot(1, 1, 0, flat, others))
     rng, seen = RandomSource(1), np.zeros(2, np.float32)
-    ways = [policy.act(seen, None, rng, explore), bind(policy, rng, explore)(seen, None)]
+    ways: list[tuple[Any, Any, Any]] = [policy.act(seen, None, rng, explore), bind(policy, rng, explore)(seen, None)]
     ways += [policy.act_batch(np.zeros((rows, 2), np.float32), None, rng, explore) for rows in (1, LOOP_MAX_LOGITS)]
     return [(act, log_prob) for _, act, log_prob in ways]
 

@@ -74,7 +74,7 @@ def assert_same(left: object, right: object) -> None:
     elif isinstance(left, StatePiece):
         assert isinstance(right, StatePiece) and left.name == right.name
     else:
-        assert isinstance(left, (torch.Tensor, np.ndarray, int, float))
+        assert left is right is None or isinstance(left, (torch.Tensor, np.ndarray, int, float))
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 

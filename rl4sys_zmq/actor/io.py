@@ -488,7 +488,7 @@ class ActorIOThread(Worker):
                 self._session.reject(time.monotonic())
                 self._set_error(HandshakeRefused(RefusalReason.FORBIDDEN, words, "keys"))
             else:
-                self._set_stage(words)
+                self._set_stage(f"the handshake: {words}")
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:

@@ -208,7 +208,7 @@ def _without_detail(code: int, actor: bool) -> str:
         who = "the learner" if actor else "a peer"
         return f"{who} did not finish the handshake in time; it is overloaded, or does not speak our protocol"
     if actor:
-        return "the learner closed the connection in the handshake, probably for a wrong key; copy learner.public again"
+        return "the learner closed the connection, for a wrong or missing key; set keys, or copy learner.public again"
     if code == errno.EFAULT:
         return "no key check is running here, so no peer can connect; restart the learner, and see its log"
     return "a peer closed the connection in the handshake; a port scan looks the same"

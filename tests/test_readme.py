@@ -129,6 +129,11 @@ def test_links_between_documents_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document} links to {target}"
 
 
+def test_no_document_has_a_mark_of_an_unfinished_merge() -> None:
+    for document in [*pages(), ROOT / "CHANGELOG.md"]:
+        assert not re.search(r"^(<{7}|={7}$|>{7})", document.read_text(), re.MULTILINE), document
+
+
 @pytest.mark.timeout(300)
 def test_the_readmes_commands_run(tmp_path: Path) -> None:
     pytest.importorskip("torch")

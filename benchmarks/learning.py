@@ -3,6 +3,7 @@
     python benchmarks/learning.py                                  # the table of what is in the file
     python benchmarks/learning.py --cases dqn-cartpole sac-pendulum --seeds 1 2 3 4 5
     python benchmarks/learning.py --cases all --seeds 1 2 3 4 5    # a day on two cores; stop it and go on at any time
+    python benchmarks/learning.py --cases all --seeds 4 5 &        # a second run with other seeds or cases shares the file
     python benchmarks/learning.py --chance dqn-cartpole            # how many seeds a comparison needs
 
 A training of ours is a learner and one actor process over tcp; `rl4sys_zmq.bench.learning_cases` has the values. The score at a
@@ -18,11 +19,15 @@ of at least 0.9 with the lower end of its interval at 0.75 or above, at all thre
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,26 +72,50 @@ def main() -> None:
     parser.add_argument("--chance", choices=list(CASES), metavar="CASE", help="the chance of two equal sides to pass, by seeds")
     parser.add_argument("--json", type=Path, default=FILE, help="the file with the rows")
     options = parser.parse_args()
-    record: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"random": {}, "rows": []}
     if options.chance is not None:
-        print(chance(record, options.chance))
+        print(chance(read(options.json), options.chance))
         return
     names = list(CASES) if "all" in options.cases else options.cases
     for seed in options.seeds:
         for name in names:
             for side in options.sides:
-                if any((row["case"], row["seed"], row["side"]) == (name, seed, side) for row in record["rows"]):
+                rows = read(options.json)["rows"]
+                if any((row["case"], row["seed"], row["side"]) == (name, seed, side) for row in rows):
                     continue
                 found = ours(CASES[name], seed) if side == "ours" else theirs(CASES[name], seed)
                 if found is None:
                     continue
-                record["rows"].append({"case": name, "seed": seed, "side": side, **found})
-                print(json.dumps(record["rows"][-1]), flush=True)
-                options.json.write_text(json.dumps({**record, **machine_record()}, indent=1) + "\n")
+                row = {"case": name, "seed": seed, "side": side, **found}
+                print(json.dumps(row), flush=True)
+                with changed(options.json) as record:
+                    record["rows"].append(row)
+    record = read(options.json)
     for env in {CASES[row["case"]].env for row in record["rows"]} - set(record["random"]):
         record["random"][env] = random_return(env)
-        options.json.write_text(json.dumps({**record, **machine_record()}, indent=1) + "\n")
+        with changed(options.json) as kept:
+            kept["random"][env] = record["random"][env]
     print(table(record))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The record in the file; one without rows if there is no file."""
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"random": {}, "rows": []}
+    return record
+
+
+@contextmanager
+def changed(path: Path) -> Iterator[dict[str, Any]]:
+    """The record in the file, which is written back at the end. Its folder is locked meanwhile, so runs can share the file."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        record = read(path)
+        yield record
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({**record, **machine_record()}, indent=1) + "\n")
+        new.replace(path)
+    finally:
+        os.close(folder)
 
 
 def ours(case: Case, seed: int) -> dict[str, Any]:

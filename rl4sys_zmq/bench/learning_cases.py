@@ -98,6 +98,21 @@ def _ppo(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = Fal
     )
 
 
+def _a2c(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = False, reference: str = "") -> Case:
+    """Return a case of A2C: the values have the names of Stable-Baselines3. With `falling`, the step size falls to 0.
+
+    Our `vf_coef` weights half the mean squared error, so it is twice that of Stable-Baselines3.
+    """
+    given: dict[str, Any] = {"n_steps": 5, "gamma": 0.99, "ent_coef": 0.0, "learning_rate": 7e-4, **values}
+    ours: dict[str, Any] = {name: given[name] for name in ("gamma", "ent_coef", "learning_rate")}
+    ours |= {"steps_per_update": given["n_envs"] * given["n_steps"], "rollout_length": given["n_steps"], "vf_coef": 1.0}
+    ours |= {"anneal_lr": falling, "total_steps": steps, "normalise_observations": False, "normalise_rewards": False}
+    if falling:
+        given["learning_rate"] = f"lin_{given['learning_rate']}"
+    both: dict[str, Any] = {"algorithm": "A2C", "peer": "A2C", "values": ours, "peer_values": given}
+    return Case(env=env, steps=steps, num_envs=given["n_envs"], fair=True, reference=reference, **both)
+
+
 def _dqn(env: str, steps: int, values: Mapping[str, Any], *, quantiles: int | None = None, reference: str = "") -> Case:
     """Return a case of DQN with networks of 256 and 256 units: the values have the names of Stable-Baselines3.
 
@@ -200,6 +215,10 @@ CASES: dict[str, Case] = {
     "a2c-cartpole": Case(
         algorithm="A2C", env="CartPole-v1", steps=200_000, num_envs=8, peer="A2C", peer_values=_A2C_CARTPOLE,
         reference="rl-zoo: 500 at 500 k, greedy",
+    ),
+    "a2c-acrobot": _a2c("Acrobot-v1", 300_000, {"n_envs": 16}, reference="rl-zoo: -83 at 500 k, greedy"),
+    "a2c-lunarlander": _a2c(
+        "LunarLander-v3", 200_000, {"n_envs": 8, "gamma": 0.995, "ent_coef": 1e-5, "learning_rate": 8.3e-4}, falling=True
     ),
     "a3c-cartpole": Case(algorithm="A3C", env="CartPole-v1", steps=200_000, num_envs=8),
     "reinforce-cartpole": Case(

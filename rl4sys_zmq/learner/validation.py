@@ -1,7 +1,8 @@
 """The check of the numbers in segments before training. First a whole message is checked; if that fails, each of its segments.
 
 Each column of a segment has an allowed range. Where a space has bounds, the range is given by these bounds. Elsewhere it is given
-by the options ``max_magnitude`` and ``max_reward``.
+by the options ``max_magnitude`` and ``max_reward``. Real systems and environments exceed the bounds of their Box: in Gymnasium's
+LunarLander-v3, the height can be 200, and its bound is 2.5. So the range of floats is wider than the Box (`BEYOND`).
 
 A check for finite numbers is not enough. Some devices report "no reading" as the largest float, and the square of one such
 number makes a gradient infinite. The options leave room for any sensor: with the default limit of 1e15, the sum of the squares
@@ -50,8 +51,11 @@ the probability ratio 0. The square of the limit is finite in float32.
 CERTAIN = 1e-3
 """Largest log-probability of a discrete action: 0 (a probability of 1), plus a tolerance for rounding errors."""
 
+BEYOND = 100.0
+"""Distance by which floats of an observation can be outside the bounds of a Box, as a multiple of the distance of the bounds."""
+
 ROUNDING = 4
-"""Tolerance for values outside the bounds of a Box space, in units in the last place (float rounding errors)."""
+"""Further tolerance for floats outside the bounds of a Box space, in units in the last place (float rounding errors)."""
 
 TILE = 512
 """Number of elements to compare in one row of an array. Shorter rows are joined, because numpy is slow with short rows."""
@@ -77,10 +81,10 @@ class ColumnValueLimits:
             low: Lowest allowed value of each element of a row, float64 with the shape of a row.
             high: Highest allowed value of each element, float64 with the same shape.
             dtype: Dtype of the column.
-            slack: How far values may be outside, because of rounding errors, as one number or with the shape of a row. Messages
-                name `low` and `high`.
+            slack: How far values may be outside, as one number or with the shape of a row. Messages name it with `low` and
+                `high`.
         """
-        self._shown = low.reshape(-1), high.reshape(-1)
+        self._shown = low.reshape(-1), high.reshape(-1), np.broadcast_to(slack, low.shape).reshape(-1)
         low, high = low - slack, high + slack
         info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
         self.vacuous = info is None or bool((low <= float(info.min)).all() and (high >= float(info.max)).all())
@@ -114,9 +118,10 @@ class ColumnValueLimits:
         if not outside.any():
             return ""
         row, place = np.unravel_index(int(outside.argmax()), outside.shape)
-        low, high = (bound[place] for bound in self._shown)
+        low, high, slack = (shown[place] for shown in self._shown)
         where = f" (element {place})" if len(self._low) > 1 else ""
-        return f"{name} contain {float(table[row, place]):g}{where}; expected {low:g} to {high:g}"
+        beyond = f", or at most {slack:g} beyond" if slack else ""
+        return f"{name} contain {float(table[row, place]):g}{where}; expected {low:g} to {high:g}{beyond}"
 
 
 def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
@@ -178,9 +183,11 @@ def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnValueLimits:
         return ColumnValueLimits(bounds[0].astype(np.float64), bounds[1].astype(np.float64), dtype)
     assert isinstance(space, BoxSpace)
     low, high = space.low_array(), space.high_array()
-    said = np.maximum(*(np.where(np.abs(bound) <= max_magnitude, np.abs(bound), 0.0) for bound in (low, high)))
-    slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
-    low, high = np.maximum(low, -max_magnitude), np.minimum(high, max_magnitude)
+    largest = np.maximum(np.abs(low), np.abs(high))
+    bounded = largest <= max_magnitude
+    rounding = ROUNDING * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps)
+    low, high = np.where(bounded, low, -max_magnitude), np.where(bounded, high, max_magnitude)
+    slack = np.where(bounded, np.minimum(BEYOND * (high - low) + rounding * largest, max_magnitude - largest), 0.0)
     return ColumnValueLimits(low, high, dtype, slack)
 
 

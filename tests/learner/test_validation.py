@@ -13,6 +13,7 @@ from rl4sys_zmq.learner.validation import CHUNK, SegmentContentRules, SegmentVal
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, PolicySnapshot, Segment
+from rl4sys_zmq.values.space_conversion import space_from
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Submit
 
@@ -154,17 +155,18 @@ def test_finite_numbers_may_add_up_to_more_than_their_type_holds(dtype: Any) -> 
         assert not is_finite(column)
 
 
-def test_the_message_names_the_bounds_of_the_space_without_the_tolerance() -> None:
+def test_the_message_names_the_bounds_of_the_space_and_the_tolerance() -> None:
     rules = standard(SegmentSchema(BoxSpace((2,), low=0.0, high=1.0), DiscreteSpace(3, 1), 9))
-    wrong = replaces(1.5, 0, 1, of=np.zeros((3, 2), np.float32))
-    assert content_error(segment(observations=wrong), rules) == "observations contain 1.5 (element 1); expected 0 to 1"
+    wrong = replaces(101.5, 0, 1, of=np.zeros((3, 2), np.float32))
+    reason = "observations contain 101.5 (element 1); expected 0 to 1, or at most 100 beyond"
+    assert content_error(segment(observations=wrong), rules) == reason
 
 
 CART = BoxSpace((4,), low=(-4.8, -FLT_MAX, -0.418, -INF), high=(4.8, FLT_MAX, 0.418, INF))
 
 
 @pytest.mark.parametrize("steps", [1, 127, 128, 129, 1000])
-def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(steps: int) -> None:
+def test_observations_may_be_a_hundred_times_the_width_of_their_box_beyond_it(steps: int) -> None:
     given = standard(SegmentSchema(CART, DiscreteSpace(2), 1 << 20))
 
     def with_row(*row: float) -> str:
@@ -175,10 +177,42 @@ def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(
         assert bool(found) == bool(content_error(one, given))
         return found.get(0, "")
 
-    assert with_row(4.8, 1e14, -0.418, -1e14) == "", "as said, up to rounding"
-    assert "element 0" in with_row(4.81, 0.0, 0.0, 0.0)
-    assert "element 2" in with_row(0.0, 0.0, -0.42, 0.0)
+    assert with_row(4.8, 1e14, -0.418, -1e14) == "", "the bounds"
+    assert with_row(4.8 + 959.9, 1e14, -0.418 - 83.5, -1e14) == "", "the tolerance"
+    assert "element 0" in with_row(4.8 + 960.1, 0.0, 0.0, 0.0)
+    assert "element 2" in with_row(0.0, 0.0, -0.418 - 83.7, 0.0)
     assert with_row(0.0, FLT_MAX, 0.0, 0.0) and with_row(0.0, 0.0, 0.0, 1e19) and with_row(0.0, NAN, 0.0, 0.0)
+
+
+def test_the_tolerance_of_boxes_with_one_bound_with_equal_bounds_and_with_large_ones() -> None:
+    space = BoxSpace((3,), low=(0.0, 3.3, -6e14), high=(INF, 3.3, 6e14))
+    given = standard(SegmentSchema(space, DiscreteSpace(3, 1), 9))
+
+    def error(*row: float) -> str:
+        return content_error(segment(observations=np.full((3, 3), row, np.float32)), given)
+
+    above = np.nextafter(np.float32(3.3), np.float32(4.0))
+    assert error(-7.0, 3.3, 9.9e14) == error(1e14, float(above), -9.9e14) == ""
+    assert "element 0" in error(-1e16, 3.3, 0.0)
+    assert "element 1" in error(0.0, 3.31, 0.0)
+    assert "element 2" in error(0.0, 3.3, 1.1e15)
+
+
+def test_a_lander_that_flies_far_above_its_box_is_trained_on() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    pytest.importorskip("Box2D")
+    env = gymnasium.make("LunarLanderContinuous-v3")
+    space = space_from(env.observation_space)
+    seen, over = env.reset(seed=4)[0], False
+    while not over:  # all power of the main engine; the side engines hold the lander upright
+        tilt = float(np.clip(0.5 * seen[0] + seen[2], -0.3, 0.3)) - float(seen[4])
+        action = np.array([1.0, np.clip(2.0 * seen[5] - 4.0 * tilt, -1.0, 1.0)], np.float32)
+        seen, _, terminated, truncated, _ = env.step(action)
+        over = terminated or truncated
+    env.close()
+    assert seen[1] > 200.0 and not env.observation_space.contains(seen)
+    given = standard(SegmentSchema(space, DiscreteSpace(3, 1), 9))
+    assert content_error(segment(observations=np.stack([seen] * 3)), given) == ""
 
 
 def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at() -> None:
@@ -211,7 +245,7 @@ def test_every_log_density_of_a_squashed_gaussian_is_accepted() -> None:
 def test_other_dtypes_have_bounds_too(dtype: Any) -> None:
     given = standard(SegmentSchema(BoxSpace((2,), dtype, -2.0, 2.0), DiscreteSpace(3, 1), 9))
     assert content_error(segment(observations=np.full((3, 2), 2, dtype)), given) == ""
-    assert content_error(segment(observations=np.full((3, 2), 3, dtype)), given)
+    assert content_error(segment(observations=np.full((3, 2), 403, dtype)), given)
     free = standard(SegmentSchema(BoxSpace((2,), dtype), DiscreteSpace(3, 1), 9))
     greatest = np.finfo(dtype).max if dtype != "<i8" else np.iinfo(np.int64).max
     assert bool(content_error(segment(observations=np.full((3, 2), greatest, dtype)), free)) == (dtype != "<f2")

@@ -118,6 +118,41 @@ def test_an_entropy_weight_of_sb3_that_is_not_learned_is_that_of_the_new_paramet
     assert new._model.ent_coef_tensor.item() == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(("before", "after", "weight"), [("auto", 0.01, 0.01), (0.2, "auto_0.5", 0.5)], ids=["fixed", "learned"])
+def test_an_entropy_weight_of_sb3_can_be_learned_before_or_after(before: Any, after: Any, weight: float) -> None:
+    needs("sb3:SAC")
+    old = trained("sb3:SAC", BOX, {**OFF, "ent_coef": before})
+    new: Any = make_algorithm("sb3:SAC", OBS, BOX, {**OFF, "ent_coef": after}, 3)
+    new.load(old.state())
+    model = new._model
+    found = model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.exp()
+    assert found.item() == pytest.approx(weight)
+    assert all(np.array_equal(one, new.snapshot()[name]) for name, one in old.snapshot().items())
+    new.train()
+
+
+def test_an_optimizer_of_sb3_keeps_the_options_of_the_new_parameters() -> None:
+    needs("sb3:A2C")
+    given = {"hidden_sizes": [8], "n_steps": 16}
+    old = trained("sb3:A2C", DISCRETE, given)
+    new: Any = make_algorithm("sb3:A2C", OBS, DISCRETE, {**given, "rms_prop_eps": 0.5}, 3)
+    new.load(old.state())
+    (group,) = new._model.policy.optimizer.param_groups
+    assert group["eps"] == 0.5 and new._model.policy.optimizer.state
+
+
+@pytest.mark.parametrize("changed", [{"train_frequency": 500}, {"learning_starts": 1000}], ids=["frequency", "start"])
+@pytest.mark.parametrize(("name", "actions"), [("torchrl:CQL", DISCRETE), ("torchrl:TD3BC", BOX)])
+def test_a_trained_policy_of_torchrl_does_not_act_at_random_again(name: str, actions: Any, changed: dict[str, Any]) -> None:
+    """With another pace no update may be due at the observed steps, so the count of updates can be 0 again."""
+    needs(name)
+    old = trained(name, actions, OFF)
+    new: Any = make_algorithm(name, OBS, actions, {**OFF, **changed}, 3)
+    new.load(old.state())
+    assert new.pace.updates == 0
+    assert new.snapshot()["epsilon"] == old.snapshot()["epsilon"] < 1.0
+
+
 def test_the_discount_of_torchrl_is_that_of_the_new_parameters() -> None:
     needs("torchrl:REDQ")
     old = trained("torchrl:REDQ", BOX, {**OFF, "gamma": 0.9})

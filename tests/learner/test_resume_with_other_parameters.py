@@ -34,11 +34,11 @@ def needs(name: str) -> None:
         pytest.skip(f"{library} is not installed")
 
 
-def trained(name: str, actions: Any, parameters: dict[str, Any]) -> Any:
+def trained(name: str, actions: Any, parameters: dict[str, Any], *, steps: int = 16, episodes: int = 8) -> Any:
     """Return an algorithm after an update or more."""
     algorithm = make_algorithm(name, OBS, actions, parameters, 3)
-    rng, steps = np.random.default_rng(5), 16
-    for episode in range(8):
+    rng = np.random.default_rng(5)
+    for episode in range(episodes):
         chosen: Any = rng.integers(2, size=steps) if actions is DISCRETE else rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
         algorithm.observe(
             Segment(
@@ -100,6 +100,27 @@ def test_a_checkpoint_that_gives_other_weights_is_refused(tmp_path: Path) -> Non
     other.load = load_wrong
     with pytest.raises(CheckpointError, match="gives other weights than were saved"):
         checkpoints(tmp_path, "DQN", DISCRETE, other).load()
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "demand"),
+    [
+        ("PPO", {"steps_per_update": 64}, {"steps_per_update": 16}, 8),
+        ("PPO", {"steps_per_update": 64}, {"traj_per_epoch": 15}, 16),
+        ("sb3:PPO", {"n_steps": 64, "batch_size": 16}, {"n_steps": 16, "batch_size": 16}, 8),
+    ],
+    ids=["steps", "trajectories", "sb3"],
+)
+def test_a_smaller_batch_asks_for_at_least_half_of_its_steps(
+    name: str, before: dict[str, Any], after: dict[str, Any], demand: int
+) -> None:
+    """The last batch had 32 steps too many. Without a demand for steps, the actors would wait forever."""
+    needs(name)
+    old = trained(name, DISCRETE, {"hidden_sizes": [8], **before}, steps=48, episodes=2)
+    assert old.demand() == 32
+    new: Any = make_algorithm(name, OBS, DISCRETE, {"hidden_sizes": [8], **after}, 3)
+    new.load(old.state())
+    assert new.demand() == demand
 
 
 @pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "continuous"])

@@ -176,9 +176,23 @@ def _first_allowed(allowed: Sequence[int]) -> int:
     return allowed[0]
 
 
-def _middle(space: BoxSpace) -> NDArray[np.float64]:
+def _bounds(space: BoxSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lower and the upper bound of each element of a box; of a box of integers, the nearest integers within."""
     low, high = space.low_array(), space.high_array()
-    return np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.clip(0.0, low, high))
+    return (np.ceil(low), np.floor(high)) if np.dtype(space.dtype).kind in "iub" else (low, high)
+
+
+def _limited(space: BoxSpace, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return elements of a box that rounding can have moved out of it, limited to its bounds and to its dtype."""
+    limits = action_bounds(space)  # a float64 of 2^63 or more is no 64-bit integer
+    return np.clip(values, limits.low.reshape(space.shape), limits.high.reshape(space.shape))
+
+
+def _middle(space: BoxSpace) -> NDArray[np.float64]:
+    low, high = _bounds(space)
+    with np.errstate(invalid="ignore"):  # the middle between infinities is not used
+        middle = low / 2 + high / 2  # the sum of the bounds can be too large for a float64
+    return _limited(space, np.where(np.isfinite(low) & np.isfinite(high), middle, np.clip(0.0, low, high)))
 
 
 def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
@@ -192,19 +206,15 @@ def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSou
         return allowed[int(sampler.uniform() * len(allowed))]
 
     def spread(space: BoxSpace) -> NDArray[np.float64]:
-        low, high = space.low_array(), space.high_array()
+        low, high = _bounds(space)
         whole = np.dtype(space.dtype).kind in "iub"
-        if whole:
-            low, high = np.ceil(low), np.floor(high)
         finite = np.isfinite(low) & np.isfinite(high)
-        first, width = np.where(finite, low, 0.0), np.where(finite, high - low, 0.0)
-        drawn = first + (width + whole) * sampler.uniforms(space.shape)
+        first, half = np.where(finite, low, 0.0), np.where(finite, high / 2 - low / 2, 0.0)  # the width can be infinite
+        with np.errstate(over="ignore"):
+            drawn = 2.0 * (first / 2 + (half + whole / 2) * sampler.uniforms(space.shape))
         unbounded = np.clip(sampler.normals(space.size).reshape(space.shape), low, high)
-        if not whole:
-            return np.where(finite, drawn, unbounded)
-        limits = action_bounds(space)  # a float64 of 2^63 or more is no 64-bit integer
-        found = np.where(finite, np.floor(drawn), np.rint(unbounded))
-        return np.clip(found, limits.low.reshape(space.shape), limits.high.reshape(space.shape))
+        found = np.where(finite, np.floor(drawn), np.rint(unbounded)) if whole else np.where(finite, drawn, unbounded)
+        return _limited(space, found)
 
     return assemble_action(spec.action_space, mask, pick, spread)
 

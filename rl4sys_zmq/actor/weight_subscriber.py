@@ -115,6 +115,7 @@ class WeightSubscriber:
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected: frozenset[tuple[int, int]] = frozenset()
         self._changing = threading.Lock()  # held while `policy` and `_previous` change together
+        self._newest: deque[PolicySnapshot] = deque(maxlen=2)  # the last versions that arrived, also if they were rolled back
         self._pub: Address | None = None
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
         self._sub: ConnectingSocket | None = None
@@ -156,10 +157,13 @@ class WeightSubscriber:
         """
         self._check_configuration(spec)
         self.policy, self.spec = build_policy(spec, snapshot, self._config.run_with), spec
+        self._newest.append(snapshot)
 
     def inherit(self, other: WeightSubscriber) -> None:
         """Start with the policy of `other`, the subscriber in the parent of a forked process."""
         self.policy, self.spec = other.policy, other.spec
+        if self.policy is not None:
+            self._newest.append(self.policy.snapshot)
 
     def roll_back(self, bad: Policy) -> Policy | None:
         """Replace the policy `bad` by the version before it, and return the current policy. Any thread can call this method.
@@ -373,7 +377,7 @@ class WeightSubscriber:
             self._leave_relay("address", f"its answer is invalid: {exc}", now)
             return
         self._link.begin(now)
-        held = self.policy.snapshot if self.policy is not None else None
+        held = self._base
         current = held is not None and held.generation == source.generation and held.version >= source.version
         if not current or self._whole:
             self._fetch(whole=self._whole)
@@ -443,7 +447,8 @@ class WeightSubscriber:
         self._whole = whole
         self._fetch_at = time.monotonic() + jittered(FETCH_RETRY_S, self._rng)
         self._counters.add("fetches")
-        held = (0, 0) if whole else self.held
+        base = None if whole else self._base
+        held = (base.generation, base.version) if base is not None else (0, 0)
         if self._link.in_use:
             self._link.fetch(held)
         else:
@@ -457,7 +462,7 @@ class WeightSubscriber:
         if head.policy_id != self._welcome.policy_id or head.generation != self._welcome.generation:
             self._counters.add("weights_ignored")
             return
-        held = self.policy.snapshot if self.policy is not None else None
+        held = self._base
         if held is not None and held.generation == head.generation and head.new_version <= held.version and not self._whole:
             if head.new_version == held.version:
                 self._fetch_at = 0.0  # the policy was current
@@ -466,7 +471,7 @@ class WeightSubscriber:
             self._fetch_at = 0.0
             return
         try:
-            spec, before = self.spec, self._before()
+            spec, before = self.spec, self._newest[0] if len(self._newest) > 1 else None
             new = apply_update(head, payload, held, spec.sizes, others=spec.others, exact=spec.exact, before=before)
             if relayed and not is_tag_of(tag, self._welcome.tag_key, head.policy_id, new):
                 self._on_wrong_tag(tag, new.version)
@@ -493,6 +498,7 @@ class WeightSubscriber:
             if self.policy is not None:
                 self._previous.append(self.policy)
             self.policy = policy
+        self._newest.append(snapshot)
         self._fetch_at, self._whole = 0.0, False
         self._counters.add("weights_applied")
         if self._link.in_use:
@@ -514,12 +520,13 @@ class WeightSubscriber:
         self.policy = PlaceholderPolicy(self.spec, generation, version, digest)
         self._swapped()
 
-    def _before(self) -> PolicySnapshot | None:
-        """Return the previous weights, or None. `roll_back` can remove them in another thread at the same time."""
-        try:
-            return self._previous[-1].snapshot
-        except IndexError:
-            return None
+    @property
+    def _base(self) -> PolicySnapshot | None:
+        """The newest weights that have arrived, to which the next update applies; None if there are none.
+
+        They are those of the current policy, or of a version that was rolled back: the learner's next diff starts from it.
+        """
+        return self._newest[-1] if self._newest else None
 
     def _note_alarms(self, beacon: Beacon) -> None:
         self.alarms = {name: count for name, count in beacon.alarms.items() if type(count) is int and count > 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +13,7 @@ from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.alarms import EVALUATION_FAILED
-from rl4sys_zmq.learner.best_policy import EvaluationRecord
+from rl4sys_zmq.learner.best_policy import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.learner.client import ClientState
 from rl4sys_zmq.learner.evaluation import PolicyEvaluator
 from rl4sys_zmq.learner.recorder import EventSink
@@ -21,6 +22,8 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import TrainingMetrics
 
 __all__ = ["PolicyEvaluators"]
+
+log = logging.getLogger(__name__)
 
 
 class PolicyEvaluators:
@@ -71,11 +74,16 @@ class PolicyEvaluators:
             evaluator.offer(StoredPolicy(spec, snapshot, origin))
 
     def forget(self, client_id: str) -> None:
-        """End the evaluation of a client that was removed."""
+        """End the evaluation of a client that was removed, and put its best policy aside."""
         evaluator = self._evaluators.pop(client_id, None)
         if evaluator is not None:
             evaluator.forget()
             self._ending = [*(other for other in self._ending if other.alive), evaluator]
+        elif self._config.run_dir is not None:  # an earlier start of the learner can have kept one
+            try:
+                BestPolicyFolder(self._config.run_dir, client_id).abandon()
+            except OSError as exc:
+                log.error("client %s is forgotten, but its best policy cannot be renamed: %s", client_id, exc)
 
     def report(self, client_id: str) -> dict[str, Any]:
         """Return the part of a client's status about its evaluation; empty without one."""

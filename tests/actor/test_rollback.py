@@ -1,10 +1,11 @@
-"""Several host threads go back from the same version of a policy: only one version is given up."""
+"""A host goes back from a version of a policy: it gives up one version, also by several threads, and uses the next one."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,29 @@ import pytest
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
+from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, digest, encode_update
+from rl4sys_zmq.wire.messages import FetchWeights
 
 SPEC = mlp_spec(BoxSpace((2,)), DiscreteSpace(2), "categorical", ())
 
 
-def subscriber_of(versions: int) -> WeightSubscriber:
-    """Return a subscriber that has had the versions from 0 on."""
+WIDE = mlp_spec(BoxSpace((64,)), DiscreteSpace(2), "categorical", (64,))
+
+
+def subscriber_of(versions: int, fetches: list[FetchWeights] | None = None) -> WeightSubscriber:
+    """Return a subscriber that has had the versions from 0 on. It appends its requests to the list."""
+    requests: list[FetchWeights] = [] if fetches is None else fetches
     subscriber = WeightSubscriber(
-        Address.parse("tcp://10.0.0.99:1"), None, Counters(), random.Random(1), lambda _: None, lambda: None,
+        Address.parse("tcp://10.0.0.99:1"), None, Counters(), random.Random(1), requests.append, lambda: None,
         AgentConfig(client_id="lab"),
     )  # fmt: skip
     snapshots = [PolicySnapshot(1, version, 0, np.zeros(SPEC.size, np.float32)) for version in range(versions)]
-    subscriber.take_up(SPEC, snapshots[0])
+    for snapshot in snapshots[:1]:
+        subscriber.take_up(SPEC, snapshot)
     for snapshot in snapshots[1:]:
         subscriber._swap(snapshot)
     return subscriber
@@ -87,3 +96,44 @@ def test_each_version_that_was_rolled_back_is_remembered() -> None:
     current = subscriber.policy
     assert current is not None and not subscriber.was_rolled_back(current)
     assert subscriber.roll_back(current) is None and subscriber.policy is current
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_the_version_after_one_that_was_rolled_back_is_used_at_once(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
+    """Its diff starts from the version that was rolled back, and needs the version before that one too."""
+    options = EncodingOptions(level=level, sizes=WIDE.sizes)
+    random_numbers = np.random.default_rng(1)
+    start, move = (random_numbers.normal(size=WIDE.size).astype(np.float32) for _ in range(2))
+    fetches: list[FetchWeights] = []
+    subscriber = subscriber_of(0, fetches)
+    welcome: Any = SimpleNamespace(policy_id=b"12345678", generation=1)
+    monkeypatch.setattr(subscriber, "_welcome", welcome)
+    monkeypatch.setattr(subscriber, "spec", WIDE)
+    history, published = WeightHistory(1), list[PolicySnapshot]()
+    history.describe(welcome.policy_id, options)
+
+    def publish() -> tuple[int, bool]:
+        """Publish the next version. Return the version that the actor then uses, and True if the diff needs two versions."""
+        flat = start + move * np.float32(0.001 * len(published))
+        new = PolicySnapshot(1, len(published), digest(flat, b""), flat)
+        base, before = [*reversed(published), None, None][:2]
+        header, payload = encode_update(welcome.policy_id, base, new, options, before=before)
+        head = WeightsHeader.unpack(header)
+        history.add(new, head, (header, payload), b"")
+        published.append(new)
+        subscriber._on_update(header, payload, b"", relayed=False)
+        assert subscriber.policy is not None
+        return subscriber.policy.version, head.predicted
+
+    for version in range(5):
+        assert publish() == (version, level > 0 and version > 1)
+    for earlier in (3, 2):
+        bad: Any = subscriber.policy
+        subscriber.roll_back(bad)
+        assert subscriber.policy is not None and subscriber.policy.version == earlier
+    assert publish() == (5, level > 0)
+    bad = subscriber.policy
+    subscriber.roll_back(bad)
+    subscriber.on_fetched(history.catch_up(1, 1))  # the learner's newest version is the one that was rolled back
+    assert subscriber.held == (1, 2) and not subscriber.fetching
+    assert publish() == (6, level > 0) and not fetches

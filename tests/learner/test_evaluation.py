@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.actor import FrozenAgent
-from rl4sys_zmq.config import EvaluationConfig
+from rl4sys_zmq.config import EvaluationConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError
 from rl4sys_zmq.learner import best_policy, evaluation
 from rl4sys_zmq.learner.best_policy import EVALUATION, BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.learner.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator
+from rl4sys_zmq.learner.evaluators import PolicyEvaluators
 from rl4sys_zmq.ops.evaluation_process import answer
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
@@ -368,3 +369,25 @@ def test_the_process_answers_and_its_end_is_named(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ConnectionError, match="SIGKILL"):
             process.ask(ask_for(tmp_path / "policy"))
+
+
+def test_the_best_policy_of_an_earlier_start_is_put_aside_when_its_client_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The present start has evaluated no version of the client, so it has no evaluator for it."""
+    best = BestPolicyFolder(tmp_path, "pole")
+    best.policy.mkdir(parents=True)
+    sink: Any = None
+    evaluators = PolicyEvaluators(LearnerConfig(run_dir=tmp_path), sink, lambda _: None, lambda _: None)
+
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        evaluators.forget("pole")
+    assert "its best policy cannot be renamed" in caplog.text and best.policy.exists()
+    evaluators.forget("pole")
+    evaluators.forget("another")
+    (aside,) = best.policy.parent.iterdir()
+    assert aside.name.startswith("policy.abandoned-")

@@ -34,11 +34,11 @@ def needs(name: str) -> None:
         pytest.skip(f"{library} is not installed")
 
 
-def trained(name: str, actions: Any, parameters: dict[str, Any]) -> Any:
+def trained(name: str, actions: Any, parameters: dict[str, Any], *, steps: int = 16, episodes: int = 8) -> Any:
     """Return an algorithm after an update or more."""
     algorithm = make_algorithm(name, OBS, actions, parameters, 3)
-    rng, steps = np.random.default_rng(5), 16
-    for episode in range(8):
+    rng = np.random.default_rng(5)
+    for episode in range(episodes):
         chosen: Any = rng.integers(2, size=steps) if actions is DISCRETE else rng.uniform(-1, 1, (steps, 1)).astype(np.float32)
         algorithm.observe(
             Segment(
@@ -102,6 +102,27 @@ def test_a_checkpoint_that_gives_other_weights_is_refused(tmp_path: Path) -> Non
         checkpoints(tmp_path, "DQN", DISCRETE, other).load()
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after", "demand"),
+    [
+        ("PPO", {"steps_per_update": 64}, {"steps_per_update": 16}, 8),
+        ("PPO", {"steps_per_update": 64}, {"traj_per_epoch": 15}, 16),
+        ("sb3:PPO", {"n_steps": 64, "batch_size": 16}, {"n_steps": 16, "batch_size": 16}, 8),
+    ],
+    ids=["steps", "trajectories", "sb3"],
+)
+def test_a_smaller_batch_asks_for_at_least_half_of_its_steps(
+    name: str, before: dict[str, Any], after: dict[str, Any], demand: int
+) -> None:
+    """The last batch had 32 steps too many. Without a demand for steps, the actors would wait forever."""
+    needs(name)
+    old = trained(name, DISCRETE, {"hidden_sizes": [8], **before}, steps=48, episodes=2)
+    assert old.demand() == 32
+    new: Any = make_algorithm(name, OBS, DISCRETE, {"hidden_sizes": [8], **after}, 3)
+    new.load(old.state())
+    assert new.demand() == demand
+
+
 @pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "continuous"])
 def test_a_temperature_that_is_not_learned_is_that_of_the_new_parameters(actions: Any) -> None:
     old = trained("SAC", actions, {**OFF, "learn_temperature": False, "temperature": 0.2})
@@ -116,6 +137,41 @@ def test_an_entropy_weight_of_sb3_that_is_not_learned_is_that_of_the_new_paramet
     new: Any = make_algorithm("sb3:SAC", OBS, BOX, {**OFF, "ent_coef": 0.01}, 3)
     new.load(old.state())
     assert new._model.ent_coef_tensor.item() == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("before", "after", "weight"), [("auto", 0.01, 0.01), (0.2, "auto_0.5", 0.5)], ids=["fixed", "learned"])
+def test_an_entropy_weight_of_sb3_can_be_learned_before_or_after(before: Any, after: Any, weight: float) -> None:
+    needs("sb3:SAC")
+    old = trained("sb3:SAC", BOX, {**OFF, "ent_coef": before})
+    new: Any = make_algorithm("sb3:SAC", OBS, BOX, {**OFF, "ent_coef": after}, 3)
+    new.load(old.state())
+    model = new._model
+    found = model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.exp()
+    assert found.item() == pytest.approx(weight)
+    assert all(np.array_equal(one, new.snapshot()[name]) for name, one in old.snapshot().items())
+    new.train()
+
+
+def test_an_optimizer_of_sb3_keeps_the_options_of_the_new_parameters() -> None:
+    needs("sb3:A2C")
+    given = {"hidden_sizes": [8], "n_steps": 16}
+    old = trained("sb3:A2C", DISCRETE, given)
+    new: Any = make_algorithm("sb3:A2C", OBS, DISCRETE, {**given, "rms_prop_eps": 0.5}, 3)
+    new.load(old.state())
+    (group,) = new._model.policy.optimizer.param_groups
+    assert group["eps"] == 0.5 and new._model.policy.optimizer.state
+
+
+@pytest.mark.parametrize("changed", [{"train_frequency": 500}, {"learning_starts": 1000}], ids=["frequency", "start"])
+@pytest.mark.parametrize(("name", "actions"), [("torchrl:CQL", DISCRETE), ("torchrl:TD3BC", BOX)])
+def test_a_trained_policy_of_torchrl_does_not_act_at_random_again(name: str, actions: Any, changed: dict[str, Any]) -> None:
+    """With another pace no update may be due at the observed steps, so the count of updates can be 0 again."""
+    needs(name)
+    old = trained(name, actions, OFF)
+    new: Any = make_algorithm(name, OBS, actions, {**OFF, **changed}, 3)
+    new.load(old.state())
+    assert new.pace.updates == 0
+    assert new.snapshot()["epsilon"] == old.snapshot()["epsilon"] < 1.0
 
 
 def test_the_discount_of_torchrl_is_that_of_the_new_parameters() -> None:

@@ -167,6 +167,11 @@ class ActorCritic(ABC):
             return max(0, self._batch.steps - self._surplus - self._buffered)
         return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
 
+    def _limited(self, surplus: int) -> int:
+        """Return the number of surplus steps by which the next batch is smaller. No batch shrinks to less than half."""
+        steps = self._batch.steps
+        return min(max(0, surplus), steps // 2) if steps is not None and not self._batch.ends_trajectory else 0
+
     def update(self, *, partial: bool = False) -> dict[str, float] | None:
         """Do one update on all segments observed since the last update, and return its metrics.
 
@@ -182,9 +187,7 @@ class ActorCritic(ABC):
             self._measure(rollout)
         metrics = self._train(rollout)
         self._steps += len(rollout.rewards)
-        steps = self._batch.steps
-        if steps is not None and not self._batch.ends_trajectory:  # no batch shrinks to less than half
-            self._surplus = min(max(0, self._surplus + len(rollout.rewards) - steps), steps // 2)
+        self._surplus = self._limited(self._surplus + len(rollout.rewards) - (self._batch.steps or 0))
         if trajectories:
             mean_length = len(rollout.rewards) / trajectories
             self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
@@ -257,7 +260,7 @@ class ActorCritic(ABC):
         self._optimizer.load(state["optimizer"])
         self._generator.set_state(torch.as_tensor(state["generator"]).clone())
         self._steps = int(state["steps"])
-        self._surplus = int(state["surplus"])
+        self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
         self._trajectory_length = float(state["trajectory_length"])
         self._moments.load(state["observations"])
         device = self._compute.device

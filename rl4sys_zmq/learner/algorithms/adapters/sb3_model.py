@@ -33,6 +33,8 @@ _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate", "_cu
 
 FIXED_ENTROPY_WEIGHT = "ent_coef_tensor"
 """The variable of SAC and TQC that has an entropy weight that is not learned. It follows from the parameters."""
+ENTROPY_OPTIMIZER = "ent_coef_optimizer"
+"""The optimizer of SAC and TQC that learns the entropy weight. A model with a fixed weight has none."""
 
 
 class _SpacesOnly(VecEnv):
@@ -259,19 +261,29 @@ class Sb3Adapter:
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Return to a state that `checkpoint` has copied. An optimizer of another kind stays as it is.
 
+        The optimizers keep their options. An entropy weight that is learned only now begins as the parameters say, and one that
+        was learned before is that of the parameters.
+
         Raises:
             ConfigError: If the state comes from another network.
         """
-        model, given = self._model, copy.deepcopy(dict(kept["model"]))
-        for name, own in model.get_parameters().items():
+        model, given, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
+        if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef
+            given.pop(ENTROPY_OPTIMIZER, None)
+        elif ENTROPY_OPTIMIZER not in given:
+            given[ENTROPY_OPTIMIZER] = ours[ENTROPY_OPTIMIZER]
+        for name, own in ours.items():
             if _is_adam(own) is not _is_adam(given.get(name, own)):  # a resumed client has another use_rms_prop
                 given[name] = own
+            for theirs, options in zip(given.get(name, {}).get("param_groups", ()), own.get("param_groups", ()), strict=False):
+                theirs.update({key: value for key, value in options.items() if key != "params"})
         try:
             model.set_parameters(given, exact_match=True, device="cpu")
         except (RuntimeError, ValueError) as exc:
             raise ConfigError(f"{self._name}: the state does not fit the network: {exc}"[:500]) from exc
         for name, value in kept["variables"].items():
-            getattr(model, name).data.copy_(value)
+            if (variable := getattr(model, name)) is not None:  # there is no logarithm of a weight that is not learned
+                variable.data.copy_(value)
         for name, value in kept["counters"].items():
             setattr(model, name, value)
         self._random.load(kept["random"])

@@ -71,8 +71,12 @@ class Sb3OnPolicy(Sb3Adapter):
                 model.train()
             finally:
                 model.normalize_advantage = normalise
-        self._surplus = min(max(0, self._surplus + count - model.n_steps), model.n_steps // 2)
+        self._surplus = self._limited(self._surplus + count - model.n_steps)
         return self._metrics()
+
+    def _limited(self, surplus: int) -> int:
+        """Return the number of surplus steps by which the next batch is smaller. No batch shrinks to less than half."""
+        return int(min(max(0, surplus), self._model.n_steps // 2))
 
     def _fill(self, rollout: RolloutBatch) -> None:
         """Write a batch into a new rollout buffer of the model."""
@@ -129,7 +133,7 @@ class Sb3OnPolicy(Sb3Adapter):
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned. Discard the segments observed since the last update."""
         super().restore(state)
-        self._surplus = int(state["surplus"])
+        self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
         self._clear()
 
     def checkpoint(self) -> dict[str, Any]:

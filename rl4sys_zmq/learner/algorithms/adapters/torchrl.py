@@ -99,7 +99,7 @@ class TorchrlAlgorithm(ReplayTraining):
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the policy's weights by name, with the current amount of exploration."""
         layers, activation = network_layers(self._policy)
-        started = self.pace.updates > 0
+        started = self._gradient_steps > 0  # the count of updates changes without training if their rule changes (`settle`)
         extras: dict[str, Tensor] = {}
         if self._head in ("q_values", "deterministic"):
             extras["epsilon"] = torch.tensor([getattr(self.parameters, "epsilon", 0.0) if started else 1.0])

@@ -23,11 +23,18 @@ from rl4sys_zmq.learner.progress import ObservedDataCounts
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
+from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
 
-__all__ = ["GATEWAY_TIMEOUT_S", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
+__all__ = ["GATEWAY_TIMEOUT_S", "MAX_REPORT_FRAMES", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
+
+MAX_REPORT_FRAMES = 2 + MAX_BODY_FRAMES
+"""Largest number of frames of a message to the gateway: the key of the thread, the first frame of the message, and its body.
+
+The body of a `QuarantinedSegment` has a frame for each large column of the segment.
+"""
 
 GATHER_S = 0.005
 GATHER_ITEMS = 256

@@ -275,6 +275,30 @@ def test_what_contradicts_the_client_is_refused_by_its_field() -> None:
     assert rig.sink.names.count("hello_refused") == 2, "each refusal once"
 
 
+def test_a_refusal_reaches_its_actor_however_long_the_values_are() -> None:
+    rig = Rig()
+    rig.join()
+    other = {"type": "Box", "shape": [3000], "low": [-n / 7 for n in range(3000)]}
+    refused = only(rig.say(hello("b", observation_space=other), b"q"), Refused)
+    assert (refused.code, refused.field) == (RefusalReason.MISMATCH, "observation_space")
+    assert "on the learner, but the actor has" in refused.reason
+    refused = only(rig.say(hello("b", algorithm_parameters={"x" * 9_000: "y" * 9_000}), b"q"), Refused)
+    assert refused.code == RefusalReason.MISMATCH
+    rig.core.endpoint.refuse(b"q", RefusalReason.FAILED, "\N{SNOWMAN}" * 20_000)
+    assert only(rig.answers(b"q"), Refused).reason == "\N{SNOWMAN}" * 4_000
+
+
+def test_hellos_that_wait_for_a_learner_thread_are_bounded() -> None:
+    rig = Rig(max_actors=3)
+    for n in range(50):
+        rig.say(hello(f"invented {n}"), b"%d" % n)
+        rig.say(hello("steady"), b"p")
+    assert len(rig.client.waiting) == 3
+    assert only(rig.say(hello("steady"), b"p"), Refused).code == RefusalReason.STARTING
+    rig.ready()
+    assert isinstance(rig.answers(b"p")[0], Welcome)
+
+
 def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session() -> None:
     rig = Rig()
     rig.join()

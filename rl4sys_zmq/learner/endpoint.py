@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import assert_never
+from typing import Any, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
@@ -300,7 +300,7 @@ class ActorSessionHandler:
         """Return the learner's status, encoded: a new one, or the last one if building statuses took too much time lately."""
         now = self._clock()
         if now + STATUS_BURST_S >= self._status_until:
-            self._status_frames_kept = encode(StatusReply(self._callbacks.status()))
+            self._status_frames_kept = _encoded_status(self._callbacks.status())
             done = self._clock()
             self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
         return self._status_frames_kept
@@ -610,6 +610,25 @@ class ActorSessionHandler:
         session = self.sessions.get(peer)
         if sent is SendResult.GONE and session is not None:
             self.close_session(peer, *session)
+
+
+def _encoded_status(report: dict[str, Any]) -> list[Frame]:
+    """Return a status as a message. If it does not fit, name fewer actors of each client: live ones first, then the most recent.
+
+    Args:
+        report: The status. Its lists of actors can be changed.
+    """
+    while True:
+        try:
+            return encode(StatusReply(report))
+        except ProtocolError as exc:
+            clients = report["clients"].values()
+            most = max((len(client["actors"]) for client in clients), default=0)
+            if exc.code is not RefusalReason.TOO_LARGE or not most:
+                raise
+            for client in clients:
+                order = sorted(client["actors"].items(), key=lambda named: (not named[1]["live"], named[1]["silent_s"]))
+                client["actors"] = dict(order[: most // 2])
 
 
 def _held(message: FetchWeights) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
 from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
+from rl4sys_zmq.wire.values import REPORT_HEADER
 
 __all__ = ["GATEWAY_TIMEOUT_S", "MAX_REPORT_FRAMES", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
 
@@ -72,7 +73,7 @@ class GatewaySender:
         Raises:
             Closed: If the gateway's PULL socket stays full for `timeout_s` seconds.
         """
-        if not self._up.send_wait([self._key, *encode(message)], self._timeout_s):
+        if not self._up.send_wait([self._key, *encode(message, header=REPORT_HEADER)], self._timeout_s):
             raise Closed(f"the gateway has read no message for {self._timeout_s:g} s")
 
 

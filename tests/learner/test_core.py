@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART, SET
 from rl4sys_zmq.learner.recorder import NullEventSink
+from rl4sys_zmq.learner.reporting import GatewaySender
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import Authorizer
@@ -191,6 +193,11 @@ class Rig:
         """Deliver messages of a learner thread."""
         for message in messages:
             self.core.on_worker([(worker or self.worker).key, *encode(message)])
+
+    def report(self, message: Message) -> None:
+        """Deliver a message of the learner thread as its own sender encodes it."""
+        socket: Any = SimpleNamespace(send_wait=lambda frames, timeout_s: self.core.on_worker(frames) is None)
+        GatewaySender(socket, self.worker.key).send(message)
 
     def turn(self, peer: bytes = b"p") -> list[Message]:
         self.core.on_journal()
@@ -518,6 +525,30 @@ def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_writt
         rig.words(CheckpointResult(0, number if not error else 0, 0, marks, 0.0, error))
     assert disk.trims == [{("a", 1): 4}, {("a", 1): 6}]
     assert rig.core.counters.snapshot()["checkpoints_failed"] == 1
+
+
+def test_a_thread_that_continues_with_many_streams_is_heard() -> None:
+    """The learner keeps the numbering of up to 65,536 actors with a spool, for as long as the run directory exists."""
+    rig = Rig(FakeDisk())
+    rig.say(hello())
+    marks = [[f"{n:032x}", 1 << 60, 123_456, {"trained": 123_456}] for n in range(70_000)]
+    rig.report(ThreadReady(spec_to_document(SPEC), "offpolicy", 16, -1, 7, marks, {"trained": 0}, []))
+    assert (rig.client.error, rig.client.saved.number) == ("", 7)
+    rig.report(CheckpointResult(0, 8, 0, [mark[:3] for mark in marks], 0.1, ""))
+    assert (rig.client.error, rig.client.saved.number) == ("", 8)
+
+
+def test_a_status_that_is_too_long_names_fewer_actors() -> None:
+    rig = Rig(max_actors=200)
+    for n in range(100):
+        rig.join(b"%d" % n, actor_id=f"{n:032x}")
+    rig.say(Bye(), b"0")
+    report = client_report(rig.client, rig.now)
+    clients = {f"client {n}": {**report} for n in range(64)}
+    rig.core.endpoint._callbacks = replace(rig.core.endpoint._callbacks, status=lambda: {"clients": clients})
+    shown = only(rig.say(StatusRequest()), StatusReply).report["clients"]["client 3"]
+    assert shown["actors_total"] == 100 and 20 < len(shown["actors"]) < 60
+    assert all(actor["live"] for actor in shown["actors"].values())
 
 
 def test_the_status_has_the_newest_checkpoint() -> None:

@@ -19,6 +19,7 @@ from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
+from rl4sys_zmq.private import sync_folder
 
 DEADLINE_S = 10.0
 
@@ -150,7 +151,7 @@ def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, mon
 def test_the_rename_of_a_new_file_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a loss of power could bring the old file back, with streams that have been removed since."""
     done: list[str] = []
-    rename, sync = os.rename, journal_marks.sync_folder
+    rename = os.rename
 
     def renamed(old: Path, new: Path) -> None:
         done.append("rename")
@@ -158,10 +159,10 @@ def test_the_rename_of_a_new_file_is_flushed_to_the_disk(tmp_path: Path, monkeyp
 
     def synced(folder: Path) -> None:
         done.append(f"sync {folder}")
-        sync(folder)
+        sync_folder(folder)
 
     monkeypatch.setattr(os, "rename", renamed)
-    monkeypatch.setattr(journal_marks, "sync_folder", synced)
+    monkeypatch.setattr("rl4sys_zmq.delivery.journal_marks.sync_folder", synced)
     JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=True).close()
     assert done == ["rename", f"sync {tmp_path}"]
 

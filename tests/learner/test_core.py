@@ -196,7 +196,12 @@ class Rig:
 
     def report(self, message: Message) -> None:
         """Deliver a message of the learner thread as its own sender encodes it."""
-        socket: Any = SimpleNamespace(send_wait=lambda frames, timeout_s: self.core.on_worker(frames) is None)
+
+        def send_wait(frames: Sequence[Frame], timeout_s: float | None) -> bool:
+            self.core.on_worker(frames)
+            return True
+
+        socket: Any = SimpleNamespace(send_wait=send_wait)
         GatewaySender(socket, self.worker.key).send(message)
 
     def turn(self, peer: bytes = b"p") -> list[Message]:

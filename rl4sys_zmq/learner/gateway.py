@@ -134,11 +134,14 @@ class Gateway(Worker):
         """Wait until the sockets are bound.
 
         Raises:
-            RL4SysError: If a socket could not be bound.
+            RL4SysError: If a socket could not be bound, or an unexpected error has ended the thread (`WorkerDied`).
         """
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
+        if not self.address:
+            self.join()  # the error is stored at the end of the thread
+            self.raise_if_dead()
 
     def wait_engines(self) -> None:
         """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread.

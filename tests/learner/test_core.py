@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -202,7 +203,7 @@ class Rig:
             return True
 
         socket: Any = SimpleNamespace(send_wait=send_wait)
-        GatewaySender(socket, self.worker.key).send(message)
+        GatewaySender(socket, self.worker.key, threading.Event()).send(message)
 
     def turn(self, peer: bytes = b"p") -> list[Message]:
         self.core.on_journal()

@@ -191,6 +191,7 @@ class JournalCache:
     def drop_client(self, client_id: str) -> None:
         """Remove the rows of a client (a policy with its learner) and of its streams of segments."""
         changes = self.changes
+        self._texts.pop(client_id, None)
         changes.clients.pop(client_id, None)
         changes.streams = {key: row for key, row in changes.streams.items() if key[0] != client_id}
         changes.dropped_clients.add(client_id)

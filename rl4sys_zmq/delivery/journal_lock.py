@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from pathlib import Path
 
 from rl4sys_zmq.errors import JournalError
@@ -26,6 +27,7 @@ class JournalLock(Resource):
         """
         self._path = path
         self._file = self._take()
+        _held.add(self)
 
     def renew(self) -> None:
         """Acquire the lock again, on a new lock file, if the old file was removed or replaced. Otherwise do nothing.
@@ -40,14 +42,24 @@ class JournalLock(Resource):
             there = None
         if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
             file = self._take()
-            self.close()
+            self._release()
             self._file = file
 
     def close(self) -> None:
         """Release the lock, so that another process can open the journal."""
+        _held.discard(self)
+        self._release()
+
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child. The parent keeps the lock, and its end releases it although the child runs."""
         file, self._file = self._file, -1
         if file >= 0:
-            fcntl.flock(file, fcntl.LOCK_UN)  # needed because a forked child can still have the descriptor
+            os.close(file)
+
+    def _release(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            fcntl.flock(file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor
             os.close(file)
 
     def _take(self) -> int:
@@ -66,3 +78,14 @@ class JournalLock(Resource):
                 str(self._path), f"is in use by another learner (it holds {lock})", "stop that learner, or use another path"
             ) from error
         return fd
+
+
+_held: weakref.WeakSet[JournalLock] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for lock in list(_held):
+        lock.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

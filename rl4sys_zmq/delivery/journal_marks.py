@@ -23,6 +23,7 @@ import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges
+from rl4sys_zmq.private import sync_folder
 
 __all__ = ["JournalMarksFileWriter", "JournalMarksFileContent", "marks_path", "read_marks"]
 
@@ -126,11 +127,13 @@ class JournalMarksFileWriter:
             _write(file, lines.ljust(size, b"\0"), 0)  # full size, so that later flushes need not write the file's size
             os.fsync(file)
             os.rename(new, self._path)
+            sync_folder(self._path.parent)
         except BaseException:
             os.close(file)
             raise
         self.close()
         self._file, self._end, self._size = file, len(lines), size
+        self._settings = {c.client_id: c.settings for c in self._rows.clients.values()}
         status = os.fstat(file)
         self._identity = status.st_dev, status.st_ino
 
@@ -187,7 +190,6 @@ class JournalMarksFileWriter:
     def _lines_of_all(self) -> Iterator[bytes]:
         rows = self._rows
         yield self._line(RowChanges(), {})
-        self._settings = {c.client_id: c.settings for c in rows.clients.values()}
         for clients in _chunks(list(rows.clients.items())):
             yield self._line(RowChanges(clients=dict(clients)), {name: row.settings for name, row in clients})
         for streams in _chunks(list(rows.streams.items())):

@@ -331,7 +331,9 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
         pairs.append((f"weights.{key}", value, ours_of_weights[key]))
     for key, theirs, ours in pairs:
         if not _same(theirs, ours):
-            message = f"{key} of client {settings.client_id!r} is {ours!r} on the learner, but the actor has {theirs!r}"
+            message = (
+                f"{key} of client {settings.client_id!r} is {ours!r:.1000} on the learner, but the actor has {theirs!r:.1000}"
+            )
             raise ConfigError(message, key=key)
 
 

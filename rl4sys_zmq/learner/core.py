@@ -51,6 +51,7 @@ from rl4sys_zmq.wire.messages import (
     TrainingMetrics,
     Verdict,
 )
+from rl4sys_zmq.wire.values import REPORT_HEADER
 
 __all__ = ["BACKLOG_RETRY_S", "LearnerCore"]
 
@@ -142,7 +143,7 @@ class LearnerCore:
             self.counters.add("worker_messages_fenced")
             return
         try:
-            self._on_message(client, decode(frames[1:]))
+            self._on_message(client, decode(frames[1:], header=REPORT_HEADER))
         except Exception as exc:  # an impossible message stops its client, not the learner
             log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
             self._on_failed(client, _failed(exc))

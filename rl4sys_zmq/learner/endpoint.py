@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import assert_never
+from typing import Any, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
@@ -55,6 +55,10 @@ log = logging.getLogger(__name__)
 
 MAX_LIBRARY = 80
 MAX_ADDRESS = 256
+MAX_REFUSAL_TEXT = 4_000
+"""Largest number of characters of a text in a refusal. A string in a message has at most 16,384 bytes, and a character takes up
+to four of them. The receiver of a longer text would drop the whole refusal."""
+
 MAX_MESSAGE_BYTES = 1 << 26
 
 MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, FetchWeights: 5.0, Submit: 5.0}
@@ -296,7 +300,7 @@ class ActorSessionHandler:
         """Return the learner's status, encoded: a new one, or the last one if building statuses took too much time lately."""
         now = self._clock()
         if now + STATUS_BURST_S >= self._status_until:
-            self._status_frames_kept = encode(StatusReply(self._callbacks.status()))
+            self._status_frames_kept = _encoded_status(self._callbacks.status())
             done = self._clock()
             self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
         return self._status_frames_kept
@@ -381,9 +385,11 @@ class ActorSessionHandler:
             return
         match client.state:
             case LearnerThreadState.STARTING:
-                if peer in client.waiting:  # a repeated HELLO: the actor can wait longer. It is not counted as refused
+                if client.waiting.pop(peer, None):  # a repeated HELLO: the actor can wait longer. It is not counted as refused
                     reason = f"client {client.client_id!r} has been starting for {now - client.started_at:.0f} s"
                     self._send(peer, Refused(RefusalReason.STARTING.value, "", reason, 0, 0))
+                while len(client.waiting) >= self._config.max_actors:
+                    del client.waiting[next(iter(client.waiting))]  # the oldest; its actor sends HELLO again if it is alive
                 client.waiting[peer] = hello, sender.name if sender is not None else "", relays
             case LearnerThreadState.FAILED:
                 raise ProtocolError(RefusalReason.FAILED, client.error)
@@ -583,14 +589,15 @@ class ActorSessionHandler:
         Args:
             peer: The routing id of the receiver.
             code: The code of the refusal.
-            reason: One line for a person.
+            reason: One line for a person. The receiver gets at most `MAX_REFUSAL_TEXT` characters of it.
             field: The name of the configuration field that caused the refusal, or of the client in answer to a relay, or empty.
             expected_seq: With the code ``GAP``, the sequence number of the segment to send next.
             incarnation: With the code ``FENCED``, the recorded incarnation (number of a start of the actor), if the actor is
                 allowed to join with a higher one; else 0.
         """
         self._counters.add(f"refused.{code.value}")
-        self._send(peer, Refused(code.value, field, reason, expected_seq, incarnation))
+        short_field, short_reason = field[:MAX_REFUSAL_TEXT], reason[:MAX_REFUSAL_TEXT]
+        self._send(peer, Refused(code.value, short_field, short_reason, expected_seq, incarnation))
 
     def _send(self, peer: bytes, message: Message) -> None:
         self._send_frames(peer, encode(message))
@@ -603,6 +610,25 @@ class ActorSessionHandler:
         session = self.sessions.get(peer)
         if sent is SendResult.GONE and session is not None:
             self.close_session(peer, *session)
+
+
+def _encoded_status(report: dict[str, Any]) -> list[Frame]:
+    """Return a status as a message. If it does not fit, name fewer actors of each client: live ones first, then the most recent.
+
+    Args:
+        report: The status. Its lists of actors can be changed.
+    """
+    while True:
+        try:
+            return encode(StatusReply(report))
+        except ProtocolError as exc:
+            clients = report["clients"].values()
+            most = max((len(client["actors"]) for client in clients), default=0)
+            if exc.code is not RefusalReason.TOO_LARGE or not most:
+                raise
+            for client in clients:
+                order = sorted(client["actors"].items(), key=lambda named: (not named[1]["live"], named[1]["silent_s"]))
+                client["actors"] = dict(order[: most // 2])
 
 
 def _held(message: FetchWeights) -> tuple[int, int]:

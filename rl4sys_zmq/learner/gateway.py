@@ -35,6 +35,7 @@ from rl4sys_zmq.learner.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.inference import InferenceService
 from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, AbandonCheckpointsThread
 from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.learner.reporting import MAX_REPORT_FRAMES
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
@@ -133,11 +134,14 @@ class Gateway(Worker):
         """Wait until the sockets are bound.
 
         Raises:
-            RL4SysError: If a socket could not be bound.
+            RL4SysError: If a socket could not be bound, or an unexpected error has ended the thread (`WorkerDied`).
         """
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
+        if not self.address:
+            self.join()  # the error is stored at the end of the thread
+            self.raise_if_dead()
 
     def wait_engines(self) -> None:
         """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread.
@@ -320,7 +324,7 @@ class Gateway(Worker):
 
     def _read_upstream(self) -> None:
         for upstream in self._upstreams:
-            while (frames := upstream.recv()) is not None:
+            while (frames := upstream.recv(MAX_REPORT_FRAMES)) is not None:
                 self._core.on_worker(frames)
         for frames in self._remote.serve():
             self._core.on_worker(frames)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -78,6 +79,7 @@ class Learner(Resource):
         self._recorder: Recorder | None = None
         self._memory: MemoryLimitThread | None = None
         self._closed = False
+        self._pid = os.getpid()
         self._lock = threading.Lock()
 
     def start(self) -> Self:
@@ -93,12 +95,14 @@ class Learner(Resource):
             ConfigError: If a plugin cannot be imported, if the run directory needs an extra that is not installed, or if the
                 saved state contradicts the configuration.
             Closed: If this learner was closed before.
+            WorkerDied: If an unexpected error has ended the gateway thread during the start.
         """
         with self._lock:
             if self._closed:
                 raise Closed("this learner is closed; create a new one")
             if self._gateway is not None:
                 return self
+            self._pid = os.getpid()
             import_plugins(self.config.plugins)
             check_engines(self.config)
             if self.config.ignored:
@@ -399,8 +403,11 @@ class Learner(Resource):
         """Stop accepting data, let the learner threads finish their queues, and end all threads of the learner.
 
         If a learner thread is still busy after ``shutdown_timeout_s`` seconds, the exit of the process waits for the thread, at
-        most `EXIT_TIMEOUT_S` seconds. The exit of the process closes every learner that is still open.
+        most `EXIT_TIMEOUT_S` seconds. The exit of the process closes every learner that is still open. In a forked child, this
+        does nothing: the learner belongs to the parent.
         """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._closed = True
             self._end()

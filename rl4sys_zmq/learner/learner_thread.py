@@ -81,7 +81,7 @@ class LearnerThread(Worker):
             Socket.pull(connect=self._down, hwm=PULL_MESSAGES, max_frame_bytes=NO_FRAME_LIMIT) as down,
             Socket.push(connect=self._up, linger_s=linger_s) as up,
         ):
-            upstream = GatewaySender(up, self._key, patience_s)
+            upstream = GatewaySender(up, self._key, self._stopping, patience_s)
             try:
                 try:
                     self._learn(down, upstream)

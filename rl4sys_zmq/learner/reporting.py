@@ -8,6 +8,7 @@ for `GATHER_S` seconds and sent together, unless an actor may be waiting for the
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,11 +24,19 @@ from rl4sys_zmq.learner.progress import ObservedDataCounts
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
+from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
+from rl4sys_zmq.wire.values import REPORT_HEADER
 
-__all__ = ["GATEWAY_TIMEOUT_S", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
+__all__ = ["GATEWAY_TIMEOUT_S", "MAX_REPORT_FRAMES", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
 
 GATEWAY_TIMEOUT_S = 2.0
-"""Longest wait for space in the queue of the gateway's PULL socket, in seconds."""
+"""Longest wait for space in the queue of the gateway's PULL socket after the learner thread was asked to stop, in seconds."""
+
+MAX_REPORT_FRAMES = 2 + MAX_BODY_FRAMES
+"""Largest number of frames of a message to the gateway: the key of the thread, the first frame of the message, and its body.
+
+The body of a `QuarantinedSegment` has a frame for each large column of the segment.
+"""
 
 GATHER_S = 0.005
 GATHER_ITEMS = 256
@@ -46,27 +55,33 @@ RECENT_EPISODES = 100
 class GatewaySender:
     """The sender of a learner thread's messages to the gateway (the learner's network thread), through a PUSH socket.
 
-    A call waits while the gateway's PULL socket is full.
+    A call waits while the gateway's PULL socket is full, also for long: the gateway can be busy, for example with the weights of
+    a large policy for many actors that join.
     """
 
-    def __init__(self, up: Socket, key: bytes, timeout_s: float | None = GATEWAY_TIMEOUT_S) -> None:
+    def __init__(self, up: Socket, key: bytes, stopping: threading.Event, timeout_s: float | None = GATEWAY_TIMEOUT_S) -> None:
         """Create a sender that does not own the socket.
 
         Args:
             up: The PUSH socket.
             key: The first frame of each message, which identifies the learner thread.
-            timeout_s: Longest wait for space in the queue of the gateway's PULL socket, in seconds; None for no limit.
+            stopping: Set when the learner thread is asked to stop, also at the end of the gateway.
+            timeout_s: Longest wait for space in the queue of the gateway's PULL socket after that, in seconds; None for no limit.
         """
-        self._up, self._key, self._timeout_s = up, key, timeout_s
+        self._up, self._key, self._stopping, self._timeout_s = up, key, stopping, timeout_s
 
     def send(self, message: Message) -> None:
         """Send a message to the gateway (the learner's network thread). Wait while the gateway's queue is full.
 
         Raises:
-            Closed: If the gateway's PULL socket stays full for `timeout_s` seconds.
+            Closed: If the gateway's PULL socket stays full for `timeout_s` seconds, and the thread was asked to stop before.
         """
-        if not self._up.send_wait([self._key, *encode(message)], self._timeout_s):
-            raise Closed(f"the gateway has read no message for {self._timeout_s:g} s")
+        frames = [self._key, *encode(message, header=REPORT_HEADER)]
+        stops = self._stopping.is_set()
+        while not self._up.send_wait(frames, self._timeout_s):
+            if stops:
+                raise Closed(f"the gateway has read no message for {self._timeout_s:g} s")
+            stops = self._stopping.is_set()  # from now on, wait once more
 
 
 class _ReportedDemand(NamedTuple):

@@ -31,6 +31,8 @@ If the job is expected to be long, another thread becomes the leader at once.
 """
 TICK_S = 0.02
 """The interval at which the follower (the thread that stands by) checks if the leader's job takes too long, in seconds."""
+RETRY_S = 1.0
+"""The pause before another thread tries again to become the leader, if the system could not start a thread, in seconds."""
 QUIET_TICKS = 50
 """The number of checks without a running job after which the follower (the thread that stands by) sleeps until the next job."""
 
@@ -244,9 +246,14 @@ class LeaderFollowerPool:
         with self._lock:
             if self._running is not running or self.stopping.is_set():
                 return False
+            try:
+                self._add(self._stand_by)  # first: after an error, the present leader must stay the leader
+            except RuntimeError as exc:
+                log.warning("%s: a callback of %s takes long, and no further thread can start: %s", self._name, running.what, exc)
+                running.over_s = time.monotonic() + RETRY_S
+                return False
             self._leader, self._running = thread, None
             self._adopt()
-            self._add(self._stand_by)
         self._counters.add("takeovers")
         log.debug("%s: a callback of %s takes long; another thread takes the lead", self._name, running.what)
         return True

@@ -199,13 +199,16 @@ class Server(Resource):
             self._call_queue.unregister(name)
 
     def start(self) -> Self:
-        """Bind the addresses, start the threads of the server, and return the server. After an error you can call it again.
+        """Bind the addresses, start the threads of the server, and return the server.
+
+        After an error you can call it again, unless the system could not start a thread.
 
         Raises:
             AddressInUse: If another socket is bound to the address.
             ConfigError: If keys are missing, invalid, or readable by other users of the machine.
             TransportError: If an address cannot be bound.
             Closed: If `stop` was called before.
+            RuntimeError: If the system cannot start a thread. The server is then stopped.
         """
         with self._lock:
             if self._pool.stopping.is_set():
@@ -217,7 +220,11 @@ class Server(Resource):
             except BaseException:
                 self._release()
                 raise
-            self._pool.start()
+            try:
+                self._pool.start()
+            except BaseException:
+                self.stop()  # one of the threads can be running, with the sockets
+                raise
         return self
 
     def run(self) -> None:

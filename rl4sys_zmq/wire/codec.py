@@ -10,7 +10,7 @@ from typing import Any, cast, get_args, get_type_hints
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
 from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, Prefix
-from rl4sys_zmq.wire.values import pack_header, unpack_header
+from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_header
 
 __all__ = ["decode", "encode"]
 
@@ -72,29 +72,34 @@ def _shape(cls: type[Any]) -> _MessageFields:
 _SHAPES: dict[int, _MessageFields] = {cls.KIND: _shape(cls) for cls in get_args(Message)}
 
 
-def encode(message: Message) -> list[Frame]:
+def encode(message: Message, *, header: HeaderLimits = HEADER) -> list[Frame]:
     """Return the frames to send for a message: one with prefix (48 bytes) and msgpack header, then the frames of its body.
+
+    Args:
+        message: The message.
+        header: The receiver's limits on the header.
 
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.
     """
     shape = _SHAPES[message.KIND]
-    header = pack_header({f.name: getattr(message, f.name) for f in shape.header})
+    packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, header)
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
     seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
     size = sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in body)
-    prefix = Prefix(message.KIND, len(body), len(header), size, seq, count)
+    prefix = Prefix(message.KIND, len(body), len(packed), size, seq, count)
     digests = message.digests if isinstance(message, Submit) else ()
-    return [prefix.join(header, body, digests), *body]
+    return [prefix.join(packed, body, digests), *body]
 
 
-def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
+def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True, header: HeaderLimits = HEADER) -> Message:
     """Decode and check a message. Its frames can come from an untrusted peer.
 
     Args:
         frames: All frames of the message.
         max_bytes: Largest message to accept, in bytes. A larger message is refused before anything is read.
         verify: True to check the checksum; False if this process has already checked it.
+        header: The limits on the header.
 
     Raises:
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.
@@ -112,7 +117,7 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
         raise ProtocolError(
             RefusalReason.FRAMES, f"{shape.cls.__name__} has no body, but {len(frames) - 1} body frames were received"
         )
-    values = _fields(shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:]), prefix.minor)
+    values = _fields(shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), prefix.minor)
     if shape.sequenced:
         if prefix.seq > MAX_COUNT:
             raise ProtocolError(RefusalReason.RANGE, f"sequence number {prefix.seq}; the limit is {MAX_COUNT}")

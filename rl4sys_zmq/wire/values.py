@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import msgpack_numpy
@@ -20,44 +20,82 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS
 
-__all__ = ["MAX_HEADER_BYTES", "elements", "pack_header", "unpack_header", "unpack_plain"]
+__all__ = [
+    "HEADER",
+    "MAX_HEADER_BYTES",
+    "REPORT_HEADER",
+    "HeaderLimits",
+    "elements",
+    "pack_header",
+    "unpack_header",
+    "unpack_plain",
+]
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_STRING = 16_384
 MAX_ELEMENTS = 1 << 40
+
+
+class HeaderLimits(NamedTuple):
+    """The limits on the header of a message (its fields, except large data).
+
+    Attributes:
+        nbytes: Largest size, in bytes.
+        items: Largest number of entries in a list or map.
+    """
+
+    nbytes: int
+    items: int
+
+
+HEADER = HeaderLimits(MAX_HEADER_BYTES, MAX_ITEMS)
+"""The limits for messages of peers, and for most other messages."""
+
+REPORT_HEADER = HeaderLimits(1 << 26, 1 << 20)
+"""The limits for messages of a learner thread to the gateway (the learner's network thread), which trusts it.
+
+Such a message can list the stream of each actor that the learner knows, up to 65,536 of them and more.
+"""
+
 _ARRAY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _SCALAR_KEYS = {b"nd", b"type", b"data"}
 
 
-def pack_header(value: object) -> bytes:
+def pack_header(value: object, limits: HeaderLimits = HEADER) -> bytes:
     """Return the header of a message (its fields, except large data) as msgpack bytes.
 
     The header can contain None, booleans, numbers, strings, bytes, numpy arrays and scalars, and nested lists and maps of these
     values. The keys of maps are strings.
 
+    Args:
+        value: The header.
+        limits: The limits of the receiver. Only the size is checked.
+
     Raises:
-        ProtocolError: If the header contains anything else, or is longer than `MAX_HEADER_BYTES`. Object arrays and structured
-            arrays are refused before msgpack-numpy could pickle them.
+        ProtocolError: If the header contains anything else, or is too long. Object arrays and structured arrays are refused
+            before msgpack-numpy could pickle them.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_encode, use_bin_type=True)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ProtocolError(RefusalReason.MALFORMED, f"the value cannot travel: {exc}") from exc
-    if len(packed) > MAX_HEADER_BYTES:
-        raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(packed)} bytes; the limit is {MAX_HEADER_BYTES}")
+    if len(packed) > limits.nbytes:
+        raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(packed)} bytes; the limit is {limits.nbytes}")
     return packed
 
 
-def unpack_header(data: bytes | memoryview) -> Any:
+def unpack_header(data: bytes | memoryview, limits: HeaderLimits = HEADER) -> Any:
     """Return the header that `pack_header` encoded. The bytes can come from an untrusted peer.
 
     Raises:
-        ProtocolError: If the bytes are not exactly one header.
+        ProtocolError: If the bytes are not exactly one header within the limits.
     """
-    return _decode(unpack_plain(data, _pairs), 0)
+    return _decode(unpack_plain(data, _pairs, limits), 0)
 
 
-def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None) -> Any:
+def unpack_plain(
+    data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None, limits: HeaderLimits = HEADER
+) -> Any:
     """Decode one msgpack value of limited size from an untrusted peer. Maps that stand for arrays stay maps.
 
     Map keys can be strings or bytes.
@@ -66,13 +104,14 @@ def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]
         data: The bytes.
         pairs: A function that returns a map for a list of pairs (key, value). If None, maps become dicts, in which the last of
             two equal keys counts.
+        limits: The limits on the size, and on the entries of each list and map.
 
     Raises:
-        ProtocolError: If the bytes are not exactly one msgpack value.
+        ProtocolError: If the bytes are not exactly one msgpack value within the limits.
     """
-    if len(data) > MAX_HEADER_BYTES:
-        raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
-    items = min(MAX_ITEMS, len(data))  # else a short message could cause the allocation of long lists
+    if len(data) > limits.nbytes:
+        raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {limits.nbytes}")
+    items = min(limits.items, len(data))  # else a short message could cause the allocation of long lists
     try:
         return msgpack.unpackb(
             data,

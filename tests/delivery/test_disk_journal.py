@@ -30,6 +30,7 @@ from rl4sys_zmq.delivery.journal import (
     StreamRow,
 )
 from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, Connect, connect
+from rl4sys_zmq.delivery.journal_lock import JournalLock
 from rl4sys_zmq.delivery.journal_rows import stored_bytes
 from rl4sys_zmq.errors import JournalError, WorkerDied
 
@@ -666,6 +667,31 @@ def test_a_second_opener_is_refused(bench: MakeBench, tmp_path: Path) -> None:
         bench()
     one.close()
     assert bench().restored.journal_id == one.journal.journal_id
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_path: Path) -> None:
+    lock = JournalLock(tmp_path / "journal.db")
+    (tmp_path / "journal.db.lock").unlink()
+    lock.renew()
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        assert os.read(ready[0], 1) == b"x"
+        with pytest.raises(JournalError, match="in use by another learner"):
+            JournalLock(tmp_path / "journal.db")
+        os.close(lock._file)  # as the kernel does at the end of a process, without an unlock
+        JournalLock(tmp_path / "journal.db").close()  # while the child still runs
+    finally:
+        os.write(go[1], b"x")
+        os.waitpid(child, 0)
+        for end in (*ready, *go):
+            os.close(end)
+        lock._file = -1
+        lock.close()
 
 
 def test_a_file_that_another_program_holds_is_refused(bench: MakeBench, tmp_path: Path) -> None:

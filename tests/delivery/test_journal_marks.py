@@ -19,6 +19,7 @@ from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, JournalLossPolicy
 from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter, read_marks
 from rl4sys_zmq.errors import JournalError, JournalLost
+from rl4sys_zmq.private import sync_folder
 
 DEADLINE_S = 10.0
 
@@ -92,6 +93,16 @@ def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     assert (found.rows.journal_id, found.rows.clients, found.rows.streams) == (77, {}, {})
 
 
+def test_a_dropped_client_leaves_nothing_in_memory() -> None:
+    image = JournalCache(ClientAndStreamRows(7))
+    for n in range(100):
+        image.put_client(ClientRow(f"c{n}", 1, {"seed": n}, 0, 0, 0))
+        image.client_values(image.changes.clients[f"c{n}"])
+        image.drop_client(f"c{n}")
+        image.commit()
+    assert not image.rows.clients and not image._texts
+
+
 def test_a_client_that_is_dropped_and_made_again_in_one_transaction_is_new() -> None:
     image = JournalCache(rows())
     image.add_to_client("c", 5, 0, 0)
@@ -116,6 +127,44 @@ def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: p
     assert found is not None
     assert found.rows.streams["c", "a0", 1].received == found.rows.clients["c"].accepted == 499
     assert path.stat().st_size < 8_192
+
+
+def test_a_new_file_that_cannot_be_written_loses_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_marks, "SPARE_BYTES", 4_096)
+    path, known = tmp_path / "journal.marks", rows()
+    marks = JournalMarksFileWriter(path, known, flush=False)
+    changes = RowChanges({"d": ClientRow("d", 1, {"long": "x" * 8_000}, 0, 0, 0)}, {})
+    changes.apply_to(known.clients, known.streams)
+
+    def full(file: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "fsync", full)
+        marks.note(changes)
+    marks.note(changes)
+    marks.close()
+    found = read_marks(path)
+    assert found is not None and found.rows.clients["d"].settings == {"long": "x" * 8_000}
+
+
+def test_the_rename_of_a_new_file_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a loss of power could bring the old file back, with streams that have been removed since."""
+    done: list[str] = []
+    rename = os.rename
+
+    def renamed(old: Path, new: Path) -> None:
+        done.append("rename")
+        rename(old, new)
+
+    def synced(folder: Path) -> None:
+        done.append(f"sync {folder}")
+        sync_folder(folder)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr("rl4sys_zmq.delivery.journal_marks.sync_folder", synced)
+    JournalMarksFileWriter(tmp_path / "journal.marks", rows(), flush=True).close()
+    assert done == ["rename", f"sync {tmp_path}"]
 
 
 def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:

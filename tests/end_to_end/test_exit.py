@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from rl4sys_zmq.errors import WorkerDied
+from rl4sys_zmq.learner import Learner, LearnerConfig
+
 PROLOGUE = """
 import threading
 from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -38,3 +41,38 @@ def test_a_program_ends_by_itself(slow_s: float, ending: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+FORK = """
+import os, sys
+from rl4sys_zmq.learner import Learner, LearnerConfig
+learner = Learner(LearnerConfig(bind="inproc://exit", run_dir=None, engine="process", shutdown_timeout_s=1.0)).start()
+folder = learner._gateway._engines["process"]._folder
+child = os.fork()
+if not child:
+    {ending}
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert folder.exists(), "the workers' sockets"
+learner.status()
+learner.close()
+assert not folder.exists()
+"""
+
+
+@pytest.mark.parametrize("ending", ["pass", "learner.close()"])
+def test_a_forked_child_leaves_the_learner_of_its_parent_alone(ending: str) -> None:
+    code = FORK.format(ending=ending)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_an_unexpected_error_of_the_gateway_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("algorithm_name")
+
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway._beside", broken)
+    learner = Learner(LearnerConfig(bind="inproc://broken", run_dir=None))
+    with pytest.raises(WorkerDied, match="algorithm_name"):
+        learner.start()
+    learner.close()

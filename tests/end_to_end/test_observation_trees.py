@@ -141,6 +141,24 @@ def test_trees_arrive_as_they_were_observed(lab: Lab) -> None:
     assert dtypes == ["|u1", "<i8", "|i1", "<i8", "<f4"]
 
 
+def test_a_segment_with_many_large_columns_is_quarantined(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each column has a frame of its own, also in the dead letter, so the message has more frames than most others.
+    monkeypatch.setattr(TreePolicy, "act", lambda *_: (np.int64(0), np.int64(0), 0.0))
+    wide = DictSpace({f"part {n:02}": BoxSpace((300,)) for n in range(32)})
+    learner = lab.learner()
+    agent = joined(lab, learner, observation_space=wide, algorithm_parameters={"rollout_length": 64})
+    traj = action = None
+    for _ in range(64):
+        traj, action = agent.request_for_action(traj, {name: np.zeros(300, np.float32) for name in wide.spaces})
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(2e12)  # beyond max_reward
+    agent.mark_end_of_trajectory(traj, action)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    verdicts = learner.status()["clients"]["lab"]["verdicts"]
+    assert (verdicts["trained"], verdicts["quarantined"]) == (0, 1)
+
+
 def test_a_batch_of_trees(inproc_lab: Lab) -> None:
     learner = inproc_lab.learner()
     agent = joined(inproc_lab, learner)

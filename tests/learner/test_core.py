@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART, SET
 from rl4sys_zmq.learner.recorder import NullEventSink
+from rl4sys_zmq.learner.reporting import GatewaySender
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import Authorizer
@@ -192,6 +195,16 @@ class Rig:
         for message in messages:
             self.core.on_worker([(worker or self.worker).key, *encode(message)])
 
+    def report(self, message: Message) -> None:
+        """Deliver a message of the learner thread as its own sender encodes it."""
+
+        def send_wait(frames: Sequence[Frame], timeout_s: float | None) -> bool:
+            self.core.on_worker(frames)
+            return True
+
+        socket: Any = SimpleNamespace(send_wait=send_wait)
+        GatewaySender(socket, self.worker.key, threading.Event()).send(message)
+
     def turn(self, peer: bytes = b"p") -> list[Message]:
         self.core.on_journal()
         self.core.turn()
@@ -273,6 +286,30 @@ def test_what_contradicts_the_client_is_refused_by_its_field() -> None:
     assert (nameless.code, nameless.field) == (RefusalReason.CONFIG, "algorithm_name")
     rig.say(hello("b", algorithm_name="DQN"), b"q")
     assert rig.sink.names.count("hello_refused") == 2, "each refusal once"
+
+
+def test_a_refusal_reaches_its_actor_however_long_the_values_are() -> None:
+    rig = Rig()
+    rig.join()
+    other = {"type": "Box", "shape": [3000], "low": [-n / 7 for n in range(3000)]}
+    refused = only(rig.say(hello("b", observation_space=other), b"q"), Refused)
+    assert (refused.code, refused.field) == (RefusalReason.MISMATCH, "observation_space")
+    assert "on the learner, but the actor has" in refused.reason
+    refused = only(rig.say(hello("b", algorithm_parameters={"x" * 9_000: "y" * 9_000}), b"q"), Refused)
+    assert refused.code == RefusalReason.MISMATCH
+    rig.core.endpoint.refuse(b"q", RefusalReason.FAILED, "\N{SNOWMAN}" * 20_000)
+    assert only(rig.answers(b"q"), Refused).reason == "\N{SNOWMAN}" * 4_000
+
+
+def test_hellos_that_wait_for_a_learner_thread_are_bounded() -> None:
+    rig = Rig(max_actors=3)
+    for n in range(50):
+        rig.say(hello(f"invented {n}"), b"%d" % n)
+        rig.say(hello("steady"), b"p")
+    assert len(rig.client.waiting) == 3
+    assert only(rig.say(hello("steady"), b"p"), Refused).code == RefusalReason.STARTING
+    rig.ready()
+    assert isinstance(rig.answers(b"p")[0], Welcome)
 
 
 def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session() -> None:
@@ -494,6 +531,30 @@ def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_writt
         rig.words(CheckpointResult(0, number if not error else 0, 0, marks, 0.0, error))
     assert disk.trims == [{("a", 1): 4}, {("a", 1): 6}]
     assert rig.core.counters.snapshot()["checkpoints_failed"] == 1
+
+
+def test_a_thread_that_continues_with_many_streams_is_heard() -> None:
+    """The learner keeps the numbering of up to 65,536 actors with a spool, for as long as the run directory exists."""
+    rig = Rig(FakeDisk())
+    rig.say(hello())
+    marks = [[f"{n:032x}", 1 << 60, 123_456, {"trained": 123_456}] for n in range(70_000)]
+    rig.report(ThreadReady(spec_to_document(SPEC), "offpolicy", 16, -1, 7, marks, {"trained": 0}, []))
+    assert (rig.client.error, rig.client.saved.number) == ("", 7)
+    rig.report(CheckpointResult(0, 8, 0, [mark[:3] for mark in marks], 0.1, ""))
+    assert (rig.client.error, rig.client.saved.number) == ("", 8)
+
+
+def test_a_status_that_is_too_long_names_fewer_actors() -> None:
+    rig = Rig(max_actors=200)
+    for n in range(100):
+        rig.join(b"%d" % n, actor_id=f"{n:032x}")
+    rig.say(Bye(), b"0")
+    report = client_report(rig.client, rig.now)
+    clients = {f"client {n}": {**report} for n in range(64)}
+    rig.core.endpoint._callbacks = replace(rig.core.endpoint._callbacks, status=lambda: {"clients": clients})
+    shown = only(rig.say(StatusRequest()), StatusReply).report["clients"]["client 3"]
+    assert shown["actors_total"] == 100 and 20 < len(shown["actors"]) < 60
+    assert all(actor["live"] for actor in shown["actors"].values())
 
 
 def test_the_status_has_the_newest_checkpoint() -> None:

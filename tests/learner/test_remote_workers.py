@@ -28,8 +28,10 @@ from rl4sys_zmq.learner.held_segments import SegmentInTraining
 from rl4sys_zmq.learner.suspect_files import SuspectFiles, read_mark
 from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.replay.pieces import make_piece
-from rl4sys_zmq.transports import Poller
+from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import (
     AssignClient,
     CheckpointFound,
@@ -37,6 +39,7 @@ from rl4sys_zmq.wire.messages import (
     CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
+    QuarantinedSegment,
     RecordTraining,
 )
 
@@ -274,6 +277,23 @@ def test_a_checkpoint_thread_that_cannot_be_started_is_tried_again(folder: Path,
         assert link._files is not None and link._files.closed.is_set(), "the thread has done that"
         links.close()
         assert links.join(5.0)
+
+
+def test_a_dead_letter_with_many_frames_passes(folder: Path) -> None:
+    """A segment with many large columns has a frame for each. A message that is not counted would end its worker."""
+    counters = Counters()
+    with Poller() as poller:
+        links = WorkerLinks(counters, poller, lambda: None)
+        task = WorkerAssignment(client_id="lab", key=b"the key!", engine="e", assign=assigned(folder), ended=lambda: None)
+        start = links.open(task, "tcp://127.0.0.1:0").start
+        letter = encode(QuarantinedSegment("a", 9, 0, "why", tuple(bytes([n]) for n in range(200))))
+        with Socket.push(connect=start.up, secure=curve((start.public, start.secret, start.gateway_public))) as push:
+            assert push.send_wait([task.key, *letter], 5.0)
+            while not (found := list(links.serve())):
+                assert poller.poll(5.0)
+        links.close()
+        assert links.join(5.0)
+    assert [len(frames) for frames in found] == [202] and not counters.under("worker_messages_refused")
 
 
 def test_the_queue_of_one_worker_is_bounded(folder: Path) -> None:

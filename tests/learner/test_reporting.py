@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner import reporting
 from rl4sys_zmq.learner.progress import ObservedDataCounts
-from rl4sys_zmq.learner.reporting import GATHER_BYTES, GATHER_ITEMS, GATHER_S, LearnerThreadReporter
+from rl4sys_zmq.learner.reporting import (
+    GATEWAY_TIMEOUT_S,
+    GATHER_BYTES,
+    GATHER_ITEMS,
+    GATHER_S,
+    GatewaySender,
+    LearnerThreadReporter,
+)
 from rl4sys_zmq.wire.messages import DataDemand, SegmentVerdicts, TrainingMetrics, Verdict
 
 A, B = ("a", 1), ("b", 1)
@@ -126,3 +136,21 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
     reporter.report_figures(4, at_once=True)
     assert said[1].step == 71
     assert not said[1].episodes and not said[1].evaluations
+
+
+@pytest.mark.parametrize("asked_after", [0, 3])
+def test_a_busy_gateway_is_awaited_until_the_thread_is_asked_to_stop(asked_after: int) -> None:
+    stopping, waits = threading.Event(), list[float | None]()
+
+    def send_wait(frames: Any, timeout_s: float | None) -> bool:
+        waits.append(timeout_s)
+        if len(waits) == asked_after:
+            stopping.set()
+        return False
+
+    if not asked_after:
+        stopping.set()
+    socket: Any = SimpleNamespace(send_wait=send_wait)
+    with pytest.raises(Closed, match="has read no message for 2 s"):
+        GatewaySender(socket, bytes(8), stopping).send(DataDemand(0, 0, 0))
+    assert waits == [GATEWAY_TIMEOUT_S] * (asked_after + 1)

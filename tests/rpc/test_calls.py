@@ -32,6 +32,7 @@ from rl4sys_zmq.errors import (
 from rl4sys_zmq.rpc import BatchLimits, Caller, CallRefusedByCallback, Server, executor
 from rl4sys_zmq.rpc.call_queue import LONG_S
 from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.transports.context import open_sockets
 
 WAIT_S = 10.0
 
@@ -508,6 +509,26 @@ def test_a_killed_and_restarted_server(scheme: str, tmp_path: Path) -> None:
     count = Counter(ran.read_text().split())
     assert count.pop("again") >= 1
     assert count == {"one": 1, "blocks": 1, "two": 1}
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_server_whose_threads_cannot_start_closes_its_sockets(started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, threads, before = threading.Thread.start, list[threading.Thread](), open_sockets()
+
+    def full(thread: threading.Thread) -> None:
+        if len(threads) == started:
+            raise RuntimeError("can't start new thread")
+        threads.append(thread)
+        start(thread)
+
+    server = Server("tcp://127.0.0.1:0", name="full")
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(threading.Thread, "start", full)
+        server.start()
+    assert open_sockets() == before and not any(thread.is_alive() for thread in threads)
+    with pytest.raises(Closed):
+        server.start()
+    server.stop()
 
 
 def test_addresses_that_cannot_be_served(tmp_path: Any) -> None:

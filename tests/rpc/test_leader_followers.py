@@ -123,6 +123,24 @@ def test_a_leader_that_dies_is_replaced_and_not_forgotten() -> None:
         line.end()
 
 
+def test_a_long_job_keeps_the_lead_if_no_thread_can_start(line: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, first = line.do(lambda: None)
+    refused, tried, go = threading.Thread.start, threading.Event(), threading.Event()
+
+    def start(thread: threading.Thread) -> None:
+        tried.set()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    line.jobs.put(go.wait)
+    assert tried.wait(WAIT_S)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    go.set()
+    assert line.made.get(timeout=WAIT_S) == (True, True, first)
+    assert line.do(lambda: "on") == ("on", True, first) and line.counters.get("takeovers") == 0
+    line.pool.raise_if_dead()
+
+
 def test_the_crew_tells_its_own_threads_from_others(line: Connection) -> None:
     assert line.do(lambda: line.pool.in_pool_thread)[0] is True
     assert not line.pool.in_pool_thread

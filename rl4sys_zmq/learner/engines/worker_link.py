@@ -19,6 +19,7 @@ from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.learner.reporting import MAX_REPORT_FRAMES
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import WorkerAccess, WorkerKeys
@@ -176,7 +177,7 @@ class WorkerLink(Resource):
         """
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
-                frames = self.pull.recv()
+                frames = self.pull.recv(MAX_REPORT_FRAMES)
             except TooManyFrames as exc:
                 self._shared.counters.add(f"worker_messages_refused.{exc.code.value}")
                 continue

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent, plugins
+from rl4sys_zmq.cli.learner import main as learner_command
+from rl4sys_zmq.config.options import number, option
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import AlgorithmEntry, Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
+from rl4sys_zmq.learner.static_check import check_buildable
 from rl4sys_zmq.plugins import Registry, import_plugins
 from rl4sys_zmq.policies import POLICIES, PolicyEntry, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
@@ -139,6 +145,43 @@ def test_configurations_name_plugins(tmp_path: Any, monkeypatch: pytest.MonkeyPa
         RL4SysAgent(config=AgentConfig(client_id="a", plugins=["no_such_module"]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         import_plugins(["no_such_module"])
+
+
+@dataclass(frozen=True)
+class _Refusing:
+    rate: float = option(number(0.0, 10.0), 1.0, doc="a number that the plug-in checks itself")
+
+    def __post_init__(self) -> None:
+        if self.rate > 5.0:
+            raise ValueError("a rate above 5")
+
+
+def _raising(*_: object) -> Any:
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize(
+    ("entry", "rate", "said"),
+    [
+        ({"parameters": _Refusing, "plan": _raising}, 7.0, "RAISING refuses its parameters: ValueError: a rate above 5"),
+        ({"parameters": _Refusing, "plan": _raising}, 1.0, "RAISING cannot plan its policy: KeyError: 'lost'"),
+        ({}, 1.0, "RAISING cannot be built: KeyError: 'lost'"),
+    ],
+)
+def test_an_exception_of_a_plugin_is_one_line_of_config_check(
+    entry: dict[str, Any], rate: float, said: str, tmp_path: Path
+) -> None:
+    register_algorithm(AlgorithmEntry(name="RAISING", factory=_raising, **entry))
+    box, actions = {"type": "Box", "shape": [2]}, {"type": "Discrete", "n": 2}
+    given = {"algorithm_name": "RAISING", "algorithm_parameters": {"rate": rate}}
+    client = {**given, "observation_space": box, "action_space": actions}
+    (tmp_path / "learner.json").write_text(json.dumps({"clients": {"x": client}}))
+    found = CliRunner().invoke(learner_command, ["config", "check", str(tmp_path / "learner.json")])
+    assert (found.exit_code, len(found.output.splitlines())) == (2, 1), found.output
+    assert f"clients.x: {said}" in found.output or f"clients.x.algorithm_parameters: {said}" in found.output
+    if entry:
+        with pytest.raises(ConfigError, match=re.escape(said.partition(": ")[2])):
+            check_buildable(LearnerConfig.from_mapping({"clients": {"x": client}}))
 
 
 def _odd(observations: ObservationSpace, actions: Space, parameters: object, seed: int) -> FakeAlgorithm:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
@@ -153,9 +153,15 @@ def _planned(
 ) -> tuple[str, object, int]:
     """Return an algorithm's kind, its parameters as a dataclass or None, and the number of parameters of its policy."""
     entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
-    if entry.plan is not None:
-        return entry.kind, entry.read(own), entry.plan(observations, actions, own).parameters
-    built = make_algorithm(name, observations, actions, own, 0)
+    used, planned = entry.read(own), entry.planned(observations, actions, own)
+    if planned is not None:
+        return entry.kind, used, planned.parameters
+    try:
+        built = make_algorithm(name, observations, actions, own, 0)
+    except RL4SysError:
+        raise
+    except Exception as exc:
+        raise ConfigError(f"{name} cannot be built: {type(exc).__name__}: {exc!s:.400}", key="algorithm_name") from exc
     return built.kind, getattr(built, "parameters", None), built.spec().parameters
 
 

@@ -54,6 +54,6 @@ class DemonstrationsConfig(ConfigSection):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.path is None) == (self.minari is None):
-            raise ConfigError("demonstrations: give either path or minari", key="demonstrations")
+            raise ConfigError("demonstrations: give either path or minari", key="path")
         if not self.fraction and not self.clone_steps:
             raise ConfigError("demonstrations: they would have no effect; set fraction, clone_steps, or both", key="fraction")

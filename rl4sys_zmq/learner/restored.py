@@ -146,10 +146,10 @@ def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mappin
         ConfigError: If they describe another policy.
     """
     fixed = {name: pair for name, pair in changes.items() if name not in kind.changeable}
-    if not fixed or kind.plan is None:
+    if not fixed:
         return
     spaces = settings.observation_space, settings.action_space
-    was, now = (kind.plan(*spaces, algorithm_parameters(given)) for given in (before, settings.in_force))
+    was, now = (kind.planned(*spaces, algorithm_parameters(given)) for given in (before, settings.in_force))
     if was != now:
         raise ConfigError(
             f"{change_text(fixed)} of client {settings.client_id!r} makes another policy, with which the saved state cannot be "

@@ -62,8 +62,8 @@ def _check_client(entry: ClientConfig, config: LearnerConfig) -> None:
     check_engine(kind, entry.engine or config.engine)
     parameters = entry_parameters(kind, entry, config)
     _check_parameters(kind, parameters)
-    if kind.plan is not None and entry.observation_space is not None and entry.action_space is not None:
-        kind.plan(entry.observation_space, entry.action_space, algorithm_parameters(parameters))
+    if entry.observation_space is not None and entry.action_space is not None:
+        kind.planned(entry.observation_space, entry.action_space, algorithm_parameters(parameters))
     check_demonstrations(kind, entry, config)
 
 

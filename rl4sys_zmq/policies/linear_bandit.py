@@ -88,7 +88,8 @@ class LinearBanditDocument:
             ConfigError: If the actions are not Discrete.
         """
         if not isinstance(action_space, DiscreteSpace):
-            raise ConfigError(f"a linear bandit needs a Discrete action space, not {action_space}", key="action_space")
+            text = f"a linear bandit needs a Discrete action space, not {action_space!s:.80}; use PPO"
+            raise ConfigError(text, key="action_space")
         width = feature_size(observation_space) + self.intercept
         return (
             TensorSpec("means", (action_space.n, width)),

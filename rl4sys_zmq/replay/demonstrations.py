@@ -38,7 +38,13 @@ from rl4sys_zmq.values.spaces import LeafSpace
 __all__ = ["Demonstration", "Demonstrations", "demonstrations_of", "read_demonstrations", "write_demonstrations"]
 
 FORMAT = 1
-_FIELDS = ("actions", "lengths", "terminated")
+_DAMAGE = (
+    *(ConfigError, ValueError, LookupError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error),
+    RuntimeError,  # another compression or an encryption, or JSON that is nested too deep
+    OverflowError,
+    MemoryError,
+)
+"""The exceptions of numpy, zipfile and json for a file that they cannot read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +141,7 @@ def read_demonstrations(path: Path) -> Demonstrations:
         return _parse(arrays)
     except OSError as exc:
         raise ConfigError(f"demonstrations: {path} cannot be read: {exc.strerror or exc}", key="demonstrations") from exc
-    except (ConfigError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as exc:
+    except _DAMAGE as exc:
         problem = f"the array {exc} is missing" if isinstance(exc, KeyError) else str(exc)
         raise ConfigError(
             f"demonstrations: {path} is not a file of demonstrations: {problem}; record it again with `rl4sys-actor record`",

@@ -122,7 +122,9 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     write_demonstrations(path, OBS, ACT, episodes(30))
     whole = path.read_bytes()
-    for content in (b"", whole[: len(whole) // 2], whole[:400] + b"\xff" * 8 + whole[408:], b"\x80\x04N."):
+    entry = whole.index(b"PK\x01\x02")  # the first entry of the directory of the zip file
+    odd = [whole[: entry + at] + b"\x63" + whole[entry + at + 1 :] for at in (6, 8, 10)]  # version, flags, compression
+    for content in (b"", whole[: len(whole) // 2], whole[:400] + b"\xff" * 8 + whole[408:], b"\x80\x04N.", *odd):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"d\.npz"):
             read_demonstrations(path)

@@ -25,4 +25,4 @@ class ActionScale:
 
     def __call__(self, actions: Tensor) -> Tensor:
         """Return the scaled actions."""
-        return (actions.flatten(1) - self._centre).mul_(self._inverse).clamp_(-1.0, 1.0)
+        return (actions.reshape(len(actions), -1) - self._centre).mul_(self._inverse).clamp_(-1.0, 1.0)

@@ -184,7 +184,7 @@ class ActorCritic(ABC):
         self._clear()
         first = self._normalise and not self._moments.count
         if first:  # the first policy hardly depends on its input, so it may get other statistics before its first gradient step
-            self._measure(rollout)
+            self._measure(rollout.features.numpy()[rollout.rows])
         metrics = self._train(rollout)
         self._steps += len(rollout.rewards)
         self._surplus = self._limited(self._surplus + len(rollout.rewards) - (self._batch.steps or 0))
@@ -192,16 +192,20 @@ class ActorCritic(ABC):
             mean_length = len(rollout.rewards) / trajectories
             self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
         if self._normalise and not first:
-            self._measure(rollout)
+            self._measure(rollout.features.numpy()[rollout.rows])
         return metrics
 
-    def _measure(self, rollout: RolloutBatch) -> None:
-        """Add the observations of a batch to the statistics by which observations are standardised: those of Box features.
+    def _measure(self, features: NDArray[np.float32]) -> None:
+        """Add observations to the statistics by which observations are standardised: those of Box features.
 
-        The networks keep computing what they computed before, because their first layers and Adam's moments are adjusted.
+        The networks keep computing what they computed before, because their first layers and Adam's moments are adjusted. The
+        first observations are an exception: before them, the networks were not trained.
+
+        Args:
+            features: The features of the observations, ``[N, F]``.
         """
         trained = self._moments.count > 0
-        self._moments.update(rollout.features.numpy()[rollout.rows])
+        self._moments.update(features)
         mean, scale = self._statistics()
         if trained:
             self._optimizer.rescale(self._network.change_inputs(self._mean, self._scale, mean, scale))
@@ -289,8 +293,8 @@ class ActorCritic(ABC):
         """Train the policy on demonstrations, without the standard deviations of continuous actions and without the values.
 
         The loss is the cross-entropy of discrete actions, or the mean squared error of the means of continuous actions (after
-        tanh, if the policy has it). The statistics that standardise observations begin with the demonstrations. Return the mean
-        loss of the last tenth of the steps.
+        tanh, if the policy has it). The statistics that standardise observations begin with the demonstrations, or after
+        `load_policy` they continue with them. Return the mean loss of the last tenth of the steps.
 
         Raises:
             ConfigError: If the policy has a recurrent state, or the actions are neither Discrete nor Box.
@@ -304,8 +308,7 @@ class ActorCritic(ABC):
             )
         features, actions = cloned_columns(segments, self._observation_space, space)
         if self._normalise:
-            self._moments.update(features.numpy())
-            self._mean, self._scale = self._statistics()
+            self._measure(features.numpy())
         squashed = isinstance(space, BoxSpace) and self._spec.document.get("squash") == "tanh"
         if squashed and isinstance(space, BoxSpace):
             actions = ActionScale(space)(actions)

@@ -29,7 +29,7 @@ def cloned_columns(
     if isinstance(action_space, DiscreteSpace):
         chosen = torch.from_numpy(actions.astype(np.int64) - action_space.start)
     else:
-        chosen = torch.from_numpy(actions.astype(np.float32)).flatten(1)
+        chosen = torch.from_numpy(actions.astype(np.float32).reshape(len(actions), -1))
     return encode_observations(observation_space, observations), chosen
 
 

@@ -353,7 +353,7 @@ def plan_dqn(
         ConfigError: If a parameter is invalid, the actions are not discrete, or the network does not fit the spaces or the head.
     """
     if not isinstance(action_space, DiscreteSpace):
-        raise ConfigError(f"{algorithm} needs a Discrete action space, not {action_space}; use PPO for a Box", key="action_space")
+        raise ConfigError(f"{algorithm} needs a Discrete action space, not {action_space!s:.80}; use PPO", key="action_space")
     p = read_parameters(cls, parameters, algorithm=algorithm)
     network = p.chosen_network().entry
     if (p.dueling or p.distribution == "quantile") and network.serves(*p.network_forms) and not network.linear_output:

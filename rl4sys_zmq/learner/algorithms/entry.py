@@ -8,7 +8,8 @@ converts a dict from a configuration into this dataclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
@@ -63,7 +64,8 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
         algorithm: The algorithm's name, for error messages.
 
     Raises:
-        ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter disagree.
+        ConfigError: If a key is unknown, a value has a wrong type or is out of range, two names of one parameter disagree, or the
+            dataclass raises an exception.
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
     if "network" in given and "network" not in elsewhere and not _has_network(cls):
@@ -73,7 +75,19 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
         )
     problem, hint = f"{algorithm} has no such parameter", "`rl4sys-learner algorithms` lists them"
     values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", problem=problem, hint=hint)
-    return cls(**{key: value for key, value in values.items() if key not in elsewhere})
+    with _as_config_error(f"{algorithm} refuses its parameters", "algorithm_parameters"):
+        return cls(**{key: value for key, value in values.items() if key not in elsewhere})
+
+
+@contextmanager
+def _as_config_error(problem: str, key: str) -> Iterator[None]:
+    """Raise each exception of a plugin's code in the block as a `ConfigError`, which can be printed in one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as exc:
+        raise ConfigError(f"{problem}: {type(exc).__name__}: {exc!s:.400}", key=key) from exc
 
 
 def _has_network(cls: type[Any] | None) -> bool:
@@ -290,6 +304,17 @@ class AlgorithmEntry:
         """Return the name of a parameter, given its name or a synonym. An unknown `key` is returned unchanged."""
         options = fields(self.parameters) if self.parameters is not None else ()
         return next((f.name for f in options if key == f.name or key in f.metadata.get("names", ())), key)
+
+    def planned(self, observation_space: Any, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec | None:
+        """Return the specification of the policy that the algorithm would train; None if the entry has no `plan`.
+
+        Raises:
+            ConfigError: If a parameter is invalid, the policy does not fit the spaces, or `plan` raises another exception.
+        """
+        if self.plan is None:
+            return None
+        with _as_config_error(f"{self.name} cannot plan its policy", "algorithm_name"):
+            return self.plan(observation_space, action_space, parameters)
 
     def read(self, parameters: Mapping[str, object]) -> object:
         """Check the parameters, and return them as the entry's dataclass; None if the entry has no dataclass.

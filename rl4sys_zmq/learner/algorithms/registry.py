@@ -99,7 +99,6 @@ def planned_policy(
     Return None if the algorithm's entry has no `AlgorithmEntry.plan`.
 
     Raises:
-        ConfigError: If the algorithm is unknown or a parameter is invalid.
+        ConfigError: If the algorithm is unknown, a parameter is invalid, or the plan raises another exception.
     """
-    plan = ALGORITHMS.get(name).plan
-    return None if plan is None else plan(observation_space, action_space, parameters)
+    return ALGORITHMS.get(name).planned(observation_space, action_space, parameters)

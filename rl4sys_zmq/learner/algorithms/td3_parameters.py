@@ -11,7 +11,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, inherited, read_parameters
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import CriticParameters
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 
 __all__ = ["DDPG_ENTRY", "TD3_ENTRY", "DDPGParameters", "TD3Parameters", "plan_ddpg", "plan_td3"]
 
@@ -81,10 +81,9 @@ def _plan(
     parameters: Mapping[str, object],
 ) -> PolicySpec:
     if not (isinstance(action_space, BoxSpace) and action_space.bounded):
-        raise ConfigError(
-            f"{name} needs a Box action space with finite bounds, not {action_space}; SAC and PPO can take discrete actions",
-            key="action_space",
-        )
+        others = "SAC or PPO" if isinstance(action_space, DiscreteSpace) else "PPO"
+        text = f"{name} needs a Box action space with finite bounds, not {action_space!s:.80}; use {others}"
+        raise ConfigError(text, key="action_space")
     p = read_parameters(cls, parameters, algorithm=name)
     return p.policy(name, observation_space, action_space, HeadParameters(head="deterministic"))
 

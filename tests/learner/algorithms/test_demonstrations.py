@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,6 +200,34 @@ def test_a_cloned_policy_acts_as_the_demonstrator(name: str, space: Space, param
         assert np.abs(acts - tried.actions).mean() < 0.1
     for tensor, values in algorithm.snapshot().items():
         np.testing.assert_array_equal(values, again.snapshot()[tensor])
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("PPO", ON_POLICY), ("SAC", SMALL), ("TD3", SMALL)])
+def test_an_action_that_is_a_single_number_can_be_cloned(name: str, parameters: dict[str, Any]) -> None:
+    algorithm = make(name, BoxSpace((), low=-2.0, high=2.0), **parameters)
+    shown = segment(FORCE, 40, 1)
+    assert np.isfinite(algorithm.clone([replace(shown, actions=shown.actions[:, 0])], CloneOptions(2, 8, 1e-2)))
+
+
+@pytest.mark.parametrize("name", ["PPO", "IMPALA"])
+def test_a_policy_that_starts_with_given_weights_computes_the_same_with_the_statistics_of_demonstrations(name: str) -> None:
+    teacher, algorithm = (make(name, CHOICE, seed, hidden_sizes=[16], steps_per_update=200) for seed in (1, 2))
+    for number in range(2):
+        teacher.observe(segment(CHOICE, 200, number))
+        assert teacher.update() is not None
+    algorithm.load_policy(teacher.snapshot())
+
+    def outputs() -> Any:
+        mean, scale, *_ = algorithm.snapshot().values()
+        features = torch.from_numpy((segment(CHOICE, 50, 3).observations - mean) * scale)
+        return mean, algorithm._network.one(0, features).detach().numpy()
+
+    mean, before = outputs()
+    shown = segment(CHOICE, 5000, 4)
+    algorithm.clone([replace(shown, observations=shown.observations + 1.0)], CloneOptions(1, 4, 1e-30))
+    new_mean, after = outputs()
+    assert np.abs(new_mean - mean).min() > 0.2, "the statistics have not changed"
+    np.testing.assert_allclose(after, before, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 9])

@@ -27,7 +27,7 @@ from rl4sys_zmq.learner.algorithms.unit_pace import UnitPace  # noqa: E402
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state  # noqa: E402
 from rl4sys_zmq.testing import check_algorithm  # noqa: E402
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Segment  # noqa: E402
-from rl4sys_zmq.values.spaces import FlatSpace  # noqa: E402
+from rl4sys_zmq.values.spaces import FlatSpace, MultiDiscreteSpace  # noqa: E402
 
 from ..test_ranks import assignment, ranked  # noqa: E402
 from .test_resume import check_resume, segments, updates  # noqa: E402
@@ -101,10 +101,18 @@ def test_unbounded_actions_are_refused(name: str, space: FlatSpace) -> None:
     assert caught.value.key == "action_space"
 
 
+@pytest.mark.parametrize("name", ["SAC", "TD3"])
+def test_an_action_can_be_a_single_number(name: str) -> None:
+    space = BoxSpace((), low=0.0, high=4.0)
+    parameters = {**SMALL, "learning_starts": 8, "batch_size": 8, "rollout_length": 8}
+    check_algorithm(ALGORITHMS.get(name), action_space=space, parameters=parameters)
+
+
 @pytest.mark.parametrize("name", ["TD3", "DDPG"])
-def test_discrete_actions_are_refused_by_the_deterministic_ones(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} needs a Box action space"):
-        make_algorithm(name, OBS, FOUR, {}, 0)
+def test_actions_that_are_no_box_are_refused_by_the_deterministic_ones(name: str) -> None:
+    for space, others in ((FOUR, "SAC or PPO"), (MultiDiscreteSpace((2, 3)), "PPO")):
+        with pytest.raises(ConfigError, match=f"{name} needs a Box action space .*; use {others}$"):
+            make_algorithm(name, OBS, space, {}, 0)
 
 
 # ---- the schedule

@@ -13,7 +13,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl4sys_zmq.errors import (
@@ -133,8 +132,6 @@ class EnvLease(Resource):
             ConfigError: If the server's description or the timeout is invalid.
             TransportError: If the address is invalid.
         """
-        if not isinstance(timeout_s, (int, float, np.number)):
-            raise ConfigError(f"timeout_s is {timeout_s!r:.60}; expected a number of seconds", key="timeout_s")
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.slots: list[int] = []
         self._renewer = _LeaseRenewer(self)

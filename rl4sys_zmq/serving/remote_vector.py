@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from rl4sys_zmq.config.options import check_value, integer, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
@@ -57,12 +58,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self._parts: list[EnvLease] = []
         self._unsure = True
         """True while the state of an episode is unknown. All environments must then be reset before the next step."""
+        if not isinstance(address, (str, Sequence)):
+            raise ConfigError(f"address is {address!r:.60}; expected an address or a sequence of addresses", key="address")
         addresses = [address] if isinstance(address, str) else list(address)
-        if not addresses or (num_envs is not None and num_envs < 1):
-            raise ConfigError(
-                f"{num_envs} environments of {len(addresses)} servers were requested; expected at least one of each",
-                key="num_envs",
-            )
+        num_envs = check_value("num_envs", num_envs, optional(integer(1)))
+        if not addresses:
+            raise ConfigError("address: no address of a server is given", key="address")
         self.num_envs = 0
         try:
             for where in addresses:

@@ -33,7 +33,7 @@ from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, to
 from rl4sys_zmq.values.space_conversion import space_from_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["EnvLease"]
+__all__ = ["LEASE_ENDED", "EnvLease"]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ RELEASE_TIMEOUT_S = 1.0
 
 If the server gets no such message, the lease expires later.
 """
+LEASE_ENDED = (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED)
+"""The codes with which a server refuses a call for an environment whose lease it has ended."""
 _rng = random.SystemRandom()
 
 
@@ -157,6 +159,11 @@ class EnvLease(Resource):
             self.close()
             raise
 
+    @property
+    def is_leased(self) -> bool:
+        """True if the server has answered the last request for a lease. It can have ended the lease since."""
+        return self._taken
+
     def spec(self) -> EnvSpec | None:
         """Return the `EnvSpec` that this process has registered for the id of the server's environments, or None."""
         id_, kwargs = self._about.get("id"), self._about.get("kwargs")
@@ -194,7 +201,7 @@ class EnvLease(Resource):
             try:
                 return self.call("reset", payload)
             except CallRefused as refused:
-                if refused.code not in (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED):
+                if refused.code not in LEASE_ENDED:
                     raise
         self.take()
         return self.call("reset", payload)

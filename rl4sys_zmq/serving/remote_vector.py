@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rl4sys_zmq.config.options import check_value, integer, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
-from rl4sys_zmq.serving.env_lease import EnvLease
+from rl4sys_zmq.serving.env_lease import LEASE_ENDED, EnvLease
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -133,11 +133,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             )
         payload = {"only": mask.tolist(), "seeds": seeds}
         self._unsure = True
-        answers = [
-            answer
-            for part, here in self._slices()
-            for answer in part.reset({**{k: v[here] for k, v in payload.items()}, "options": options})
-        ]
+        answers = self._reset_all(
+            [(part, {**{k: v[here] for k, v in payload.items()}, "options": options}) for part, here in self._slices()]
+        )
         infos: dict[str, Any] = {}
         read = self._parts[0].read_observation
         for i, answer in enumerate(answers):
@@ -209,13 +207,36 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             part, payload = asked[0]
             answers: list[Tree] = part.call(verb, payload)
             return answers
+        return [answer for future in self._send_all(verb, asked) for answer in future.result()]
+
+    def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
+        """Reset environments of each server, in parallel, and return the replies for all environments in one list.
+
+        If a server has ended its lease, lease its environments again, and reset them then.
+        """
+        if len(asked) == 1:
+            part, payload = asked[0]
+            answers: list[Tree] = part.reset(payload)
+            return answers
+        leased = [(place, one) for place, one in enumerate(asked) if one[0].is_leased]
+        replies = dict(zip([place for place, _ in leased], self._send_all("reset", [one for _, one in leased]), strict=True))
+        lost = [place for place in range(len(asked)) if place not in replies or _lease_has_ended(replies[place])]
+        for place in set(range(len(asked))) - set(lost):
+            replies[place].result()  # raise its error before any environment is leased again
+        for place in lost:
+            asked[place][0].take()
+        replies.update(zip(lost, self._send_all("reset", [asked[place] for place in lost]), strict=True))
+        return [answer for place in range(len(asked)) for answer in replies[place].result()]
+
+    def _send_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Future[Tree]]:
+        """Call a method of each server, in parallel, wait for all replies, and return them as futures that are done."""
         futures: list[Future[Tree]] = []
         try:
             for part, payload in asked:
                 futures.append(part.submit(verb, payload))
         finally:
             wait(futures)  # for all of them, even if one fails: none can run on when the next call begins
-        return [answer for future in futures for answer in future.result()]
+        return futures
 
     def _each_seed(self, seed: Any) -> list[str | None]:
         """Return a list with the seed of each environment as digits, or None without a seed."""
@@ -242,3 +263,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     def _batch(self) -> Any:
         empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
         return copy.deepcopy(concatenate(self.single_observation_space, self._observations, empty))
+
+
+def _lease_has_ended(reply: Future[Tree]) -> bool:
+    """Return True if the server has refused a call because the caller's lease has ended."""
+    error = reply.exception()
+    return isinstance(error, CallRefused) and error.code in LEASE_ENDED

@@ -252,7 +252,7 @@ class ActionSelector:
             before: The selector that chose the actions until now. Its trajectories continue.
         """
         self._context = context
-        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space)
+        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space, context.mask_refusal)
         self._observations, self._actions = leaves_of(spec.observation_space), leaves_of(spec.action_space, "actions")
         if before is None:
             self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)

@@ -29,7 +29,7 @@ from rl4sys_zmq.actor.rl4sys import RL4SysCompatibility
 from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
-from rl4sys_zmq.config.options import closest, unknown_key
+from rl4sys_zmq.config.options import TIMEOUT_S, check_value, closest, unknown_key
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, LearnerUnavailable, RL4SysError
 from rl4sys_zmq.plugins import import_plugins
@@ -308,6 +308,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             LearnerUnavailable: If the version does not arrive within `timeout_s` seconds.
             HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
         """
+        check_value("timeout_s", timeout_s, TIMEOUT_S)
         self._context.wait(lambda: self.version >= version, timeout_s, f"version {version}")
         return self.version
 
@@ -334,6 +335,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of missing segments.
             HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
         """
+        check_value("timeout_s", timeout_s, TIMEOUT_S)
         self._io.flushing += 1
         try:
             self._context.wait(
@@ -404,6 +406,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         dropped, and `stats` still counts them as ``in_actor``. With a spool they stay on disk for the next start. A second
         call does nothing.
         """
+        check_value("timeout_s", timeout_s, TIMEOUT_S)
         context = self._context
         before, context.closed, self._open, self._startup = context.closed, True, None, None
         if self._forked or (before and not self._io.alive):  # a child that never used the agent has nothing to close

@@ -187,6 +187,14 @@ class AgentComponents:
         """True if a policy and the session parameters have arrived, from the learner or from the file of an earlier start."""
         return self.io.policy is not None and self.io.session_parameters is not None
 
+    def mask_refusal(self) -> str:
+        """Return the reason why the host must give no action masks: the learner's algorithm ignores them. Empty if it can.
+
+        An agent that does not explore can always give masks, because its steps are not trained on.
+        """
+        parameters = self.io.session_parameters
+        return parameters.no_masks if parameters is not None and self.config.explore else ""
+
     @property
     def policy_age_s(self) -> float:
         """The time since the learner's last message, in seconds.

@@ -19,6 +19,8 @@ from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["InputValidator", "TreeInputValidator", "inputs_for"]
 
+MaskRefusal = Callable[[], str]
+
 SMALL = 64
 """The largest number of array elements for which `math.hypot` finds infinity, NaN and large numbers faster than numpy."""
 
@@ -33,7 +35,15 @@ class InputValidator:
             only copies the observation and checks the length of the vector. None if the space does not permit this.
     """
 
-    def __init__(self, observation_space: LeafSpace, action_space: Space) -> None:
+    def __init__(self, observation_space: LeafSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
+        """Create the checker.
+
+        Args:
+            observation_space: The space of the observations.
+            action_space: The space of the actions.
+            mask_refusal: Returns the reason why no mask can be given at the moment; empty if masks are taken.
+        """
+        self._mask_refusal = mask_refusal
         self._space = observation_space
         self._bounds = integer_bounds(observation_space)
         self._shape = observation_space.shape
@@ -110,13 +120,15 @@ class InputValidator:
             ``[n]``, or ``[count, n]`` for a batch. None if `given` is None.
 
         Raises:
-            MaskError: If the shape differs, a value is not 0 or 1, the action space is continuous, or every option of a choice
-                is forbidden.
+            MaskError: If the shape differs, a value is not 0 or 1, the action space is continuous, every option of a choice is
+                forbidden, or the learner's algorithm ignores masks.
         """
         if given is None:
             return None
         if not self._actions:
             raise MaskError("the action space is continuous; a mask needs a discrete one")
+        if reason := self._mask_refusal():
+            raise MaskError(reason)
         mask = self._read_mask(given, count)
         wanted = (self._actions,) if count is None else (count, self._actions)
         if mask.shape != wanted:
@@ -205,7 +217,8 @@ class InputValidator:
 class TreeInputValidator(InputValidator):
     """A checker of the observations of Dict and Tuple spaces (trees of arrays). It checks each array like `InputValidator`."""
 
-    def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
+    def __init__(self, observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
+        self._mask_refusal = mask_refusal
         self._leaves = leaves_of(observation_space)
         self._readers = [InputValidator(space, action_space) for space in self._leaves.spaces]
         one = self._readers[0]
@@ -259,11 +272,16 @@ class TreeInputValidator(InputValidator):
         return out
 
 
-def inputs_for(observation_space: ObservationSpace, action_space: Space) -> InputValidator:
-    """Return the checker of a host's input for these spaces: a `TreeInputValidator` if observations are dicts or tuples."""
+def inputs_for(
+    observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: ""
+) -> InputValidator:
+    """Return the checker of a host's input for these spaces: a `TreeInputValidator` if observations are dicts or tuples.
+
+    The arguments are those of `InputValidator`.
+    """
     if isinstance(observation_space, DictSpace | TupleSpace):
-        return TreeInputValidator(observation_space, action_space)
-    return InputValidator(observation_space, action_space)
+        return TreeInputValidator(observation_space, action_space, mask_refusal)
+    return InputValidator(observation_space, action_space, mask_refusal)
 
 
 def _host(given: object) -> object:

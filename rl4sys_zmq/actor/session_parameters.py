@@ -27,6 +27,7 @@ class SessionParameters:
     max_message_bytes: int
     max_segment_steps: int
     inference: str
+    no_masks: str = ""
 
     @classmethod
     def of(cls, welcome: Welcome) -> SessionParameters:

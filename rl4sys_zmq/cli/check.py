@@ -200,6 +200,8 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
         yield f"  {about}"
     if entry.spaces:
         yield f"  spaces: {entry.spaces}"
+    if entry.takes_masks is not None:
+        yield f"  action masks: {'yes' if entry.takes_masks else 'no'}"
     if entry.staleness is not None:
         yield f"  staleness: {entry.staleness}"
     if entry.reference:

@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 __all__ = [
     "OBSERVATION_SPACE",
     "SPACE",
+    "TIMEOUT_S",
+    "CALL_TIMEOUT_MS",
+    "CALL_TIMEOUT_S",
     "Check",
     "InvalidValue",
     "as_json",
     "check_fields",
+    "callback",
     "check_value",
     "checked_arguments",
     "closest",
@@ -44,6 +48,7 @@ __all__ = [
     "integer",
     "with_source",
     "log_level",
+    "logger_level",
     "mapping",
     "name",
     "number",
@@ -209,6 +214,23 @@ def log_level(value: object) -> str:
     return one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")(value.upper() if isinstance(value, str) else value)
 
 
+def logger_level(value: object) -> int | str:
+    """Convert a level of a logger, an integer or a name such as ``info``, to what `logging` takes, or raise `InvalidValue`."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return log_level(value)
+    except InvalidValue as exc:
+        raise InvalidValue(f"{exc}, or the number of a level") from None
+
+
+def callback(value: object) -> Callable[..., Any]:
+    """Check that an argument is a function or another callable object, and return it. Raise `InvalidValue` if it is not."""
+    if not callable(value):
+        raise InvalidValue("a function")
+    return value
+
+
 def optional(check: Check[T]) -> Check[T | None]:
     """Return a function that checks an option's value: it accepts None (null in a file) and all values that `check` accepts."""
 
@@ -279,6 +301,12 @@ def space(value: object) -> Space:
     return space_from(value)
 
 
+TIMEOUT_S: Check[float] = number(0)
+"""The check for a time to wait, in seconds: at most ten years. As in configuration files, infinity and NaN are refused."""
+CALL_TIMEOUT_S: Check[float] = number(0, 86_400, above=True)
+"""The check for the time to wait for an answer over the network, in seconds: at most one day."""
+CALL_TIMEOUT_MS: Check[float] = number(0, 86_400_000, above=True)
+"""As `CALL_TIMEOUT_S`, in milliseconds."""
 SPACE: Check[Space | None] = optional(space)
 """The check for an option that holds an action space or None."""
 OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_from)

@@ -15,6 +15,7 @@ from rl4sys_zmq.delivery import DataAmount, Journal, SegmentStream, take_submit
 from rl4sys_zmq.delivery.credit import QUEUE_ITEMS
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
+from rl4sys_zmq.learner.algorithms import mask_refusal
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState, Relays
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
@@ -485,6 +486,7 @@ class ActorSessionHandler:
             inference=_advertised(self.inference_address, self._config.advertise),
             relays=relays,
             tag_key=AnyBytes(client.tag_key if stream.relay else b""),
+            no_masks=mask_refusal(settings.algorithm_name),
             body=() if hello.held_generation == pub.generation else client.welcome_body,
         )
         self._send(peer, answer)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.config.options import TIMEOUT_S, check_value
 from rl4sys_zmq.delivery import MemoryJournal
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_loss import JournalLoss
@@ -188,7 +189,7 @@ class Learner(Resource):
             Closed: If the learner is closed during the wait.
         """
         gateway = self._running
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + check_value("timeout_s", timeout_s, TIMEOUT_S)
         with gateway.published:
             while True:
                 weight_history = gateway.weight_history(client_id)
@@ -239,6 +240,7 @@ class Learner(Resource):
             Closed: If the learner is not running.
         """
         gateway = self._running
+        check_value("timeout_s", timeout_s, TIMEOUT_S)
         try:
             errors = self._ask(lambda: gateway.save(partial=partial)).result(timeout_s)
         except FutureTimeout:
@@ -259,7 +261,7 @@ class Learner(Resource):
         Raises:
             CheckpointError, LearnerUnavailable, Closed: Under the same conditions as in `save`.
         """
-        gateway, deadline = self._running, time.monotonic() + timeout_s
+        gateway, deadline = self._running, time.monotonic() + check_value("timeout_s", timeout_s, TIMEOUT_S)
         while True:
             self.save(timeout_s=max(0.0, deadline - time.monotonic()), partial=True)
             clients = self.status()["clients"]
@@ -375,6 +377,7 @@ class Learner(Resource):
 
     def _command(self, command: OperatorCommand, timeout_s: float) -> dict[str, Any]:
         gateway = self._running
+        check_value("timeout_s", timeout_s, TIMEOUT_S)
         begun = self._ask(lambda: gateway.do(command))
         try:
             return begun.result(timeout_s).figures

@@ -26,6 +26,7 @@ from typing import Any
 
 from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.config.addresses import connect_uri
+from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.errors import RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import BEACON_S, BEACON_TOPIC
 from rl4sys_zmq.ops.report import worker_text
@@ -126,7 +127,12 @@ class _Diagnosis:
     """
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
-        self._address, self._keys, self._config, self._timeout_s = address, keys, config, timeout_s
+        self._address, self._keys, self._config, self._timeout_s = (
+            address,
+            keys,
+            config,
+            check_value("timeout_s", timeout_s, CALL_TIMEOUT_S),
+        )
         self._secure: Secure | None = curve_client(keys) if keys is not None else None
         self._greeting = ZmtpGreeting("", "")
         self._dealer: Socket | None = None

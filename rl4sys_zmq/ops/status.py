@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
@@ -66,6 +67,7 @@ def request_command(
 
 def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: float, keys: UserKeys | None) -> Message:
     """Send a status request or a command on a new connection, and return the reply. Raise an exception for a refusal."""
+    timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
     uri = AgentConfig(client_id="status", train_server_address=address).address
     parsed = Address.parse(uri)

@@ -15,12 +15,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value, mapping, optional, path
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallTimeout, Closed, ConfigError
+from rl4sys_zmq.errors import CallTimeout, Closed
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, Subscription
 from rl4sys_zmq.rpc.session import HELLO, CallerSession
@@ -34,7 +34,6 @@ __all__ = ["Caller"]
 TIMEOUT_S = 10.0
 CLOSE_CHECK_S = 0.5
 """The interval at which a waiting call checks whether its `Caller` was closed, in seconds."""
-MAX_TIMEOUT_S = 86_400.0
 
 
 class _ServerConnection(Resource):
@@ -128,15 +127,17 @@ class Caller(Resource):
 
         Raises:
             TransportError: If the address is invalid or cannot be connected to, such as one with the port 0.
-            ConfigError: If the keys cannot be read, or `timeout_s` is out of range.
+            ConfigError: If the keys cannot be read, `timeout_s` is out of range, or an argument has the wrong type.
             PayloadError: If `terms` cannot be encoded.
         """
-        encode_call(Call(0, 0, 0, 0, False, HELLO, terms if terms is None else dict(terms)))
+        terms = check_value("terms", terms, optional(mapping))
+        encode_call(Call(0, 0, 0, 0, False, HELLO, terms))
         self._address = Address.parse(address)
         self._address.check_connectable()
-        self._timeout_s = _checked(timeout_s)
+        self._timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
         self._terms = terms
-        self._secure = curve_client(read_user_keys(Path(keys))[1]) if keys is not None else None
+        key_file = check_value("keys", keys, optional(path))
+        self._secure = curve_client(read_user_keys(key_file)[1]) if key_file is not None else None
         self.counters = Counters()
         self._lock = threading.Lock()
         self._idle: list[_ServerConnection] = []
@@ -176,7 +177,7 @@ class Caller(Resource):
         """
         line = self._acquire()
         try:
-            return line.call(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once, self._closed)
+            return line.call(method, payload, self._limit_s(timeout_s), once, self._closed)
         finally:
             self._give_back(line)
 
@@ -191,7 +192,7 @@ class Caller(Resource):
             WorkerDied: If the thread that serves futures has ended with an error.
             Closed: If the caller is closed.
         """
-        return self._thread().submit(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once)
+        return self._thread().submit(method, payload, self._limit_s(timeout_s), once)
 
     async def acall(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Tree:
         """Call a method and await the reply. The arguments are those of `call`. Cancelling ends the wait, not the call."""
@@ -231,6 +232,10 @@ class Caller(Resource):
         """Return a new `CallerSession`, the protocol state for one more connection to the server."""
         return CallerSession(self._address.uri, self.counters, self._terms)
 
+    def _limit_s(self, timeout_s: float | None) -> float:
+        """Return the time limit of a call in seconds: `timeout_s`, or the default of this caller if it is None."""
+        return self._timeout_s if timeout_s is None else check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
+
     def _after_fork(self) -> None:
         """Drop the connections and subscriptions of the parent process in a forked child. The child creates new ones."""
         self._lock = threading.Lock()
@@ -269,11 +274,3 @@ def _fork() -> None:
 
 
 os.register_at_fork(after_in_child=_fork)
-
-
-def _checked(timeout_s: object) -> float:
-    if isinstance(timeout_s, Real) and 0 < (seconds := float(timeout_s)) <= MAX_TIMEOUT_S:
-        return seconds
-    raise ConfigError(
-        f"timeout_s is {timeout_s!r:.60}; expected a number of seconds above 0 and at most 86400 (one day)", key="timeout_s"
-    )

@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from rl4sys_zmq import transports
+from rl4sys_zmq.config.options import TIMEOUT_S, check_value, flag, mapping, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
@@ -108,10 +109,12 @@ class Server(Resource):
             max_frame_bytes: Largest frame to accept, in bytes. A peer that sends a longer one loses its connection.
 
         Raises:
-            ConfigError: If other machines can reach an address and neither `keys` nor `insecure` is given, or `users` is given
-                without `keys`.
+            ConfigError: If other machines can reach an address and neither `keys` nor `insecure` is given, `users` is given
+                without `keys`, or an argument has the wrong type.
             TransportError: If an address is invalid.
         """
+        key_folder, access_list = check_value("keys", keys, optional(path)), check_value("users", users, optional(path))
+        insecure = check_value("insecure", insecure, flag)
         if users is not None and keys is None:
             raise ConfigError(f"users: the access list {users} has no effect without keys; give keys=DIR", key="users")
         for where in (bind, pub):
@@ -124,9 +127,8 @@ class Server(Resource):
         self.name = name
         self.counters = Counters()
         self._bind, self._pub = bind, pub
-        self._terms = dict(terms or {})
-        self._keys = Path(keys) if keys is not None else None
-        self._users = Path(users) if users is not None else None
+        self._terms = check_value("terms", {} if terms is None else terms, mapping)
+        self._keys, self._users = key_folder, access_list
         self._authenticator: Authenticator | None = None
         self._authorizer = Authorizer(None)
         self._max_frame_bytes = max_frame_bytes
@@ -311,7 +313,9 @@ class Server(Resource):
         Raises:
             CallbackStuck: If a callback still runs after `timeout_s`. Its thread ends when the callback returns, and then closes
                 the sockets. Until then the address stays bound.
+            ConfigError: If `timeout_s` is out of range. The server then still runs.
         """
+        check_value("timeout_s", timeout_s, TIMEOUT_S)
         self._pool.stop()
         self._wakeup.set()
         if self._pool.in_pool_thread:

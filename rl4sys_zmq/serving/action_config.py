@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl4sys_zmq.config.options import checked_arguments
+from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value, checked_arguments
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow
 from rl4sys_zmq.serving.addresses import address_of
@@ -62,8 +62,7 @@ class ActionConfig:
             object.__setattr__(self, name, _keys(name, getattr(self, name)))
         if not isinstance(self.version, str):
             raise ConfigError(f"version is {self.version!r}; expected a string", key="version")
-        if type(self.timeout_s) not in (int, float) or not 0 < self.timeout_s <= 86_400:
-            raise ConfigError(f"timeout_s is {self.timeout_s!r}; expected more than 0 and at most 86400 seconds", key="timeout_s")
+        object.__setattr__(self, "timeout_s", check_value("timeout_s", self.timeout_s, CALL_TIMEOUT_S))
         self._address("port_number", self.bind)
         if self.broadcast_port is not None:
             self._address("broadcast_port", self.bind)
@@ -124,6 +123,17 @@ class ActionConfig:
 
     def _address(self, name: str, host: str) -> Address:
         return address_of(name, getattr(self, name), host)
+
+
+def check_config(config: object) -> ActionConfig:
+    """Check the type of a configuration, and return the configuration unchanged.
+
+    Raises:
+        ConfigError: If the object is not an `ActionConfig`.
+    """
+    if not isinstance(config, ActionConfig):
+        raise ConfigError(f"config must be an ActionConfig, not {config!r:.60}", key="config")
+    return config
 
 
 def _keys(name: str, given: object) -> list[str]:

@@ -27,7 +27,7 @@ def connect_address(host: str, port: int | None = None) -> Address:
         ConfigError: If the port is invalid or missing.
         TransportError: If the address is invalid.
     """
-    if "://" in host:
+    if not isinstance(host, str) or "://" in host:
         return Address.parse(host)
     if port is None:
         return Address.parse(host)

@@ -13,7 +13,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl4sys_zmq.errors import (
@@ -34,7 +33,7 @@ from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, to
 from rl4sys_zmq.values.space_conversion import space_from_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["EnvLease"]
+__all__ = ["LEASE_ENDED", "EnvLease"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +42,8 @@ RELEASE_TIMEOUT_S = 1.0
 
 If the server gets no such message, the lease expires later.
 """
+LEASE_ENDED = (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED)
+"""The codes with which a server refuses a call for an environment whose lease it has ended."""
 _rng = random.SystemRandom()
 
 
@@ -133,8 +134,6 @@ class EnvLease(Resource):
             ConfigError: If the server's description or the timeout is invalid.
             TransportError: If the address is invalid.
         """
-        if not isinstance(timeout_s, (int, float, np.number)):
-            raise ConfigError(f"timeout_s is {timeout_s!r:.60}; expected a number of seconds", key="timeout_s")
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.slots: list[int] = []
         self._renewer = _LeaseRenewer(self)
@@ -159,6 +158,11 @@ class EnvLease(Resource):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_leased(self) -> bool:
+        """True if the server has answered the last request for a lease. It can have ended the lease since."""
+        return self._taken
 
     def spec(self) -> EnvSpec | None:
         """Return the `EnvSpec` that this process has registered for the id of the server's environments, or None."""
@@ -197,7 +201,7 @@ class EnvLease(Resource):
             try:
                 return self.call("reset", payload)
             except CallRefused as refused:
-                if refused.code not in (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED):
+                if refused.code not in LEASE_ENDED:
                     raise
         self.take()
         return self.call("reset", payload)

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import gymnasium
 
+from rl4sys_zmq.config.options import check_value, flag, integer, mapping, number
 from rl4sys_zmq.errors import CallRefusalReason, ConfigError
 from rl4sys_zmq.liveness import ENV_LEASE_S
 from rl4sys_zmq.resource import Resource
@@ -108,17 +109,14 @@ class GymEnvServer(Resource):
                 cannot be sent, or a number is out of range.
             TransportError: If the address is invalid.
         """
-        if not 1 <= count <= MAX_COUNT:
-            raise ConfigError(f"count is {count}; expected 1 to {MAX_COUNT}", key="count")
-        if not 0.0 < lease_s <= 86_400.0:
-            raise ConfigError(f"lease_s is {lease_s}; expected more than 0 and at most 86400 seconds", key="lease_s")
-        self.count = count
-        self._check = check_observations
+        self.count = count = check_value("count", count, integer(1, MAX_COUNT))
+        lease_s = check_value("lease_s", lease_s, number(0, 86_400, above=True))
+        self._check = check_value("check_observations", check_observations, flag)
         self._owned = not isinstance(env, gymnasium.Env)
         self._slots: list[_EnvSlot] = []
         try:
             with _as_config_error(env):
-                for made in _make(env, count, dict(make_kwargs or {})):
+                for made in _make(env, count, check_value("make_kwargs", {} if make_kwargs is None else make_kwargs, mapping)):
                     self._slots.append(_EnvSlot(made))
                 first = self._slots[0].env
                 self.observation_space: GymSpace = first.observation_space

@@ -10,7 +10,8 @@ from typing import Any
 
 import gymnasium
 
-from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError
+from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, number
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.addresses import connect_address
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
@@ -139,16 +140,16 @@ class GymEnvClient(RemoteEnv):
             keys: The user's key file; see `RemoteEnv`.
 
         Raises:
-            ConfigError: If a time is not positive, or the keys cannot be read.
+            ConfigError: If a time is out of range, or the keys cannot be read.
             CallRefused: As `RemoteEnv`, but not if no environment is free.
             TransportError: If the address is invalid.
         """
-        if not retry_interval > 0:
-            raise ConfigError(f"retry_interval is {retry_interval!r:.60}; expected more than 0 seconds", key="retry_interval")
+        retry_interval = check_value("retry_interval", retry_interval, number(0, above=True))
+        timeout_s = check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         address = connect_address(host, port).uri
         while True:
             try:
-                with Caller(address, timeout_s=timeout_ms / 1000, keys=keys) as probe:
+                with Caller(address, timeout_s=timeout_s, keys=keys) as probe:
                     probe.call("describe")
                 super().__init__(address, timeout_s=DAY_S, keys=keys)
                 return

@@ -49,7 +49,7 @@ class InferenceServer(Resource):
         """
         if (port_num is None) == (bind is None):
             raise ConfigError("give either port_num or bind", key="port_num")
-        where = bind_address(bind if bind is not None else port_num or 0)
+        where = bind_address(bind if bind is not None else port_num if port_num is not None else 0)
         self._server = Server(where, name="inference", keys=keys, users=users, insecure=insecure)
         self._names: set[str] = set()
 

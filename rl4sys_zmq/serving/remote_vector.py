@@ -12,8 +12,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from rl4sys_zmq.config.options import check_value, integer, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
-from rl4sys_zmq.serving.env_lease import EnvLease
+from rl4sys_zmq.serving.env_lease import LEASE_ENDED, EnvLease
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -57,12 +58,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self._parts: list[EnvLease] = []
         self._unsure = True
         """True while the state of an episode is unknown. All environments must then be reset before the next step."""
+        if not isinstance(address, (str, Sequence)):
+            raise ConfigError(f"address is {address!r:.60}; expected an address or a sequence of addresses", key="address")
         addresses = [address] if isinstance(address, str) else list(address)
-        if not addresses or (num_envs is not None and num_envs < 1):
-            raise ConfigError(
-                f"{num_envs} environments of {len(addresses)} servers were requested; expected at least one of each",
-                key="num_envs",
-            )
+        num_envs = check_value("num_envs", num_envs, optional(integer(1)))
+        if not addresses:
+            raise ConfigError("address: no address of a server is given", key="address")
         self.num_envs = 0
         try:
             for where in addresses:
@@ -132,11 +133,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             )
         payload = {"only": mask.tolist(), "seeds": seeds}
         self._unsure = True
-        answers = [
-            answer
-            for part, here in self._slices()
-            for answer in part.reset({**{k: v[here] for k, v in payload.items()}, "options": options})
-        ]
+        answers = self._reset_all(
+            [(part, {**{k: v[here] for k, v in payload.items()}, "options": options}) for part, here in self._slices()]
+        )
         infos: dict[str, Any] = {}
         read = self._parts[0].read_observation
         for i, answer in enumerate(answers):
@@ -208,13 +207,36 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             part, payload = asked[0]
             answers: list[Tree] = part.call(verb, payload)
             return answers
+        return [answer for future in self._send_all(verb, asked) for answer in future.result()]
+
+    def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
+        """Reset environments of each server, in parallel, and return the replies for all environments in one list.
+
+        If a server has ended its lease, lease its environments again, and reset them then.
+        """
+        if len(asked) == 1:
+            part, payload = asked[0]
+            answers: list[Tree] = part.reset(payload)
+            return answers
+        leased = [(place, one) for place, one in enumerate(asked) if one[0].is_leased]
+        replies = dict(zip([place for place, _ in leased], self._send_all("reset", [one for _, one in leased]), strict=True))
+        lost = [place for place in range(len(asked)) if place not in replies or _lease_has_ended(replies[place])]
+        for place in set(range(len(asked))) - set(lost):
+            replies[place].result()  # raise its error before any environment is leased again
+        for place in lost:
+            asked[place][0].take()
+        replies.update(zip(lost, self._send_all("reset", [asked[place] for place in lost]), strict=True))
+        return [answer for place in range(len(asked)) for answer in replies[place].result()]
+
+    def _send_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Future[Tree]]:
+        """Call a method of each server, in parallel, wait for all replies, and return them as futures that are done."""
         futures: list[Future[Tree]] = []
         try:
             for part, payload in asked:
                 futures.append(part.submit(verb, payload))
         finally:
             wait(futures)  # for all of them, even if one fails: none can run on when the next call begins
-        return [answer for future in futures for answer in future.result()]
+        return futures
 
     def _each_seed(self, seed: Any) -> list[str | None]:
         """Return a list with the seed of each environment as digits, or None without a seed."""
@@ -241,3 +263,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     def _batch(self) -> Any:
         empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
         return copy.deepcopy(concatenate(self.single_observation_space, self._observations, empty))
+
+
+def _lease_has_ended(reply: Future[Tree]) -> bool:
+    """Return True if the server has refused a call because the caller's lease has ended."""
+    error = reply.exception()
+    return isinstance(error, CallRefused) and error.code in LEASE_ENDED

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.config.options import check_value, number
+from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, flag, logger_level, mapping, number
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     CallError,
@@ -107,16 +107,18 @@ class TrainerClient(Resource):
         self.config = check_config(config)
         if data_store is not None and data_stores:
             raise ConfigError("both data_store and data_stores were given; give one", key="data_store")
-        stores = {name: data_store} if data_store is not None else dict(data_stores or {})
+        given = check_value("data_stores", {} if data_stores is None else data_stores, mapping)
+        stores = {name: data_store} if data_store is not None else given
+        timeout_s = check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         for key, store in stores.items():
             check_name(key, "data_stores")
             if not isinstance(store, DataStoreBase):
                 raise ConfigError(f"{key!r} must be a DataStoreBase, not a {type(store).__qualname__}", key="data_stores")
         if log_level is not None:
-            logging.getLogger("rl4sys_zmq").setLevel(log_level)
+            logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", log_level, logger_level))
         self.data_stores: Mapping[str, DataStoreBase] = stores
         self.network_version = 0
-        self.raises = raises
+        self.raises = check_value("raises", raises, flag)
         self.last_error: RL4SysError | None = None
         self._failing: dict[str, type[RL4SysError]] = {}  # the class of the last error of updates and of requests
         self.counters = Counters()
@@ -126,9 +128,9 @@ class TrainerClient(Resource):
         self._on_network: Callable[[Any], object] | None = None
         self._updater: _UpdateThread | None = None
         self._stopped = False
-        self._client = Caller(config.dial_address(server_ip), timeout_s=timeout_ms / 1000, terms=config.terms(), keys=keys)
+        self._client = Caller(config.dial_address(server_ip), timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
-            self._begin(wait_for_server)
+            self._begin(check_value("wait_for_server", wait_for_server, flag))
         except BaseException:
             self._client.close()
             raise

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from rl4sys_zmq.config.options import callback, check_value, logger_level, one_of, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.names import MAX_NAME, check_name
@@ -104,8 +105,9 @@ class TrainerServer(Resource):
         if type(journal_bytes) is not int or journal_bytes < 1:
             raise ConfigError(f"journal_bytes must be a positive integer, not {journal_bytes!r:.60}", key="journal_bytes")
         if log_level is not None:
-            logging.getLogger("rl4sys_zmq").setLevel(log_level)
-        self._data_callback, self._request_callback = data_callback, request_callback
+            logging.getLogger("rl4sys_zmq").setLevel(check_value("log_level", log_level, logger_level))
+        self._data_callback = check_value("data_callback", data_callback, optional(callback))
+        self._request_callback = check_value("request_callback", request_callback, optional(callback))
         self._journal_bytes = journal_bytes
         self._lock = threading.Lock()
         self._counters = Counters()
@@ -113,7 +115,8 @@ class TrainerServer(Resource):
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._version = 0
         self._stopped = False
-        self._journal = StoreJournal(Path(run_dir), fsync) if run_dir is not None else None
+        folder, fsync = check_value("run_dir", run_dir, optional(path)), check_value("fsync", fsync, one_of("normal", "always"))
+        self._journal = StoreJournal(folder, fsync) if folder is not None else None
         try:
             self._server = Server(
                 self.config.bind_address(),

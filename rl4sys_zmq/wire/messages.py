@@ -359,6 +359,7 @@ class Welcome(ToActor):
             ``[URI, public key or ""]`` for each. Empty: take the weights from `pub`.
         tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag`), 32 bytes; empty if there are no
             tags. Relays do not get it.
+        no_masks: The reason why segments must have no action masks, for people; empty if they can.
         body: One frame with the blob of the spec; empty if the spec has no blob, or the actor holds a version of this generation.
     """
 
@@ -387,6 +388,7 @@ class Welcome(ToActor):
     inference: str = ""
     relays: list[Any] = field(default_factory=list)
     tag_key: AnyBytes = field(default=AnyBytes(b""), repr=False)
+    no_masks: str = ""
     body: tuple[Frame, ...] = field(default=(), repr=False)
 
 

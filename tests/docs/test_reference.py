@@ -193,3 +193,16 @@ def test_every_public_name_is_in_the_python_reference(module: str) -> None:
     text = tables.api(module)
     for name in importlib.import_module(module).__all__:
         assert name.startswith("__") or re.search(rf"\b{name}\b", text), name
+
+
+def test_the_table_of_action_masks_is_that_of_the_registry() -> None:
+    text = (DOCS / "reference/algorithms.md").read_text()
+    said = {
+        row[0]: set(row[1].replace("`", "").split(", ")) for row in re.findall(r"^\| (yes|no) \| (.*) \|$", text, re.MULTILINE)
+    }
+    built_in = [ALGORITHMS.get(name) for name in ALGORITHMS._shipped]
+    assert said == {
+        "yes": {entry.name for entry in built_in if entry.takes_masks is True},
+        "no": {entry.name for entry in built_in if entry.takes_masks is False},
+    }
+    assert not [entry.name for entry in built_in if entry.takes_masks is None]

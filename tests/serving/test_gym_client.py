@@ -35,7 +35,7 @@ def test_agentlaces_client_waits_for_its_server() -> None:
         made[0].close()
         next_one.join(10.0)
         assert second[0].reset(seed=1)[0].shape == (4,)
-        with pytest.raises(ConfigError, match="retry_interval is 0"):
+        with pytest.raises(ConfigError, match="retry_interval: expected a number above 0"):
             GymEnvClient("127.0.0.1", port, retry_interval=0)
     finally:
         for client in made + second:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError, PayloadError  # noqa: E402
 from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
+from rl4sys_zmq.serving.env_lease import EnvLease  # noqa: E402
 
 from .worlds import ROOM, Counting, Trouble, same  # noqa: E402
 
@@ -51,6 +54,40 @@ def test_it_is_a_sync_vector_env(serve: Any, transport: Any, env_id: str, server
     finally:
         there.close()
         here.close()
+
+
+class Meeting(Counting):
+    """An environment whose `reset` returns only when the reset of another one runs at the same time."""
+
+    def __init__(self, meet: Callable[[], object]) -> None:
+        super().__init__()
+        self._meet = meet
+
+    def reset(self, **given: Any) -> Any:
+        self._meet()
+        return super().reset(**given)
+
+
+def test_all_servers_reset_at_the_same_time(serve: Any) -> None:
+    barrier = threading.Barrier(2, timeout=10.0)
+    meet: list[Callable[[], object]] = [barrier.wait]
+    there = RemoteVectorEnv([serve(partial(Meeting, lambda: meet[0]())).address for _ in range(2)])
+
+    def lose(*parts: EnvLease) -> None:
+        for part in parts:
+            part.client.call("give", {"token": part._renewer.token})  # as if the server had ended the lease
+
+    try:
+        assert len(there.reset(seed=1)[0]) == 2
+        lose(*there._parts)
+        assert len(there.reset(seed=1)[0]) == 2
+        meet[0] = lambda: None
+        for part in there._parts:
+            lose(part)
+            assert len(there.reset(seed=1)[0]) == 2
+            assert there.step(np.zeros(2, np.int64))[1].shape == (2,)
+    finally:
+        there.close()
 
 
 def test_it_renders_and_takes_as_many_as_asked(serve: Any) -> None:
@@ -177,7 +214,7 @@ def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
         envs.step(np.array([0, 1]))
     finally:
         envs.close()
-    with pytest.raises(ConfigError, match="0 servers"):
+    with pytest.raises(ConfigError, match="no address"):
         RemoteVectorEnv([])
 
 

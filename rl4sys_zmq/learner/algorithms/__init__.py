@@ -22,7 +22,7 @@ from rl4sys_zmq.learner.algorithms.base import (
     WarmStartAlgorithm,
 )
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory, Staleness, TaskPreset
-from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, make_algorithm, planned_policy, register_algorithm
+from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, make_algorithm, mask_refusal, planned_policy, register_algorithm
 
 __all__ = [
     "ALGORITHMS",
@@ -42,6 +42,7 @@ __all__ = [
     "UndoableAlgorithm",
     "WarmStartAlgorithm",
     "make_algorithm",
+    "mask_refusal",
     "planned_policy",
     "register_algorithm",
 ]

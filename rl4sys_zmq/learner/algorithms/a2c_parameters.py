@@ -81,6 +81,7 @@ A2C_ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; any actions",
     reference="Huang et al. 2022, A2C is a special case of PPO",
+    takes_masks=True,
 )
 
 A3C_ENTRY = AlgorithmEntry(
@@ -103,4 +104,5 @@ A3C_ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; any actions",
     reference="Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
+    takes_masks=True,
 )

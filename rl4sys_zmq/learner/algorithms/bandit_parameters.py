@@ -90,4 +90,5 @@ ENTRY = AlgorithmEntry(
     spaces="any observations; Discrete actions",
     reference="Li et al. 2010, A contextual-bandit approach to personalized news article recommendation; Agrawal and Goyal 2013, "
     "Thompson sampling for contextual bandits with linear payoffs",
+    takes_masks=True,
 )

@@ -424,6 +424,7 @@ ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; Discrete actions",
     reference="van Hasselt et al. 2016, Deep reinforcement learning with double Q-learning",
+    takes_masks=True,
 )
 C51_ENTRY = AlgorithmEntry(
     name="C51",
@@ -445,4 +446,5 @@ C51_ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; Discrete actions",
     reference="Bellemare et al. 2017, A distributional perspective on reinforcement learning",
+    takes_masks=True,
 )

@@ -249,6 +249,8 @@ class AlgorithmEntry:
         spaces: One line about the spaces that the algorithm supports.
         reference: The source of the algorithm: authors, year and title. Empty if not declared.
         isolated: True if the algorithm draws from global random generators, and so needs an engine with a process per client.
+        takes_masks: True if the training respects the action masks that actors send with their steps; False if it would ignore
+            them, so that actors must not send any; None if not declared. With continuous actions there are no masks.
     """
 
     name: str
@@ -263,6 +265,7 @@ class AlgorithmEntry:
     spaces: str = ""
     reference: str = ""
     isolated: bool = False
+    takes_masks: bool | None = None
 
     def __post_init__(self) -> None:
         for part in self.name.split(":"):

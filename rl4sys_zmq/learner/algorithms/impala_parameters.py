@@ -75,4 +75,5 @@ ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; any actions",
     reference="Espeholt et al. 2018, IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
+    takes_masks=True,
 )

@@ -322,4 +322,5 @@ ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; any actions",
     reference="Schulman et al. 2017, Proximal policy optimization algorithms",
+    takes_masks=True,
 )

@@ -12,7 +12,7 @@ from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
-__all__ = ["ALGORITHMS", "make_algorithm", "planned_policy", "register_algorithm"]
+__all__ = ["ALGORITHMS", "make_algorithm", "mask_refusal", "planned_policy", "register_algorithm"]
 
 _SB3 = ("A2C", "DDPG", "DQN", "MASKABLEPPO", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO")
 _TORCHRL = ("BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC")
@@ -102,3 +102,23 @@ def planned_policy(
         ConfigError: If the algorithm is unknown, a parameter is invalid, or the plan raises another exception.
     """
     return ALGORITHMS.get(name).planned(observation_space, action_space, parameters)
+
+
+def mask_refusal(name: str) -> str:
+    """Return the reason why the algorithm `name` must get no action masks, and the algorithms that take them, as one text.
+
+    Return an empty text if the algorithm takes masks, or if its entry does not declare it.
+    """
+    asked = ALGORITHMS.get(name)
+    if asked.takes_masks is not False:
+        return ""
+    takers = [entry.name for other in ALGORITHMS.names() if (entry := _entry_or_none(other)) is not None and entry.takes_masks]
+    return f"{asked.name} ignores action masks; give none, or choose an algorithm that takes them: {', '.join(sorted(takers))}"
+
+
+def _entry_or_none(name: str) -> AlgorithmEntry | None:
+    """Return the entry of an algorithm, or None if it belongs to a package that cannot be imported."""
+    try:
+        return ALGORITHMS.get(name)
+    except ConfigError:
+        return None

@@ -149,4 +149,5 @@ ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; any actions",
     reference="Williams 1992, Simple statistical gradient-following algorithms for connectionist reinforcement learning",
+    takes_masks=True,
 )

@@ -74,4 +74,5 @@ ENTRY = AlgorithmEntry(
     extra="learner",
     spaces="any observations; actions with a Box",
     reference="Rahman and Xue 2022, Robust policy optimization in deep reinforcement learning",
+    takes_masks=True,
 )

@@ -109,4 +109,5 @@ ENTRY = AlgorithmEntry(
     spaces="any observations; bounded Box or Discrete actions",
     reference="Haarnoja et al. 2018, Soft actor-critic algorithms and applications; Christodoulou 2019, Soft actor-critic for "
     "discrete action settings",
+    takes_masks=True,
 )

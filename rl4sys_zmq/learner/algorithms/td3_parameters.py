@@ -112,6 +112,7 @@ TD3_ENTRY = AlgorithmEntry(
     extra="learner",
     spaces=_SPACES,
     reference="Fujimoto et al. 2018, Addressing function approximation error in actor-critic methods",
+    takes_masks=False,
 )
 DDPG_ENTRY = AlgorithmEntry(
     name="DDPG",
@@ -125,4 +126,5 @@ DDPG_ENTRY = AlgorithmEntry(
     extra="learner",
     spaces=_SPACES,
     reference="Lillicrap et al. 2016, Continuous control with deep reinforcement learning",
+    takes_masks=False,
 )

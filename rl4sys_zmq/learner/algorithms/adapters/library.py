@@ -98,6 +98,7 @@ def library_entry(
     summary: str,
     reference: str,
     staleness: Staleness = ANY_AGE,
+    takes_masks: bool = False,
 ) -> AlgorithmEntry:
     """Return the registry entry of an algorithm of a library. The library is not imported.
 
@@ -109,6 +110,7 @@ def library_entry(
         summary: One line of documentation.
         reference: The source of the algorithm.
         staleness: The age of the data that it can learn from.
+        takes_masks: True if the training respects action masks.
     """
     kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
     name = f"{factory.extra}:{factory.name}"
@@ -124,6 +126,7 @@ def library_entry(
         spaces=f"any observations; {' or '.join(kinds)} actions",
         reference=reference,
         isolated=True,
+        takes_masks=takes_masks,
     )
 
 

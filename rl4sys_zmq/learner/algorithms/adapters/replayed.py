@@ -15,6 +15,7 @@ from torch import Tensor
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
+from rl4sys_zmq.learner.algorithms.registry import mask_refusal
 from rl4sys_zmq.learner.algorithms.stored_returns import check_stored_returns
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.replay import ReplayMemory
@@ -208,7 +209,7 @@ def refuse_masks(segment: Segment, name: str) -> None:
         ConfigError: If the segment has masks.
     """
     if segment.masks is not None:
-        raise ConfigError(f"{name} ignores action masks; use sb3:MaskablePPO, PPO or DQN", key="algorithm_name")
+        raise ConfigError(mask_refusal(name) or f"{name} ignores action masks", key="algorithm_name")
 
 
 def scaled_actions(actions: NDArray[Any], space: Space) -> Tensor:

@@ -344,7 +344,14 @@ def _entry(
 ) -> AlgorithmEntry:
     kind = "onpolicy" if issubclass(cls, OnPolicyParameters) else "offpolicy"
     return library_entry(
-        LibraryFactory(_BUILDER, name, _EXTRA), cls, heads, kind=kind, summary=summary, reference=reference, staleness=staleness
+        LibraryFactory(_BUILDER, name, _EXTRA),
+        cls,
+        heads,
+        kind=kind,
+        summary=summary,
+        reference=reference,
+        staleness=staleness,
+        takes_masks=name == "MaskablePPO",
     )
 
 

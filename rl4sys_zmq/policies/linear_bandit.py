@@ -9,6 +9,7 @@ the mean ``x . means[a]``. The standard error of that mean is ``|factors[a] @ x|
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,8 @@ def context_features(space: ObservationSpace, observations: Tree, intercept: boo
 class LinearBanditPolicy:
     """A policy of the kind ``linear_bandit``. `LinearBanditDocument` describes its choice and its log-probability.
 
-    With ``explore=False`` it chooses the allowed action with the highest mean, with the log-probability 0.
+    With ``explore=False`` it chooses the allowed action with the highest mean, with the log-probability 0. If a mean or a
+    standard error of an allowed action is not finite in float32, the log-probability is NaN.
     """
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
@@ -192,10 +194,13 @@ class LinearBanditPolicy:
             total = cumulative[:, -1]
             cut = np.minimum(rng.uniforms(len(features)) * total, np.nextafter(total, 0.0))  # below the total after rounding too
             index = (cumulative <= cut[:, None]).sum(axis=1)
+            unusable = np.isnan(total)
+            index[unusable] = allowed[unusable].argmax(axis=1)
             log_probs = np.log(chances[np.arange(len(index)), index]).astype(np.float32)
         else:
-            index = _masked(features @ self._means.T, allowed).argmax(axis=1)
-            log_probs = np.zeros(len(index), dtype=np.float32)
+            means = features @ self._means.T
+            index = _masked(means, allowed).argmax(axis=1)
+            log_probs = np.where(_usable(means, allowed), 0.0, nan).astype(np.float32)
         actions = index + np.int64(self._start)
         return actions, actions.copy(), log_probs
 
@@ -226,23 +231,32 @@ class LinearBanditPolicy:
         return allowed
 
     def _chances(self, features: NDArray[np.float32], allowed: NDArray[np.bool_], rng: RandomSource) -> NDArray[np.float64]:
-        """Return the probabilities ``[N, n]`` of the actions, given the posterior samples that this call draws."""
-        means = _masked(features @ self._means.T, allowed)
+        """Return the probabilities ``[N, n]`` of the actions, given the posterior samples that this call draws.
+
+        They are NaN in a context in which a mean or a standard error of an allowed action is not finite.
+        """
         strategy = self._document.strategy
+        means, errors = features @ self._means.T, np.zeros(())
+        usable = _usable(means, allowed)
+        means = _masked(means, allowed)
+        if strategy in ("thompson", "ucb"):
+            errors = np.where(allowed, self._errors(features), 0.0)
+            usable &= _usable(errors, allowed)
         if strategy == "thompson":
-            chances = self._thompson(means, self._errors(features), rng)
+            chances = self._thompson(means, errors, rng)
         elif strategy == "softmax":
             shifted = means - means.max(axis=1, keepdims=True)
             # A scale of 0 is the limit: all weight on the highest mean.
             chances = np.exp(shifted / self._scale) if self._scale > 0.0 else (shifted == 0.0).astype(np.float64)
             chances = chances / chances.sum(axis=1, keepdims=True)
         else:
-            scores = means + self._scale * self._errors(features) if strategy == "ucb" else means
+            scores = means + self._scale * errors if strategy == "ucb" else means
             chances = np.zeros_like(means)
             chances[np.arange(len(scores)), scores.argmax(axis=1)] = 1.0
         if self._epsilon > 0.0:
             uniform = allowed / allowed.sum(axis=1, keepdims=True)
             chances = (1.0 - self._epsilon) * chances + self._epsilon * uniform
+        chances[~usable] = nan
         return chances
 
     def _errors(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -267,6 +281,12 @@ class LinearBanditPolicy:
             places = best + np.arange(count)[:, None] * self._count
             chances[part] = np.bincount(places.reshape(-1), minlength=count * self._count).reshape(count, -1)
         return chances / samples
+
+
+def _usable(numbers: NDArray[Any], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return for each row of numbers ``[N, n]`` whether those of all allowed actions are finite, ``[N]``."""
+    usable: NDArray[np.bool_] = (np.isfinite(numbers) | ~allowed).all(axis=1)
+    return usable
 
 
 def _masked(scores: NDArray[Any], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:

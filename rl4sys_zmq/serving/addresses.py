@@ -20,16 +20,16 @@ def bind_address(where: int | str) -> Address:
     return Address("tcp", "127.0.0.1", _checked(where))
 
 
-def connect_address(host: str, port: int | None = None) -> Address:
+def connect_address(host: object, port: int | None = None) -> Address:
     """Return the address to connect to, from a host and a port, or from a URI in `host`.
 
     Raises:
-        ConfigError: If the port is invalid or missing.
+        ConfigError: If the host is no text, or the port is invalid.
         TransportError: If the address is invalid.
     """
-    if not isinstance(host, str) or "://" in host:
-        return Address.parse(host)
-    if port is None:
+    if not isinstance(host, str):
+        raise ConfigError(f"the server is {host!r:.60}; expected a host or a URI as text", key="server_ip")
+    if port is None or "://" in host:
         return Address.parse(host)
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"  # an IPv6 address

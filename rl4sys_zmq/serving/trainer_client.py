@@ -107,7 +107,7 @@ class TrainerClient(Resource):
         self.config = check_config(config)
         if data_store is not None and data_stores:
             raise ConfigError("both data_store and data_stores were given; give one", key="data_store")
-        given = check_value("data_stores", {} if data_stores is None else data_stores, mapping)
+        given: Mapping[str, Any] = check_value("data_stores", {} if data_stores is None else data_stores, mapping)
         stores = {name: data_store} if data_store is not None else given
         timeout_s = check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         for key, store in stores.items():

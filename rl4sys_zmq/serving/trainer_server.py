@@ -115,7 +115,8 @@ class TrainerServer(Resource):
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._version = 0
         self._stopped = False
-        folder, fsync = check_value("run_dir", run_dir, optional(path)), check_value("fsync", fsync, one_of("normal", "always"))
+        folder = check_value("run_dir", run_dir, optional(path))
+        check_value("fsync", fsync, one_of("normal", "always"))
         self._journal = StoreJournal(folder, fsync) if folder is not None else None
         try:
             self._server = Server(

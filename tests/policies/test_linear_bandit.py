@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
 from rl4sys_zmq.policies import RandomSource, build_policy
@@ -20,9 +21,11 @@ FACTORS = np.tril(np.random.default_rng(2).normal(size=(3, 3, 3))).astype(np.flo
 CONTEXT = np.array([0.7, -1.2], np.float32)
 
 
-def bandit(strategy: str, scale: float = 0.5, epsilon: float = 0.0, samples: int = 256) -> LinearBanditPolicy:
+def bandit(
+    strategy: str, scale: float = 0.5, epsilon: float = 0.0, samples: int = 256, means: NDArray[np.float32] = MEANS
+) -> LinearBanditPolicy:
     spec = linear_bandit_spec(OBS, ACTIONS, strategy, samples=samples)
-    tensors = {"means": MEANS, "factors": FACTORS, "scale": np.array([scale]), "epsilon": np.array([epsilon])}
+    tensors = {"means": means, "factors": FACTORS, "scale": np.array([scale]), "epsilon": np.array([epsilon])}
     flat, others = spec.flatten(tensors)
     policy = build_policy(spec, PolicySnapshot(1, 2, 3, flat, others))
     assert isinstance(policy, LinearBanditPolicy)
@@ -124,7 +127,22 @@ def test_what_is_not_finite_never_chooses_a_forbidden_action() -> None:
     spec = linear_bandit_spec(OBS, ACTIONS, "thompson")
     policy: Any = build_policy(spec, PolicySnapshot(1, 2, 3, np.full(spec.size, np.nan, np.float32)))
     action, _, log_prob = policy.act(CONTEXT, np.array([False, False, True]), RandomSource(0), False)
-    assert action == 7 and math.isfinite(log_prob)
+    assert action == 7 and math.isnan(log_prob)
+
+
+@pytest.mark.parametrize("strategy", ["thompson", "ucb", "softmax", "greedy"])
+@pytest.mark.parametrize("explore", [True, False])
+def test_scores_beyond_float32_choose_an_allowed_action_without_a_finite_log_probability(strategy: str, explore: bool) -> None:
+    far, mask = np.array([3e38, -3e38], np.float32), np.array([False, True, True])
+    policy = bandit(strategy, epsilon=0.1, means=20 * MEANS)
+    with np.errstate(all="ignore"):
+        for seed in range(20):
+            action, _, log_prob = policy.act(far, mask, RandomSource(seed), explore)
+            assert action in (6, 7) and not np.isfinite(log_prob)
+            actions, _, log_probs = policy.act_batch(
+                np.stack([CONTEXT, far]), np.stack([mask, mask]), RandomSource(seed), explore
+            )
+            assert set(actions.tolist()) <= {6, 7} and np.isfinite(log_probs).tolist() == [True, False]
 
 
 def test_features() -> None:

@@ -29,7 +29,7 @@ from rl4sys_zmq.serving import (
 HOST, SOMEWHERE = "127.0.0.1", "ipc:///nowhere/at/all"
 ACTIONS = ActionConfig(port_number=1, action_keys=["a"], observation_keys=["o"])
 ITEMS = TrainerConfig(port_number=1, broadcast_port=0)
-TIMES = [None, "800", [], True, -1, 0, float("nan"), float("inf"), 10**400]
+TIMES: list[Any] = [None, "800", [], True, -1, 0, float("nan"), float("inf"), 10**400]
 
 
 def trainer_client(**options: Any) -> TrainerClient:

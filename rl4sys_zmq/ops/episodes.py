@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import FrozenAgent
+from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.demonstrations import Demonstration
 from rl4sys_zmq.values import observation_space_from, space_from
@@ -61,15 +62,17 @@ def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
 
 
 def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> Demonstration:
-    """Play one episode and return it as a demonstration. The arguments are those of `play_episode`."""
+    """Play one episode and return it as a demonstration, with its masks. The arguments are those of `play_episode`."""
     leaves = leaves_of(agent.spec.observation_space)
-    choices = action_layout(agent.spec.action_space).choices
+    layout = action_layout(agent.spec.action_space)
     observation, info = env.reset(seed=seed)
     traj, rewards, actions = None, [], []
+    masks: list[Any] = []
     columns = [[np.array(leaf)] for leaf in leaves.flatten(observation)]  # copies: the environment can reuse its arrays
     while True:
-        traj, action = agent.request_for_action(traj, observation, info.get(MASK_KEY) if choices else None)
+        traj, action = agent.request_for_action(traj, observation, info.get(MASK_KEY) if layout.choices else None)
         agent.add_to_trajectory(traj, action)
+        masks.append(action.mask)
         observation, reward, terminated, truncated, info = env.step(action.act)
         actions.append(np.array(action.act))
         rewards.append(float(reward))
@@ -79,7 +82,11 @@ def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], 
             agent.mark_end_of_trajectory(traj)
             arrays = [np.array(column, dtype=space.dtype) for column, space in zip(columns, leaves.spaces, strict=True)]
             chosen = np.array(actions, dtype=agent.spec.action_space.dtype)
-            return Demonstration(arrays, chosen, np.array(rewards, np.float32), bool(terminated))
+            final = info.get(MASK_KEY) if layout.choices and not terminated else None
+            masks.append(inputs_for(agent.spec.observation_space, agent.spec.action_space).mask(final))
+            free = np.ones(layout.logits, np.bool_)
+            allowed = None if all(m is None for m in masks) else np.stack([free if m is None else m for m in masks])
+            return Demonstration(arrays, chosen, np.array(rewards, np.float32), bool(terminated), allowed)
         if check is not None and len(actions) % CHECK_STEPS == 0:
             check()
 

@@ -12,6 +12,8 @@ The file has these arrays, for ``E`` episodes with ``N`` steps in all. Nothing i
     rewards                           [N] float32; can be left out
     lengths                           [E] int64, the steps of each episode
     terminated                        [E] bool, False for an episode that was ended from outside
+    masks                             [N + E, n] bool, True for each action that is allowed in an observation, for n options
+                                      of all choices (`ActionLayout`); left out if there are none
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.private import open_private
-from rl4sys_zmq.values import ObservationSpace, Segment, Space, observation_space_from, space_from, space_to_json
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, observation_space_from, space_from, space_to_json
+from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 
@@ -56,12 +59,14 @@ class Demonstration:
         actions: The actions ``[T, *act]``, as the environment gets them.
         rewards: The rewards, float32 ``[T]``; None if they are unknown.
         terminated: True if the episode ended in a terminal state.
+        masks: The masks of allowed actions, bool ``[T + 1, n]``, one for each observation; None if all actions are allowed.
     """
 
     observations: Sequence[NDArray[Any]]
     actions: NDArray[Any]
     rewards: NDArray[np.float32] | None
     terminated: bool
+    masks: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,6 +204,11 @@ def _arrays(
     rewards = [episode.rewards for episode in episodes if episode.rewards is not None]
     if len(rewards) == len(episodes):
         arrays["rewards"] = np.concatenate(rewards)
+    if any(episode.masks is not None for episode in episodes):
+        free = action_layout(action_space).logits
+        arrays["masks"] = np.concatenate(
+            [np.ones((len(e.actions) + 1, free), np.bool_) if e.masks is None else np.asarray(e.masks) for e in episodes]
+        )
     return arrays
 
 
@@ -210,10 +220,12 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
     steps, episodes = int(lengths.sum()), len(lengths)
     if not episodes or lengths.min() < 1:
         raise ValueError(f"it has {episodes} episodes; expected at least one, and at least one step in each")
-    rewards = arrays.get("rewards")
+    rewards, masks = arrays.get("rewards"), arrays.get("masks")
     expected = {"actions": steps, "terminated": episodes, **dict.fromkeys(leaves.names, steps + episodes)}
     if rewards is not None:
         expected["rewards"] = steps
+    if masks is not None:
+        expected["masks"] = steps + episodes
     for name, rows in expected.items():
         if len(arrays[name]) != rows:
             raise ValueError(f"{name} has {len(arrays[name])} rows; {episodes} episodes of {steps} steps need {rows}")
@@ -223,6 +235,8 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
             raise ValueError(f"{name} has rows {found.dtype}{list(found.shape[1:])}; expected one number in each")
     _check_columns([arrays[name] for name in leaves.names], leaves.spaces, leaves.names)
     _check_columns([actions], leaves_of(action_space).spaces, ("actions",))
+    if masks is not None:
+        _check_masks(masks, action_space)
     given = np.zeros(steps, np.float32) if rewards is None else rewards.astype(np.float32)
     segments: list[Segment] = []
     start = 0
@@ -238,7 +252,7 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
                 rewards=given[start:end],
                 log_probs=np.zeros(length, np.float32),
                 versions=np.zeros(length, np.uint64),
-                masks=None,
+                masks=None if masks is None else _allowing(masks[part], actions[start:end], action_space, number),
                 generation=0,
                 episode_id=number,
                 segment_index=0,
@@ -254,6 +268,26 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
     return Demonstrations(observation_space, action_space, tuple(segments), rewards is not None, digest.intdigest())
+
+
+def _check_masks(masks: NDArray[Any], action_space: Space) -> None:
+    """Check the shape and the dtype of the masks of all observations."""
+    options = action_layout(action_space).logits
+    if masks.dtype != np.bool_ or masks.shape[1:] != (options,) or not options:
+        wanted = f"{action_space} needs bool[{options}]" if options else f"{action_space} has no masks"
+        raise ValueError(f"masks has rows {masks.dtype}{list(masks.shape[1:])}; {wanted}")
+
+
+def _allowing(masks: NDArray[np.bool_], actions: NDArray[Any], action_space: Space, number: int) -> NDArray[np.bool_]:
+    """Return the masks of one episode, after a check that they allow its actions."""
+    if isinstance(action_space, DiscreteSpace):
+        chosen = actions.astype(np.int64) - action_space.start
+        known = (chosen >= 0) & (chosen < action_space.n)  # the learner refuses other actions
+        allowed = masks[np.arange(len(chosen)), np.where(known, chosen, 0)] | ~known
+        if not allowed.all():
+            step = int(np.argmin(allowed))
+            raise ValueError(f"the mask of step {step} of episode {number} forbids its action {actions[step]}")
+    return np.ascontiguousarray(masks)
 
 
 def _check_columns(columns: Sequence[NDArray[Any]], spaces: Sequence[LeafSpace], names: Sequence[str]) -> None:

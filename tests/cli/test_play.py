@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rl4sys_zmq.cli.act import EpisodeCounts, play
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.ops.episodes import check_spaces, record_episode
+from rl4sys_zmq.replay.demonstrations import read_demonstrations, write_demonstrations
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 
@@ -168,12 +170,48 @@ class ReusingEnv:
 def test_a_recorded_episode_has_copies_of_the_observations() -> None:
     agent: Any = SimpleNamespace(
         spec=SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(2)),
-        request_for_action=lambda traj, observation, mask: (traj, SimpleNamespace(act=0)),
+        request_for_action=lambda traj, observation, mask: (traj, SimpleNamespace(act=0, mask=mask)),
         add_to_trajectory=lambda traj, action: None,
         mark_end_of_trajectory=lambda traj: None,
     )
     (observations,) = record_episode(agent, ReusingEnv(), 0).observations
     assert observations.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+class MaskedRecording(ReusingEnv):
+    """An environment with a mask for each observation but the second. It ends an episode of two steps by its time limit."""
+
+    def __init__(self, masks: list[Any]) -> None:
+        super().__init__()
+        self._infos = iter({} if mask is None else {"action_mask": np.array(mask, np.int8)} for mask in masks)
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._observation, next(self._infos)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._observation += 1.0
+        return self._observation, 1.0, False, bool(self._observation[0] == 2.0), next(self._infos)
+
+
+def test_a_recorded_episode_has_the_masks_of_its_environment(tmp_path: Path) -> None:
+    observation_space, action_space = BoxSpace((2,)), DiscreteSpace(2)
+
+    def choose(traj: Any, observation: Any, mask: Any) -> tuple[Any, Any]:
+        return traj, SimpleNamespace(act=1, mask=None if mask is None else mask.astype(np.bool_))
+
+    agent: Any = SimpleNamespace(
+        spec=SimpleNamespace(observation_space=observation_space, action_space=action_space),
+        request_for_action=choose,
+        add_to_trajectory=lambda traj, action: None,
+        mark_end_of_trajectory=lambda traj: None,
+    )
+    episode = record_episode(agent, MaskedRecording([[0, 1], None, [1, 0]]), 0)
+    assert episode.masks is not None
+    assert episode.masks.tolist() == [[False, True], [True, True], [True, False]]
+    write_demonstrations(tmp_path / "d.npz", observation_space, action_space, [episode])
+    (segment,) = read_demonstrations(tmp_path / "d.npz").segments
+    np.testing.assert_array_equal(segment.masks, episode.masks)
+    assert record_episode(agent, MaskedRecording([None] * 3), 0).masks is None
 
 
 def test_an_environment_whose_actions_begin_at_another_number_is_refused() -> None:

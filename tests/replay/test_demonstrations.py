@@ -134,3 +134,34 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
         write_demonstrations(path, OBS, ACT, episodes(3))
     with pytest.raises(ConfigError, match="no episode"):
         write_demonstrations(tmp_path / "new.npz", OBS, ACT, [])
+
+
+def masked(actions: list[int], masks: Any, *, terminated: bool) -> Demonstration:
+    observations = np.zeros((len(actions) + 1, 2), np.float32)
+    return Demonstration([observations], np.array(actions), np.zeros(len(actions), np.float32), terminated, masks)
+
+
+def test_masks_come_back_with_the_observations(tmp_path: Path) -> None:
+    mine = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0]], np.bool_)
+    given = [masked([1, 2], mine, terminated=False), masked([3], None, terminated=True), masked([1, 2], mine, terminated=True)]
+    write_demonstrations(tmp_path / "d.npz", OBS, ACT, given)
+    found = [segment.masks for segment in read_demonstrations(tmp_path / "d.npz").segments]
+    for masks, wanted in zip(found, (mine, np.ones((1, 3), np.bool_), mine[:2]), strict=True):
+        np.testing.assert_array_equal(masks, wanted)  # as many rows as observations
+    write_demonstrations(tmp_path / "e.npz", OBS, ACT, [masked([1, 2], None, terminated=False)])
+    assert read_demonstrations(tmp_path / "e.npz").segments[0].masks is None
+
+
+@pytest.mark.parametrize(
+    ("masks", "action_space", "words"),
+    [
+        (np.ones((2, 3), np.bool_), ACT, "masks has 2 rows; 1 episodes of 2 steps need 3"),
+        (np.ones((3, 2), np.bool_), ACT, r"masks has rows bool\[2\]; .* needs bool\[3\]"),
+        (np.ones((3, 3), np.float32), ACT, r"masks has rows float32\[3\]"),
+        (np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], np.bool_), ACT, "the mask of step 1 of episode 0 forbids its action 2"),
+        (np.ones((3, 1), np.bool_), BoxSpace((), dtype="<i8"), "has no masks"),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(masks: Any, action_space: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        write_demonstrations(tmp_path / "d.npz", OBS, action_space, [masked([1, 2], masks, terminated=False)])

@@ -19,7 +19,7 @@ from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
 from rl4sys_zmq.learner.algorithms.actor_critic_network import RecurrentNetwork, initial_states
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.learner.algorithms.base import CloneOptions
-from rl4sys_zmq.learner.algorithms.cloning import clone_policy, cloned_columns
+from rl4sys_zmq.learner.algorithms.cloning import clone_policy, cloned_columns, cross_entropy
 from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, check_one_rank, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import Distribution, FlatAdam, standardise
@@ -306,21 +306,26 @@ class ActorCritic(ABC):
                 f"actions, not {self._spec.kind} for {space}",
                 key="demonstrations.clone_steps",
             )
-        features, actions = cloned_columns(segments, self._observation_space, space)
+        features, actions, *forbidden = cloned_columns(segments, self._observation_space, space)
         if self._normalise:
             self._measure(features.numpy())
         squashed = isinstance(space, BoxSpace) and self._spec.document.get("squash") == "tanh"
         if squashed and isinstance(space, BoxSpace):
             actions = ActionScale(space)(actions)
 
-        def loss(inputs: Tensor, wanted: Tensor) -> Tensor:
+        def loss(inputs: Tensor, wanted: Tensor, excluded: Tensor | None = None) -> Tensor:
             outputs = network.one(0, self._standardised(inputs))
             if isinstance(space, DiscreteSpace):
-                return functional.cross_entropy(outputs, wanted)
+                return cross_entropy(outputs, wanted, excluded)
             return functional.mse_loss(outputs.tanh() if squashed else outputs, wanted)
 
         found = clone_policy(
-            (features, actions), loss, lambda value: network.gradient(value, 0), network.flat, options, self._generator
+            (features, actions, *forbidden),
+            loss,
+            lambda value: network.gradient(value, 0),
+            network.flat,
+            options,
+            self._generator,
         )
         self._compute.ranks.differ()
         return found

@@ -175,9 +175,10 @@ class DQN(ReplayAlgorithm[DQNParameters]):
                 key="demonstrations.clone_steps",
             )
         columns = cloned_columns(segments, self._observation_space, self._spec.action_space)
-        loss = lambda features, actions: margin_loss(  # noqa: E731
-            head.values(head.estimates(network(features)[0])), actions
-        )
+
+        def loss(features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
+            return margin_loss(head.values(head.estimates(network(features)[0])), actions, forbidden)
+
         found = self._clone("online", columns, loss, options)
         self._target.flat.copy_(self._online.flat)
         return found

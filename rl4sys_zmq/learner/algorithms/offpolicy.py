@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import CloneOptions
-from rl4sys_zmq.learner.algorithms.cloning import clone_policy
+from rl4sys_zmq.learner.algorithms.cloning import CloneLoss, clone_policy
 from rl4sys_zmq.learner.algorithms.compute import CPU, Compute, RowShare, check_one_rank, check_rows
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
@@ -268,9 +268,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         """Return the gradient of a loss by the parameters of a network. The loss is a mean over this rank's rows."""
         return self._networks[name].gradient(loss if weight == 1.0 else loss * weight)
 
-    def _clone(
-        self, name: str, columns: tuple[Tensor, Tensor], loss: Callable[[Tensor, Tensor], Tensor], options: CloneOptions
-    ) -> float:
+    def _clone(self, name: str, columns: Sequence[Tensor], loss: CloneLoss, options: CloneOptions) -> float:
         """Take the steps of behaviour cloning with one network (`clone_policy`)."""
         network = self._networks[name]
         found = clone_policy(columns, loss, network.gradient, network.flat, options, self._generator)

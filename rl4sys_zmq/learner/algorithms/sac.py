@@ -33,7 +33,7 @@ from torch.nn import functional
 
 from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
 from rl4sys_zmq.learner.algorithms.base import CloneOptions
-from rl4sys_zmq.learner.algorithms.cloning import cloned_columns
+from rl4sys_zmq.learner.algorithms.cloning import cloned_columns, cross_entropy
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.network_kinds import ReplayShape
 from rl4sys_zmq.learner.algorithms.networks import FORBIDDEN_LOGIT, FlatAdam, limit_norm
@@ -169,16 +169,19 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
 
         Return the mean loss of the last tenth of the steps.
         """
-        features, actions = cloned_columns(segments, self._observation_space, self._spec.action_space)
-        return self._clone("policy", (features, self._scaled(actions)), self._clone_loss, options)
+        features, actions, *forbidden = cloned_columns(segments, self._observation_space, self._spec.action_space)
+        return self._clone("policy", (features, self._scaled(actions), *forbidden), self._clone_loss, options)
 
     def _scaled(self, actions: Tensor) -> Tensor:
         """Return actions as a network gets them. Only continuous actions are scaled; they are on the CPU."""
         return actions
 
     @abstractmethod
-    def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Return the loss of the policy on demonstrated actions that `_scaled` has returned, as a scalar tensor."""
+    def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
+        """Return the loss of the policy on demonstrated actions that `_scaled` has returned, as a scalar tensor.
+
+        If the demonstrations have masks, `forbidden` is True for each forbidden action, bool ``[B, n]``.
+        """
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replace the weights of the policy, to start the training from an existing policy."""
@@ -227,7 +230,7 @@ class ContinuousSAC(_SoftActorCritic):
         """Return actions scaled to -1 to 1."""
         return self._scale(actions)
 
-    def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+    def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
         """Return the mean squared error of the most probable actions, scaled to -1 to 1."""
         means, _ = self._policy(features)[0].chunk(2, 1)
         return functional.mse_loss(means.tanh(), actions)
@@ -314,9 +317,9 @@ class DiscreteSAC(_SoftActorCritic):
         allowed = (~batch["forbidden"]).sum(1).float()
         return PolicyLoss(loss, entropy, self.parameters.target_entropy_ratio * allowed.log())
 
-    def _clone_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+    def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
         """Return the cross-entropy of the policy and the demonstrated actions, in nats."""
-        return functional.cross_entropy(self._policy(features)[0], actions)
+        return cross_entropy(self._policy(features)[0], actions, forbidden)
 
     def _log_probs(self, features: Tensor, forbidden: Tensor) -> Tensor:
         """Return the logarithms of the probabilities of all actions, ``[B, n]``. That of a forbidden action is very low."""

@@ -133,7 +133,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
 
         The target policy then gets the same weights. Return the mean loss of the last tenth of the steps.
         """
-        features, actions = cloned_columns(segments, self._observation_space, self._spec.action_space)
+        features, actions, *_ = cloned_columns(segments, self._observation_space, self._spec.action_space)
         columns = features, self._scale(actions)
 
         def loss(inputs: Tensor, wanted: Tensor) -> Tensor:

@@ -269,6 +269,51 @@ def test_the_margin_loss_is_that_of_the_paper() -> None:
     assert float(found) == pytest.approx(np.mean(slow))
 
 
+# ---- masks
+
+
+def masked_segment(steps: int, seed: int, *, reward: float = 0.0) -> Segment:
+    """Return a demonstration whose masks forbid all actions but the demonstrated one and one other."""
+    made = segment(CHOICE, steps, seed, reward=reward)
+    chosen = np.append(made.actions - CHOICE.start, 0)
+    masks = np.zeros((steps + 1, CHOICE.n), np.bool_)
+    masks[np.arange(steps + 1), chosen] = masks[np.arange(steps + 1), (chosen + 1) % CHOICE.n] = True
+    return replace(made, masks=masks)
+
+
+def test_the_replay_of_demonstrations_keeps_their_masks() -> None:
+    given = masked_segment(10, 1, reward=7.0)
+    dqn = make("DQN", CHOICE, **SMALL)
+    dqn.use_demonstrations([given], 0.25, 1)
+    dqn.observe(segment(CHOICE, 30, 9))
+    batch = dqn._sampler.gather(dqn._draw())
+    ours = batch.returns >= 7.0
+    assert (batch.masks[ours].sum(axis=1) == 2).all() and batch.masks[~ours].all()
+    sac = make("SAC", CHOICE, **SMALL)
+    sac.use_demonstrations([given], 0.25, 1)
+    sac.observe(segment(CHOICE, 30, 9))
+    batch = sac._sampler.gather(sac._draw())
+    ours = batch.returns >= 7.0
+    assert (batch.observations["allowed"][ours].sum(axis=1) == 2).all()
+    assert (batch.successors["allowed"][ours].sum(axis=1) == 2).all()
+    assert train(dqn) and train(sac)
+
+
+@pytest.mark.parametrize("name", ["PPO", "DQN", "SAC", "IMPALA"])
+def test_cloning_does_not_train_on_forbidden_actions(name: str) -> None:
+    """With masks that allow only the demonstrated actions there is nothing to learn: the loss is 0, no weight changes."""
+    given = segment(CHOICE, 20, 1)
+    masks = np.zeros((21, CHOICE.n), np.bool_)
+    masks[np.arange(21), np.append(given.actions - CHOICE.start, 0)] = True
+    given = replace(given, masks=masks)
+    algorithm = make(name, CHOICE, **(SMALL if name in ("DQN", "SAC") else {"normalise_observations": False}))
+    before = {tensor: values.copy() for tensor, values in algorithm.snapshot().items()}
+    assert algorithm.clone([given, given], CloneOptions(5, 8, 1e-2)) == pytest.approx(0.0, abs=1e-6)
+    for tensor, values in algorithm.snapshot().items():
+        np.testing.assert_allclose(values, before[tensor], atol=1e-6)
+    assert algorithm.clone([given, segment(CHOICE, 30, 2)], CloneOptions(5, 64, 1e-2)) > 0.05  # the second one has no masks
+
+
 # ---- the file in a learner thread
 
 

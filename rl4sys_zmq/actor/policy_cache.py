@@ -91,9 +91,10 @@ class ActorPolicyCache:
                 if ours is not None and ours != theirs:
                     raise ConfigError(f"its space is {theirs}, this actor's is {ours}", key="policy_cache")
             self._weight_subscriber.take_up(cached.spec, cached.snapshot)
-        except (KeyError, TypeError, RL4SysError) as exc:
+        except Exception as exc:  # noqa: BLE001 - the policy can be a plugin's, which can raise anything
             self._counters.add("policy_cache.refused")
-            log.warning("%s: the policy in %s is not used: %s", config.client_id, config.cache_file, exc)
+            text = "%s: the policy in %s is not used: %s: %s"
+            log.warning(text, config.client_id, config.cache_file, type(exc).__name__, exc)
             return None
         age_s = time.time() - cached.saved_unix_s
         return session_parameters, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf

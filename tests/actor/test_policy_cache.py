@@ -7,15 +7,19 @@ import random
 import stat
 import struct
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq.actor import policy_cache
-from rl4sys_zmq.actor.policy_cache import CachedPolicy, PolicyCacheFile
+from rl4sys_zmq.actor.policy_cache import ActorPolicyCache, CachedPolicy, PolicyCacheFile
+from rl4sys_zmq.actor.session_parameters import SessionParameters
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 from rl4sys_zmq.weights import digest
@@ -66,6 +70,22 @@ def test_a_policy_comes_back_bit_for_bit(path: Path) -> None:
     )
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["luna.policy"]
+
+
+def test_a_cached_policy_that_cannot_be_built_is_refused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The class of a plugin's policy can raise any exception. The actor then starts as without a cached policy."""
+    parameters = SessionParameters(1, "PPO", "onpolicy", 128, -1, "train", 1 << 26, 1 << 20, "")
+    PolicyCacheFile(path).save(SPEC, snapshot_of(), {"client_id": "luna", "session_parameters": asdict(parameters)})
+
+    def build(spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+        raise ValueError("no such layer")
+
+    subscriber: Any = SimpleNamespace(take_up=build)
+    counters = Counters()
+    config = AgentConfig(client_id="luna", policy_cache=str(path.parent))
+    assert ActorPolicyCache(config, path, subscriber, counters).take_up() is None
+    assert counters.snapshot()["policy_cache.refused"] == 1
+    assert "is not used: ValueError: no such layer" in caplog.text
 
 
 TENSORS = (TensorSpec("w", (3,)), TensorSpec("ids", (2,), "int64"), TensorSpec("half", (3,), "float16"))

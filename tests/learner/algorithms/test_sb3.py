@@ -16,6 +16,7 @@ from torch import nn
 
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, make_algorithm
+from rl4sys_zmq.learner.algorithms.adapters.replayed import ReplayPace
 from rl4sys_zmq.policies import build_policy
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.testing import check_algorithm
@@ -286,6 +287,19 @@ def test_a_class_that_cannot_be_used_is_refused_with_the_reason(importable: str)
         build(f"{importable}:Loud", noise=1)
     with pytest.raises(ConfigError, match="train_freq counts episodes"):
         build("stable_baselines3:DQN", train_freq=(1, "episode"))
+
+
+@pytest.mark.parametrize(("learning_starts", "every"), [(100, 256), (1000, 256), (512, 256), (0, 4), (100, 1), (7, 7)])
+def test_an_update_follows_each_multiple_of_train_freq_above_learning_starts(learning_starts: int, every: int) -> None:
+    """This is the rule of `OffPolicyAlgorithm.learn`, which collects `train_freq` steps at a time."""
+    pace = ReplayPace(learning_starts=learning_starts, every=every, gradient_steps=1, batch_size=1)
+    for step in range(1, 2000):
+        missing = pace.missing(1)
+        pace.steps = step
+        assert pace.due == (step % every == 0 and step > learning_starts) == (missing <= 1)
+        if pace.due:
+            pace.updates += 1
+            assert pace.seen == step and not pace.due
 
 
 def test_spaces_that_it_cannot_take_are_refused_with_those_that_it_can() -> None:

@@ -59,13 +59,21 @@ class ReplayPace:
 
     @property
     def _updates_due(self) -> int:
-        """The number of updates that the observed steps make due in all."""
-        return max(0, self.steps - self.learning_starts) // self.every
+        """The number of updates that the observed steps make due in all.
+
+        As in the libraries, the first one follows the first multiple of `every` above `learning_starts`.
+        """
+        return max(0, self.steps // self.every - self._before)
+
+    @property
+    def _before(self) -> int:
+        """The number of multiples of `every` up to `learning_starts`, after which no update follows."""
+        return self.learning_starts // self.every
 
     @property
     def seen(self) -> int:
         """The number of observed steps at which the last update was due."""
-        return self.learning_starts + self.updates * self.every
+        return (self._before + self.updates) * self.every
 
     def settle(self) -> None:
         """Count as done exactly the updates that the observed steps make due, because the rule is new.
@@ -77,7 +85,7 @@ class ReplayPace:
     def missing(self, publish_every: int) -> int:
         """Return the number of steps until the next policy version, which comes after every `publish_every` updates."""
         version = (self.updates // publish_every + 1) * publish_every
-        return max(0, self.learning_starts + version * self.every - self.steps)
+        return max(0, (self._before + version) * self.every - self.steps)
 
 
 class ReplayTraining(ABC):

@@ -82,7 +82,7 @@ def test_a_cached_policy_that_cannot_be_built_is_refused(path: Path, caplog: pyt
 
     subscriber: Any = SimpleNamespace(take_up=build)
     counters = Counters()
-    config = AgentConfig(client_id="luna", policy_cache=str(path.parent))
+    config = AgentConfig(client_id="luna", policy_cache=path.parent)
     assert ActorPolicyCache(config, path, subscriber, counters).take_up() is None
     assert counters.snapshot()["policy_cache.refused"] == 1
     assert "is not used: ValueError: no such layer" in caplog.text

@@ -29,7 +29,7 @@ from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
-from rl4sys_zmq.values.arrays import LARGEST_FLOAT32
+from rl4sys_zmq.values.arrays import LARGEST_FLOAT32, without_float_errors
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -286,7 +286,10 @@ class ActionSelector:
                 thread = self._threads.state
                 policy = traj.policy
                 if policy is not None and thread.policy is policy and hypot(*observation.tolist()) <= LARGEST_FLOAT32:
-                    raw, act, log_prob = thread.act(observation, None)
+                    try:
+                        raw, act, log_prob = thread.act(observation, None)
+                    except (FloatingPointError, RuntimeWarning):  # the host made numpy raise them; `_request` does not let it
+                        return self._request(traj, obs, mask)
                     if not isfinite(log_prob):
                         return traj, self._fallback.for_unusable(policy, traj, observation, None)
                     if self._keeps_last:
@@ -294,6 +297,7 @@ class ActionSelector:
                     return traj, new_action(observation, raw, act, log_prob, thread.stamp, None)
         return self._request(traj, obs, mask)
 
+    @without_float_errors
     def _request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
         episodes = self.episodes
         if traj is not None and traj.episodes is not episodes:
@@ -349,6 +353,7 @@ class ActionSelector:
             thread.last_act = copy_tree(action.act)
         return action
 
+    @without_float_errors
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:

@@ -23,6 +23,7 @@ from rl4sys_zmq.errors import ActionError, Closed
 from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, check_runtime, read_policy
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.values.arrays import without_float_errors
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, flatten
 
@@ -114,6 +115,7 @@ class FrozenAgent(Resource):
 
     # ---- acting
 
+    @without_float_errors
     def request_for_action(
         self, traj: FrozenTrajectory | None, obs: object, mask: object = None
     ) -> tuple[FrozenTrajectory, RL4SysAction]:
@@ -148,6 +150,7 @@ class FrozenAgent(Resource):
         action.act = with_leading_axis(action.act, leading)
         return traj, action
 
+    @without_float_errors
     def request_for_actions(
         self, trajs: Sequence[FrozenTrajectory | None] | None, obs: object, masks: object = None
     ) -> tuple[list[FrozenTrajectory], list[RL4SysAction]]:

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as NumPy arrays, the bits of bfloat16, and the range of float32.
+"""Arrays of other libraries as NumPy arrays, the bits of bfloat16, the range of float32, and errors of floats.
 
 PyTorch tensors and JAX arrays are recognised by their methods, so neither library is imported. NumPy has no bfloat16. Here the
 dtype `BFLOAT16_BITS` stands for it.
@@ -7,17 +7,22 @@ dtype `BFLOAT16_BITS` stands for it.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BFLOAT16_BITS", "LARGEST_FLOAT32", "array_from", "fits_float32", "read_bfloat16"]
+__all__ = ["BFLOAT16_BITS", "LARGEST_FLOAT32", "array_from", "fits_float32", "read_bfloat16", "without_float_errors"]
 
 BFLOAT16_BITS = np.dtype([("bfloat16", "<u2")])
 """The dtype of bfloat16 numbers of which only the bits are known: the first 16 bits of the float32 with the same value."""
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def array_from(value: Any) -> NDArray[Any] | None:
@@ -67,3 +72,18 @@ def read_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
     wide = np.zeros((*bits.shape, 2), "<u2")  # a float32 begins, at its high end, with the bits of the bfloat16
     wide[..., 1] = bits.view("<u2")
     return wide.view("<f4")[..., 0]
+
+
+def without_float_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that NumPy neither raises nor warns in it when a float is too large, too small or undefined.
+
+    A host can make NumPy raise such errors (``np.seterr``), or make exceptions of all warnings (``python -W error``). A policy
+    computes on tiny and on huge numbers as part of its work, and the results are checked where they matter.
+    """
+
+    @wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(all="ignore"):  # as a decorator it is not safe with several threads before NumPy 2
+            return function(*args, **kwargs)
+
+    return inner

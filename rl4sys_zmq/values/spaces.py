@@ -525,8 +525,8 @@ def _measure(space: Any) -> tuple[int, int, int]:
 
 
 def _rounded(bound: Bound, dtype: str) -> Bound:
-    """Return a bound rounded to a dtype of floats. Numbers beyond its range become infinite."""
-    with np.errstate(over="ignore"):
+    """Return a bound rounded to a dtype of floats. Numbers beyond its range become infinite, and numbers too small for it 0."""
+    with np.errstate(over="ignore", under="ignore"):
         numbers: Any = np.asarray(bound, np.float64).astype(dtype).tolist()
     return tuple(numbers) if isinstance(bound, tuple) else numbers
 

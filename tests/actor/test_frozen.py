@@ -134,13 +134,12 @@ def test_an_action_that_is_not_finite_is_replaced_and_counted(tmp_path: Path) ->
     space = BoxSpace((2,), low=-1.0, high=1.0)
     policy_in(tmp_path / "policy", mlp_spec(BoxSpace((3,)), space, "gaussian", activation="identity"), scale=1e30)
     observation = np.full(3, 1e30, np.float32)
-    with np.errstate(all="ignore"):
-        with FrozenAgent(tmp_path / "policy") as agent:
-            np.testing.assert_array_equal(agent.request_for_action(None, observation)[1].act, [0.0, 0.0])
-            np.testing.assert_array_equal(agent.request_for_actions(None, observation[None])[1][0].act, [0.0, 0.0])
-            assert agent.stats()["policies_not_finite"] == 2
-        with FrozenAgent(tmp_path / "policy", baseline=lambda observation, mask: np.array([0.5, 0.5])) as agent:
-            assert agent.request_for_action(None, observation)[1].act.tolist() == [0.5, 0.5]
+    with FrozenAgent(tmp_path / "policy") as agent:
+        np.testing.assert_array_equal(agent.request_for_action(None, observation)[1].act, [0.0, 0.0])
+        np.testing.assert_array_equal(agent.request_for_actions(None, observation[None])[1][0].act, [0.0, 0.0])
+        assert agent.stats()["policies_not_finite"] == 2
+    with FrozenAgent(tmp_path / "policy", baseline=lambda observation, mask: np.array([0.5, 0.5])) as agent:
+        assert agent.request_for_action(None, observation)[1].act.tolist() == [0.5, 0.5]
 
 
 def test_several_threads_use_one_agent(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ DECODER_CODES = {
     RefusalReason.RANGE,
 }
 ODD: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, -(2**63), 0.5, -0.0, 1e308,
+    None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, -(2**63), 0.5, -0.0, 1e308, 1e-300,
     float("nan"), float("inf"), "", "x", "|O", "<f4", ">f8", "<u8", "Box", "o", "x" * 300, b"", b"\x80\x04.", b"12345678", [],
     [[]], {}, [1, 2], {"type": "Discrete", "n": 2}, {b"nd": True}, {b"nd": False, b"type": "<f4", b"data": bytes(4)},
     {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [2], b"data": bytes(8)},

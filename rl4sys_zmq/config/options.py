@@ -44,6 +44,7 @@ __all__ = [
     "compression",
     "device_name",
     "flag",
+    "instance_of",
     "parse_options",
     "integer",
     "with_source",
@@ -229,6 +230,17 @@ def callback(value: object) -> Callable[..., Any]:
     if not callable(value):
         raise InvalidValue("a function")
     return value
+
+
+def instance_of(cls: type[T]) -> Check[T]:
+    """Return a function that accepts objects of a class and returns them unchanged."""
+
+    def check(value: object) -> T:
+        if not isinstance(value, cls):
+            raise InvalidValue(f"an object of the class {cls.__name__}")
+        return value
+
+    return check
 
 
 def optional(check: Check[T]) -> Check[T | None]:

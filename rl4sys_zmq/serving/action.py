@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, logger_level, optional
+from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, instance_of, logger_level, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
 from rl4sys_zmq.errors import RefusalReason as WireRefusal
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
-from rl4sys_zmq.serving.action_config import ActionConfig, check_config
+from rl4sys_zmq.serving.action_config import ActionConfig
 from rl4sys_zmq.serving.image_coding import code_images, read_images
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -78,7 +78,7 @@ class ActionServer(Resource):
         Raises:
             ConfigError: If other machines can reach the address and neither `keys` nor `insecure` is given.
         """
-        self.config = config = check_config(config)
+        self.config = config = check_value("config", config, instance_of(ActionConfig))
         self._obs_callback = check_value("obs_callback", obs_callback, optional(callback))
         self._act_callback = check_value("act_callback", act_callback, optional(callback))
         if log_level is not None:
@@ -268,7 +268,7 @@ class ActionClient(Resource):
             port = config_or_port
         if config is None:
             raise ConfigError("an ActionClient needs an ActionConfig: ActionClient(ip, config)", key="config")
-        self.config, self.task_id = check_config(config), task_id
+        self.config, self.task_id = check_value("config", config, instance_of(ActionConfig)), task_id
         timeout_s = config.timeout_s if timeout_ms is None else check_value("timeout_ms", timeout_ms, CALL_TIMEOUT_MS) / 1000
         self._codecs = config.codecs
         self._client = Caller(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)

@@ -125,17 +125,6 @@ class ActionConfig:
         return address_of(name, getattr(self, name), host)
 
 
-def check_config(config: object) -> ActionConfig:
-    """Check the type of a configuration, and return the configuration unchanged.
-
-    Raises:
-        ConfigError: If the object is not an `ActionConfig`.
-    """
-    if not isinstance(config, ActionConfig):
-        raise ConfigError(f"config must be an ActionConfig, not {config!r:.60}", key="config")
-    return config
-
-
 def _keys(name: str, given: object) -> list[str]:
     if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset):
         raise ConfigError(f"{name} is {given!r:.60}; expected a list of names", key=name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, flag, logger_level, mapping, number
+from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, flag, instance_of, logger_level, mapping, number
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     CallError,
@@ -32,7 +32,7 @@ from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
+from rl4sys_zmq.serving.trainer_config import TrainerConfig
 from rl4sys_zmq.serving.trainer_items import pack_items
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
 from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult
@@ -104,7 +104,7 @@ class TrainerClient(Resource):
             StoreFileError: As `update`.
         """
         self.name = check_name(name, "name")
-        self.config = check_config(config)
+        self.config = check_value("config", config, instance_of(TrainerConfig))
         if data_store is not None and data_stores:
             raise ConfigError("both data_store and data_stores were given; give one", key="data_store")
         given: Mapping[str, Any] = check_value("data_stores", {} if data_stores is None else data_stores, mapping)

@@ -12,7 +12,7 @@ from rl4sys_zmq.names import is_name
 from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
 
-__all__ = ["TrainerConfig", "check_config"]
+__all__ = ["TrainerConfig"]
 
 MAX_RATE = 1e9
 """Highest `rate_limit`, in requests per second."""
@@ -103,17 +103,6 @@ class TrainerConfig:
         if address.is_fresh:
             raise ConfigError(f"{address.uri} is only an address to bind; connect to TrainerServer.address", key="server_ip")
         return address
-
-
-def check_config(config: object) -> TrainerConfig:
-    """Check the type of a configuration, and return the configuration unchanged.
-
-    Raises:
-        ConfigError: If the object is not a `TrainerConfig`.
-    """
-    if not isinstance(config, TrainerConfig):
-        raise ConfigError(f"config must be a TrainerConfig, not {config!r:.60}", key="config")
-    return config
 
 
 def _is_number(value: object) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4sys_zmq.config.options import callback, check_value, logger_level, one_of, optional, path
+from rl4sys_zmq.config.options import callback, check_value, instance_of, logger_level, one_of, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
 from rl4sys_zmq.names import MAX_NAME, check_name
@@ -20,7 +20,7 @@ from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreInserter
-from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
+from rl4sys_zmq.serving.trainer_config import TrainerConfig
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
 from rl4sys_zmq.serving.trainer_params import params_as_arrays
@@ -98,7 +98,7 @@ class TrainerServer(Resource):
             RunDirectoryError: If `run_dir` cannot be created.
             JournalError: If the journal is in use, cannot be read or written, or belongs to another version.
         """
-        self.config = check_config(config)
+        self.config = check_value("config", config, instance_of(TrainerConfig))
         if self.config.request_types and request_callback is None:
             kinds = ", ".join(self.config.request_types)
             log.warning("no request_callback was given, so the reply to each request (%s) is an empty dict", kinds)

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
@@ -26,12 +27,17 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700. Existing folders keep their mode.
 
+    The entry of each new folder is flushed to disk, so that a loss of power cannot remove the folder with all that is flushed in
+    it. It is not flushed in a parent whose files this user must not list.
+
     Raises:
-        OSError: If the folder cannot be created, or the path is a file.
+        OSError: If the folder cannot be created or flushed, or the path is a file.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(PermissionError):
+            sync_folder(path.parent)
     if not missing and not folder.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
 

@@ -24,6 +24,7 @@ import xxhash
 
 from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
+from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.segments import head_struct
 from rl4sys_zmq.wire.values import pack_header, unpack_header
@@ -284,8 +285,7 @@ def _lock(folder: Path) -> int:
     """Create the folder if needed, lock it, and return the descriptor of the lock file. The lock ends with the process."""
     path = folder / "lock"
     try:
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700, parents=True)
+        make_private(folder)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         raise SpoolError(f"the spool folder {folder} can't be used: {exc}") from exc

@@ -106,7 +106,8 @@ def _a2c(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = Fal
     given: dict[str, Any] = {"n_steps": 5, "gamma": 0.99, "ent_coef": 0.0, "learning_rate": 7e-4, **values}
     ours: dict[str, Any] = {name: given[name] for name in ("gamma", "ent_coef", "learning_rate")}
     ours |= {"steps_per_update": given["n_envs"] * given["n_steps"], "rollout_length": given["n_steps"], "vf_coef": 1.0}
-    ours |= {"anneal_lr": falling, "total_steps": steps, "normalise_observations": False, "normalise_rewards": False}
+    ours |= {"anneal_lr": falling, "anneal_floor": 0.0, "total_steps": steps}
+    ours |= {"normalise_observations": False, "normalise_rewards": False}
     if falling:
         given["learning_rate"] = f"lin_{given['learning_rate']}"
     both: dict[str, Any] = {"algorithm": "A2C", "peer": "A2C", "values": ours, "peer_values": given}

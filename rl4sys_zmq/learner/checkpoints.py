@@ -48,7 +48,7 @@ import xxhash
 from rl4sys_zmq.errors import CheckpointError, PolicyFolderError
 from rl4sys_zmq.learner.state_tree import pack_state, piece_of, pieces_without_arrays, unpack_state
 from rl4sys_zmq.policies.folder import StoredPolicy, encode_policy
-from rl4sys_zmq.private import open_private, sync_folder, write_folder
+from rl4sys_zmq.private import make_private, open_private, sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
 from rl4sys_zmq.version import package_version
 
@@ -362,7 +362,7 @@ class CheckpointStore:
         """
         self._generation = generation
         try:
-            _make_folder(self.folder)
+            make_private(self.folder)
             with self._claimed():
                 pass
         except OSError as exc:
@@ -453,7 +453,7 @@ class CheckpointStore:
             CheckpointError: If the folder cannot be written, or a later learner thread has claimed it.
         """
         with _disk(self.folder):
-            _make_folder(self.folder)
+            make_private(self.folder)
             with self._claimed():
                 self._sweep()
             return self.next_number()
@@ -639,11 +639,3 @@ def _lock(file: int, folder: Path) -> None:
                 problem = f"another learner thread has held its lock for {LOCK_TIMEOUT_S:g} s; is its process stopped?"
                 raise CheckpointError(folder, problem) from None
         time.sleep(LOCK_RETRY_S)
-
-
-def _make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, with mode 0700, and flush the new directory entries to disk."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-        sync_folder(path.parent)

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str
 
     Args:
         request: The folder of the policy (``policy``), the arguments of ``gymnasium.make`` (``env``), ``episodes``, ``seed``.
-        environments: The environment of earlier requests, which is used again.
+        environments: The environment of earlier requests, which is used again. One that has raised an exception is removed.
     """
     try:
         with FrozenAgent(request["policy"], seed=request["seed"]) as agent:
@@ -47,6 +48,10 @@ def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str
     except RL4SysError as exc:
         return {"error": str(exc)[:1000]}
     except Exception as exc:  # noqa: BLE001 - of the user's environment; the learner reports it
+        broken = environments.pop(request["env"]["id"], None)  # the next request makes a new one
+        if broken is not None:
+            with suppress(Exception):
+                broken.close()
         return {"error": f"the environment raised {type(exc).__name__}: {exc}"[:1000]}
     returns, lengths = [total for total, _ in episodes], [length for _, length in episodes]
     return {"returns": returns, "lengths": lengths, "not_finite": not_finite}

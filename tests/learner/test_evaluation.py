@@ -361,6 +361,26 @@ def test_a_request_that_cannot_be_played_is_answered_with_the_reason(tmp_path: P
     assert words in answer(ask_for(tmp_path / "policy", **changes), {})["error"]
 
 
+def test_an_environment_that_raised_is_closed_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gymnasium")
+    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+    environments: dict[str, Any] = {}
+    request = ask_for(tmp_path / "policy")
+    good = answer(request, environments)
+    broken = environments["CartPole-v1"]
+    calls: list[str] = []
+
+    def fail(name: str) -> None:
+        calls.append(name)
+        raise ValueError(name)
+
+    monkeypatch.setattr(broken, "step", lambda action: fail("step"))
+    monkeypatch.setattr(broken, "close", lambda: fail("close"))
+    assert answer(request, environments)["error"] == "the environment raised ValueError: step"
+    assert calls == ["step", "close"] and environments == {}
+    assert answer(request, environments) == good
+
+
 def test_the_process_answers_and_its_end_is_named(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     write_policy(tmp_path / "policy", encode_policy(policy(1)))

@@ -29,6 +29,7 @@ FLOORS = (
         "resource",
         "child_process",
         "counters",
+        "forks",
         "_lazy",
         "names",
         "plugins",

@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 import sqlite3
 import time
 import uuid
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -156,10 +154,9 @@ class Spool(Resource):
         try:
             self._meta = self._open(client_id, actor_id)
         except BaseException:
-            self._abandon()
+            self._file.close()
             raise
         self.actor_id, self.origin, self.incarnation = self._meta.actor_id, self._meta.origin, self._meta.incarnation
-        _open_spools.add(self)
 
     # ---- contents
 
@@ -410,12 +407,7 @@ class Spool(Resource):
                 pass
             if self._memory:
                 log.error("%s: %d segments in memory are lost: %s", self._file.path, len(self._memory), self.error)
-        self._abandon()
-
-    def disown(self) -> None:
-        """Stop using the parent's file and lock in a forked child, without changing them. Called after each `os.fork`."""
-        _open_spools.discard(self)
-        self._file.disown()
+        self._file.close()
 
     # ---- the file
 
@@ -628,22 +620,6 @@ class Spool(Resource):
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
-
-    def _abandon(self) -> None:
-        """Close the file, and remove this object from those that a forked child gives up. Database errors are only logged."""
-        _open_spools.discard(self)
-        self._file.close()
-
-
-_open_spools: weakref.WeakSet[Spool] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for spool in list(_open_spools):
-        spool.disown()
-
-
-os.register_at_fork(after_in_child=_disown_all)
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:

@@ -24,6 +24,7 @@ import xxhash
 
 from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
+from rl4sys_zmq.forks import abandon_in_child
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.segments import head_struct
@@ -126,6 +127,7 @@ class SpoolFile:
         self.path = folder / "spool.db"
         self._connection: sqlite3.Connection | None = None
         self._lock = _lock(folder)
+        abandon_in_child(self)
 
     @property
     def is_open(self) -> bool:
@@ -246,7 +248,7 @@ class SpoolFile:
             path.with_name(path.name + "-wal").unlink(missing_ok=True)
         return aside
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Stop using the parent's file and lock in a forked child, without changing them."""
         if self._connection is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # never closed: that would write to the parent's file

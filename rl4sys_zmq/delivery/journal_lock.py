@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import weakref
 from pathlib import Path
 
 from rl4sys_zmq.errors import JournalError
+from rl4sys_zmq.forks import abandon_in_child
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["JournalLock"]
@@ -27,7 +27,7 @@ class JournalLock(Resource):
         """
         self._path = path
         self._file = self._take()
-        _held.add(self)
+        abandon_in_child(self)
 
     def renew(self) -> None:
         """Acquire the lock again, on a new lock file, if the old file was removed or replaced. Otherwise do nothing.
@@ -47,7 +47,6 @@ class JournalLock(Resource):
 
     def close(self) -> None:
         """Release the lock, so that another process can open the journal."""
-        _held.discard(self)
         self._release()
 
     def abandon(self) -> None:
@@ -78,14 +77,3 @@ class JournalLock(Resource):
                 str(self._path), f"is in use by another learner (it holds {lock})", "stop that learner, or use another path"
             ) from error
         return fd
-
-
-_held: weakref.WeakSet[JournalLock] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for lock in list(_held):
-        lock.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

@@ -5,7 +5,7 @@ The folder contains:
 - ``.npy`` files in numpy's format, one for each column (array) of the store. The disk space of a file is reserved when the file
   is created. Therefore a full disk raises an exception then, and does not kill the process with a signal later.
 - ``manifest.json``, which describes the columns. It is written once, after all columns exist.
-- ``lock``, which one process locks.
+- ``lock``, which one process locks. A forked child gives the lock up, and must not use the store.
 
 Data survive the end of the process, even by SIGKILL, because they are in the kernel's page cache. After a crash of the machine,
 the files can be inconsistent. To detect this, ``lock`` contains the machine's boot id while the store is open. A store that was
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, StoreFileError
+from rl4sys_zmq.forks import abandon_in_child
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.values import DTYPES
@@ -83,7 +84,7 @@ class StoreFolder:
                 raise StoreFileError(
                     self.path, f"is not the folder of a store: it contains {min(foreign)!r}; choose another folder"
                 )
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take()
             self._read_manifest()
@@ -94,6 +95,7 @@ class StoreFolder:
         except BaseException:
             self.release()
             raise
+        abandon_in_child(self)
 
     def create(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
         """Create the files of a new store, and then its manifest.
@@ -208,6 +210,12 @@ class StoreFolder:
             os.close(self._lock)
             self._lock = -1
             self._maps.clear()
+
+    def abandon(self) -> None:
+        """Close the descriptor of the lock in a forked child. The parent keeps the lock."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError):

@@ -88,7 +88,7 @@ def killed(spool: Spool, folder: Path) -> Path:
     for name in ("spool.db", "spool.db-wal"):
         if (folder / name).exists():
             shutil.copy(folder / name, copy / name)
-    spool._abandon()
+    spool._file.close()
     return copy
 
 
@@ -123,7 +123,7 @@ def opened(folder: Path) -> Iterator[Opened]:
 
     yield opens
     for spool in spools:
-        spool._abandon()
+        spool._file.close()
 
 
 def law(spool: Spool) -> bool:
@@ -768,7 +768,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.refusing = False
 
     def teardown(self) -> None:
-        self.spool._abandon()
+        self.spool._file.close()
         shutil.rmtree(self.root)
 
     def held(self, *, memory: bool = False) -> list[int]:

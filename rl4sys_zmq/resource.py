@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 from rl4sys_zmq.errors import WorkerDied
+from rl4sys_zmq.logs import get_logger
 
 __all__ = ["Resource", "Worker"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Resource(ABC):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import threading
@@ -25,6 +24,7 @@ from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Act, ExtraColumnPolicy, Policy, RandomSource, bind
 from rl4sys_zmq.policies.column_policy import BoundStep
 from rl4sys_zmq.values import space_to_json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentComponents", "ThreadState"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ThreadState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from rl4sys_zmq.errors import (
     RL4SysError,
 )
 from rl4sys_zmq.liveness import INFERENCE_RETRY_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import RandomSource
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "PlaceholderPolicy", "InferenceCaller"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 NOT_READY_RETRY_S = 0.01
 """The pause before the next call of a learner that has started, but does not have the policy so far, in seconds."""

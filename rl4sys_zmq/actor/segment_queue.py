@@ -6,7 +6,6 @@ Host threads put segments into the `Outbox`, a bounded queue in memory. The I/O 
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueuedSegmentInfo", "SegmentQueue"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Outbox:

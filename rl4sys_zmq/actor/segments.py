@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -18,13 +17,14 @@ from rl4sys_zmq.actor.observation_column import TreeColumn, new_action_column, n
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["AgentIdentity", "PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 FIRST_ROWS = 128
 RECENT_EPISODES = 100
@@ -488,18 +488,18 @@ class LateRewardQueue:
             expired = [entry for entry in self.late if entry[0] <= now]
             self.late = [entry for entry in self.late if entry[0] > now]
             for _, closed, writer in expired:
-                if not self._warned:
-                    self._warned = True
-                    log.warning(
-                        "a segment of %d steps was dropped: %d rewards did not come within %g s (reward_timeout_s); "
-                        "stats()['dropped'] counts further ones", writer.steps, writer.missing, self._reward_timeout_s,
-                    )  # fmt: skip
                 writer.left = True
                 closed.lost = True
                 closed.writers.remove(writer)
                 self._outbox.put_items += 1
                 self._outbox.dropped.add("reward_timeout")
                 self._release(closed)
+            first, self._warned = bool(expired) and not self._warned, self._warned or bool(expired)
+        if first:  # without the lock: a handler of the host can take long
+            log.warning(
+                "a segment of %d steps was dropped: %d rewards did not come within %g s (reward_timeout_s); "
+                "stats()['dropped'] counts further ones", expired[0][2].steps, expired[0][2].missing, self._reward_timeout_s,
+            )  # fmt: skip
 
     def _wait(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
         """Let a segment (run of steps) with a missing reward wait for at most ``reward_timeout_s`` from now."""

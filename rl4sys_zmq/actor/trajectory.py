@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors
@@ -23,7 +23,7 @@ from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["TrajectoryManager", "RL4SysTrajectory"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class RL4SysTrajectory:

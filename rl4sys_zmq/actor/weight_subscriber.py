@@ -35,6 +35,7 @@ from rl4sys_zmq.liveness import (
     SilenceTimer,
     jittered,
 )
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, build_policy, local_only_reason, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
@@ -45,7 +46,7 @@ from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Message, Refused, Wei
 
 __all__ = ["WeightSubscriber"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 HWM = 64
 PREVIOUS_KEPT = 2

@@ -154,10 +154,11 @@ class AgentComponents:
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
         try:
             self.io.start()
-        except BaseException:
+            self.io.opened.wait()
+        except BaseException:  # also an exception of a signal handler, such as KeyboardInterrupt
+            self.io.stop()
             self.io.release()
             raise
-        self.io.opened.wait()
         if self.io.spool is not None:
             self.actor_id = self.io.spool.actor_id
         place = exploration_place(self.actor_id)
@@ -250,8 +251,8 @@ class AgentComponents:
         if self._granted(steps):
             return
         io.waiting += 1
-        io.wake()
         try:
+            io.wake()
             with self.credit_wait:
                 self.wait(lambda: self._granted(steps), self.config.wait_timeout_s)
         finally:

@@ -135,6 +135,7 @@ class ActorIOThread(Worker):
         self._dealer: ConnectingSocket
         self._poller: SocketPoller
         self._stopping = threading.Event()
+        self._told_to_stop = False
 
     # ---- for host threads
 
@@ -149,7 +150,9 @@ class ActorIOThread(Worker):
 
     def stop(self) -> None:
         """Make the thread end the session and stop."""
-        self._stopping.set()
+        before, self._told_to_stop = self._told_to_stop, True
+        if not before:  # a signal handler can call this method while its thread holds the lock of the event
+            self._stopping.set()
         self._wakeup.set()
 
     def release(self) -> None:

@@ -66,9 +66,10 @@ class Outbox:
 
     def put(self, segment: Segment) -> None:
         """Add a segment (run of steps). If the queue is then too long, drop the oldest segments. Called by host threads."""
+        steps, nbytes = segment.steps, segment.nbytes  # a signal handler can run, and raise, in these calls and not below
         self.put_items += 1
-        self.put_steps += segment.steps
-        self._bytes_in += segment.nbytes
+        self.put_steps += steps
+        self._bytes_in += nbytes
         self._items.append(segment)
         while self._drops and (len(self._items) > self._max_items or self.nbytes > self._max_bytes) and len(self._items) > 1:
             try:

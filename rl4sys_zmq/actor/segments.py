@@ -508,18 +508,22 @@ class LateRewardQueue:
     def _release(self, closed: PendingEpisodeSegments) -> None:
         """Queue the episode's closed segments (runs of steps) for sending, in order, up to the first with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
-            writer = closed.writers.pop(0)
-            closed.reward_sum += writer.reward_sum
-            total = None
-            if writer.terminated or writer.truncated:
-                self.episodes += 1
-                if not closed.lost:
-                    total = closed.reward_sum
-                    self.returns.append(total)
+            writer = closed.writers[0]
+            ends, rewards = writer.terminated or writer.truncated, closed.reward_sum + writer.reward_sum
+            total = rewards if ends and not closed.lost else None
             segment = writer.build(closed.episode_id, total)
-            if self._evaluates:
-                if total is None:
-                    continue
+            if self._evaluates and total is not None:
                 segment = evaluation_of(segment)
+            # If a signal handler has raised in a call above, the segment is left for the next release. If it has set the reward
+            # of another step, it can have released the segment.
+            if closed.writers[:1] != [writer]:
+                continue
+            del closed.writers[0]
+            closed.reward_sum = rewards
+            self.episodes += ends
+            if total is not None:
+                self.returns.append(total)
+            elif self._evaluates:
+                continue
             self._outbox.put(segment)
             self._wake()

@@ -233,18 +233,20 @@ class TrajectoryManager:
                 by 2, so that the learner does not treat the segments as consecutive.
         """
         writer = traj.writer
+        left = traj.cap_left - writer.steps
+        capped = left <= 0
+        if capped:
+            left = self._max_steps
+        after = self._new_writer(min(self.rollout, left), writer.segment_index + (1 if follows else 2))
         writer.close(observation, mask)
+        # A signal handler of the host can raise in any call. The trajectory changes between two calls, so that it keeps the steps
+        # or passes them on, and never does both.
+        writer.capped = capped
         traj.steps_before += writer.steps
-        traj.cap_left -= writer.steps
-        if traj.cap_left <= 0:
-            writer.capped = True
-            traj.cap_left = self._max_steps
+        traj.cap_left, traj.writer = left, after
+        traj.has_credit, traj.selected_under = False, None
         self._pending.close(traj.closed, writer)
-        traj.has_credit = False
-        traj.selected_under = None
-        index = writer.segment_index + (1 if follows else 2)
-        traj.writer = self._new_writer(min(self.rollout, traj.cap_left), index)
-        return traj.writer
+        return after
 
     def actions(self, traj: RL4SysTrajectory) -> list[RL4SysAction]:
         """Return the actions of a trajectory, as described in `RL4SysTrajectory.actions`."""

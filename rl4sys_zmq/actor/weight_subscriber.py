@@ -115,7 +115,7 @@ class WeightSubscriber:
         self._welcome: Welcome | None = None
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected: frozenset[tuple[int, int]] = frozenset()
-        self._changing = threading.Lock()  # held while `policy` and `_previous` change together
+        self._changing = threading.RLock()  # held while `policy` and `_previous` change together
         self._newest: deque[PolicySnapshot] = deque(maxlen=2)  # the last versions that arrived, also if they were rolled back
         self._pub: Address | None = None
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)

@@ -539,6 +539,7 @@ def _after_fork() -> None:
     for agent in list(_open_agents):
         agent._forked, agent._reopening = True, threading.Lock()
         agent._open = agent._startup = None
+        agent._context.renew_locks()
 
 
 def _at_exit() -> None:

@@ -164,6 +164,11 @@ class AgentComponents:
         place = exploration_place(self.actor_id)
         self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
 
+    def renew_locks(self) -> None:
+        """Replace the locks, in a forked child: a thread that does not exist there can hold them."""
+        for part in (self.pending, self.credit_wait, self.io, self.io.weight_subscriber):
+            part.renew_lock()
+
     @property
     def longest_segment(self) -> int:
         """The length of the longest segment (run of steps, sent as a unit) that the learner accepts, in steps."""

@@ -162,6 +162,10 @@ class ActorIOThread(Worker):
             if self._ended or not self.alive:
                 self._wakeup.close()
 
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self.changed = threading.Condition()
+
     @property
     def session_parameters(self) -> SessionParameters | None:
         """The session parameters that the learner last sent; before that, those saved by an earlier start, or None."""

@@ -420,6 +420,10 @@ class LateRewardQueue:
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
 
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self._lock = threading.RLock()
+
     def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
         """Add the next closed segment (run of steps) of an episode.
 

@@ -21,6 +21,10 @@ class WaitTimer:
         self._waiting = 0
         self._at_s = self._total_s = 0.0
 
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self._lock = threading.RLock()
+
     def __enter__(self) -> None:
         with self._lock:
             self._add_passed()

@@ -166,6 +166,10 @@ class WeightSubscriber:
         if self.policy is not None:
             self._newest.append(self.policy.snapshot)
 
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self._changing = threading.RLock()
+
     def roll_back(self, bad: Policy) -> Policy | None:
         """Replace the policy `bad` by the version before it, and return the current policy. Any thread can call this method.
 

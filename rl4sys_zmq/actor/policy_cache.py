@@ -180,7 +180,7 @@ class PolicyCacheFile:
             monotonic: Returns monotonic time, in seconds. Used for `min_interval_s`.
         """
         self.counters = Counters()
-        self._path = path
+        self._path = path.absolute()  # the program can change its working directory
         self._min_interval_s = min_interval_s
         self._clock, self._monotonic = clock, monotonic
         self._next_save = float("-inf")

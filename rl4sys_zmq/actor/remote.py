@@ -77,6 +77,7 @@ class InferenceCaller(Resource):
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
         self.required = config.inference == "remote"
         self._config, self._counters = config, counters
+        self._keys = config.keys.absolute() if config.keys is not None else None  # the program can change its working directory
         self._method = f"policy/{config.client_id}"
         self._lock = threading.Lock()
         self._caller: Caller | None = None
@@ -162,7 +163,7 @@ class InferenceCaller(Resource):
             address = Address.parse(new_address)
             if address.host == "*":
                 address = Address.parse(self._config.address).with_port(address.port)
-            client = self._caller = Caller(address, keys=self._config.keys)
+            client = self._caller = Caller(address, keys=self._keys)
             self._new_address = new_address
         if before is not None:
             before.close()

@@ -6,7 +6,6 @@ A limit is needed because libzmq buffers incomplete messages without a bound.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rl4sys_zmq.errors import Closed, MemoryExceeded
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 
 __all__ = [
@@ -92,7 +92,7 @@ def memory_limit(given: int | None) -> int | None:
     return (round(MEMORY_SHARE * available_bytes()) if given is None else given) or None
 
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 LOOK_S = 0.2
 CUT_ALL_S = 2.0

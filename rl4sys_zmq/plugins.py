@@ -16,18 +16,18 @@ used.
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.logs import get_logger
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = ["NamedEntry", "Registry", "import_plugins", "imported_plugins", "load_object"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _imported: dict[str, None] = {}
 

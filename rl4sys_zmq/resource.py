@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 from rl4sys_zmq.errors import WorkerDied
+from rl4sys_zmq.logs import get_logger
 
 __all__ = ["Resource", "Worker"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
+
+STACK_BYTES = 1 << 20
+"""The smallest stack of a worker's thread, in bytes.
+
+A program can choose a smaller one for all new threads (`threading.stack_size`). Libraries such as onnxruntime need more.
+"""
 
 
 class Resource(ABC):
@@ -60,8 +66,16 @@ class Worker(ABC):
         """React to an exception that ended `run`, in the same thread. By default this does nothing."""
 
     def start(self) -> None:
-        """Start the thread. A worker can be started only once."""
-        self._thread.start()
+        """Start the thread, with a stack of at least `STACK_BYTES`. A worker can be started only once."""
+        size = threading.stack_size()  # of the whole process; 0: the default of the system
+        if not 0 < size < STACK_BYTES:
+            self._thread.start()
+            return
+        threading.stack_size(STACK_BYTES)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(size)
 
     @property
     def alive(self) -> bool:

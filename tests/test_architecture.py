@@ -38,6 +38,7 @@ FLOORS = (
         "zstd",
         "images",
         "liveness",
+        "logs",
         "dedup",
         "sealed",
         "memory_watch",
@@ -217,6 +218,8 @@ def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "matches a message without assert_never at the end"
             case ast.Attribute(attr="basicConfig") if room != "cli":
                 yield node.lineno, "configures logging outside cli/"
+            case ast.Call(func=ast.Attribute(attr="getLogger"), args=[ast.Name(id="__name__")]) if room != "logs":
+                yield node.lineno, "takes its logger from logging: logs.get_logger returns one that never raises"
             case ast.Call(func=ast.Name(id="print")) if room != "cli":
                 yield node.lineno, "prints outside cli/"
 
@@ -442,6 +445,7 @@ PLANTED = [
     ("rpc/a.py", "import ipaddress\nipaddress.ip_address('::1').is_loopback", "only loopback.py says"),
     ("learner/a.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allows pickle"),
     ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),
+    ("learner/a.py", "import logging\nlog = logging.getLogger(__name__)", "takes its logger from logging"),
     ("learner/a.py", "print(1)", "prints outside cli/"),
     ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
     ("learner/a.py", "BEACON_S = 1.0", "sets BEACON_S: only liveness.py says"),

@@ -9,7 +9,6 @@ policy whose action is not finite.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from math import hypot, isfinite
@@ -25,6 +24,7 @@ from rl4sys_zmq.actor.recorded import ExtraColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.values import BoxSpace, PolicySpec
@@ -36,7 +36,7 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 __all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "idle_action", "with_leading_axis"]
 
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
 """The host's fallback function. It takes an observation (an array or a tree of arrays) and a mask, and returns an action."""

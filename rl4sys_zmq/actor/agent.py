@@ -32,6 +32,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.options import TIMEOUT_S, check_value, closest, unknown_key
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, LearnerUnavailable, RL4SysError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.policies import check_runtime
 from rl4sys_zmq.resource import Resource
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RL4SysAgent"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 EXIT_FLUSH_S = 1.0
 """Longest delay of the interpreter's exit, in seconds, for all agents together that were not closed.
@@ -538,6 +539,7 @@ def _after_fork() -> None:
     for agent in list(_open_agents):
         agent._forked, agent._reopening = True, threading.Lock()
         agent._open = agent._startup = None
+        agent._context.renew_locks()
 
 
 def _at_exit() -> None:

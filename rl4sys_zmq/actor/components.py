@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import threading
@@ -25,6 +24,7 @@ from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.liveness import CLIENT_START_S, SILENCE_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Act, ExtraColumnPolicy, Policy, RandomSource, bind
 from rl4sys_zmq.policies.column_policy import BoundStep
 from rl4sys_zmq.values import space_to_json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentComponents", "ThreadState"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ThreadState:
@@ -154,14 +154,20 @@ class AgentComponents:
         self.remote = InferenceCaller(config, counters) if config.inference != "local" else None
         try:
             self.io.start()
-        except BaseException:
+            self.io.opened.wait()
+        except BaseException:  # also an exception of a signal handler, such as KeyboardInterrupt
+            self.io.stop()
             self.io.release()
             raise
-        self.io.opened.wait()
         if self.io.spool is not None:
             self.actor_id = self.io.spool.actor_id
         place = exploration_place(self.actor_id)
         self.threads = CurrentThreadState(seed, itertools.count(), config.explore, self.owner, place)
+
+    def renew_locks(self) -> None:
+        """Replace the locks, in a forked child: a thread that does not exist there can hold them."""
+        for part in (self.pending, self.credit_wait, self.io, self.io.weight_subscriber):
+            part.renew_lock()
 
     @property
     def longest_segment(self) -> int:
@@ -250,8 +256,8 @@ class AgentComponents:
         if self._granted(steps):
             return
         io.waiting += 1
-        io.wake()
         try:
+            io.wake()
             with self.credit_wait:
                 self.wait(lambda: self._granted(steps), self.config.wait_timeout_s)
         finally:

@@ -7,7 +7,6 @@ After an exception the thread counts the error and creates new sockets. The host
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -36,6 +35,7 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, LearnerUnavailable, ProtocolError, RefusalReason, RL4SysError
 from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # modules for optional features are imported only by actors t
 
 __all__ = ["ActorIOThread"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 ACK_READ_INTERVAL_S = 0.25
 """Longest time for which acknowledgements stay unread if no thread waits for them, in seconds.
@@ -135,6 +135,7 @@ class ActorIOThread(Worker):
         self._dealer: ConnectingSocket
         self._poller: SocketPoller
         self._stopping = threading.Event()
+        self._told_to_stop = False
 
     # ---- for host threads
 
@@ -149,7 +150,9 @@ class ActorIOThread(Worker):
 
     def stop(self) -> None:
         """Make the thread end the session and stop."""
-        self._stopping.set()
+        before, self._told_to_stop = self._told_to_stop, True
+        if not before:  # a signal handler can call this method while its thread holds the lock of the event
+            self._stopping.set()
         self._wakeup.set()
 
     def release(self) -> None:
@@ -158,6 +161,10 @@ class ActorIOThread(Worker):
             self._released = True
             if self._ended or not self.alive:
                 self._wakeup.close()
+
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self.changed = threading.Condition()
 
     @property
     def session_parameters(self) -> SessionParameters | None:

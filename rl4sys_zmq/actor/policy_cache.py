@@ -24,7 +24,6 @@ counted and renamed. Only the last invalid file is kept.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import struct
@@ -42,6 +41,7 @@ from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
@@ -51,7 +51,7 @@ from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 __all__ = ["CachedPolicy", "ActorPolicyCache", "PolicyCacheFile"]
 
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CLOCK_SLACK_S = 60.0
 """A cached policy that was saved at most this many seconds in the future, by this machine's clock, has the age 0."""
@@ -180,7 +180,7 @@ class PolicyCacheFile:
             monotonic: Returns monotonic time, in seconds. Used for `min_interval_s`.
         """
         self.counters = Counters()
-        self._path = path
+        self._path = path.absolute()  # the program can change its working directory
         self._min_interval_s = min_interval_s
         self._clock, self._monotonic = clock, monotonic
         self._next_save = float("-inf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from rl4sys_zmq.errors import (
     RL4SysError,
 )
 from rl4sys_zmq.liveness import INFERENCE_RETRY_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import RandomSource
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "PlaceholderPolicy", "InferenceCaller"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 NOT_READY_RETRY_S = 0.01
 """The pause before the next call of a learner that has started, but does not have the policy so far, in seconds."""
@@ -77,6 +77,7 @@ class InferenceCaller(Resource):
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
         self.required = config.inference == "remote"
         self._config, self._counters = config, counters
+        self._keys = config.keys.absolute() if config.keys is not None else None  # the program can change its working directory
         self._method = f"policy/{config.client_id}"
         self._lock = threading.Lock()
         self._caller: Caller | None = None
@@ -162,7 +163,7 @@ class InferenceCaller(Resource):
             address = Address.parse(new_address)
             if address.host == "*":
                 address = Address.parse(self._config.address).with_port(address.port)
-            client = self._caller = Caller(address, keys=self._config.keys)
+            client = self._caller = Caller(address, keys=self._keys)
             self._new_address = new_address
         if before is not None:
             before.close()

@@ -6,7 +6,6 @@ Host threads put segments into the `Outbox`, a bounded queue in memory. The I/O 
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueuedSegmentInfo", "SegmentQueue"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Outbox:
@@ -66,9 +66,10 @@ class Outbox:
 
     def put(self, segment: Segment) -> None:
         """Add a segment (run of steps). If the queue is then too long, drop the oldest segments. Called by host threads."""
+        steps, nbytes = segment.steps, segment.nbytes  # a signal handler can run, and raise, in these calls and not below
         self.put_items += 1
-        self.put_steps += segment.steps
-        self._bytes_in += segment.nbytes
+        self.put_steps += steps
+        self._bytes_in += nbytes
         self._items.append(segment)
         while self._drops and (len(self._items) > self._max_items or self.nbytes > self._max_bytes) and len(self._items) > 1:
             try:

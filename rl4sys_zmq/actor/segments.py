@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -18,13 +17,14 @@ from rl4sys_zmq.actor.observation_column import TreeColumn, new_action_column, n
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["AgentIdentity", "PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 FIRST_ROWS = 128
 RECENT_EPISODES = 100
@@ -420,6 +420,10 @@ class LateRewardQueue:
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
 
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self._lock = threading.RLock()
+
     def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
         """Add the next closed segment (run of steps) of an episode.
 
@@ -488,18 +492,18 @@ class LateRewardQueue:
             expired = [entry for entry in self.late if entry[0] <= now]
             self.late = [entry for entry in self.late if entry[0] > now]
             for _, closed, writer in expired:
-                if not self._warned:
-                    self._warned = True
-                    log.warning(
-                        "a segment of %d steps was dropped: %d rewards did not come within %g s (reward_timeout_s); "
-                        "stats()['dropped'] counts further ones", writer.steps, writer.missing, self._reward_timeout_s,
-                    )  # fmt: skip
                 writer.left = True
                 closed.lost = True
                 closed.writers.remove(writer)
                 self._outbox.put_items += 1
                 self._outbox.dropped.add("reward_timeout")
                 self._release(closed)
+            first, self._warned = bool(expired) and not self._warned, self._warned or bool(expired)
+        if first:  # without the lock: a handler of the host can take long
+            log.warning(
+                "a segment of %d steps was dropped: %d rewards did not come within %g s (reward_timeout_s); "
+                "stats()['dropped'] counts further ones", expired[0][2].steps, expired[0][2].missing, self._reward_timeout_s,
+            )  # fmt: skip
 
     def _wait(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
         """Let a segment (run of steps) with a missing reward wait for at most ``reward_timeout_s`` from now."""
@@ -508,18 +512,22 @@ class LateRewardQueue:
     def _release(self, closed: PendingEpisodeSegments) -> None:
         """Queue the episode's closed segments (runs of steps) for sending, in order, up to the first with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
-            writer = closed.writers.pop(0)
-            closed.reward_sum += writer.reward_sum
-            total = None
-            if writer.terminated or writer.truncated:
-                self.episodes += 1
-                if not closed.lost:
-                    total = closed.reward_sum
-                    self.returns.append(total)
+            writer = closed.writers[0]
+            ends, rewards = writer.terminated or writer.truncated, closed.reward_sum + writer.reward_sum
+            total = rewards if ends and not closed.lost else None
             segment = writer.build(closed.episode_id, total)
-            if self._evaluates:
-                if total is None:
-                    continue
+            if self._evaluates and total is not None:
                 segment = evaluation_of(segment)
+            # If a signal handler has raised in a call above, the segment is left for the next release. If it has set the reward
+            # of another step, it can have released the segment.
+            if closed.writers[:1] != [writer]:
+                continue
+            del closed.writers[0]
+            closed.reward_sum = rewards
+            self.episodes += ends
+            if total is not None:
+                self.returns.append(total)
+            elif self._evaluates:
+                continue
             self._outbox.put(segment)
             self._wake()

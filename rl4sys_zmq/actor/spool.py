@@ -22,7 +22,6 @@ placeholder (an empty segment).
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 import sqlite3
 import time
@@ -37,12 +36,13 @@ from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, SpoolDamagedError, SpoolEnt
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import PackedSegment
 
 __all__ = ["Spool", "SpoolLimits"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 # The sequence number of a segment is its position in the FIFO. The file does not have the number of each segment. The number is
 # `base_seq`, the number of the oldest segment in the spool, plus the segment's position. `base_seq` changes in the same

@@ -12,7 +12,6 @@ import ctypes
 import fcntl
 import itertools
 import json
-import logging
 import os
 import sqlite3
 import struct
@@ -25,6 +24,7 @@ import xxhash
 from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.forks import abandon_in_child
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.segments import head_struct
@@ -32,7 +32,7 @@ from rl4sys_zmq.wire.values import pack_header, unpack_header
 
 __all__ = ["FLUSH_BYTES", "SpoolDamagedError", "SpoolEntry", "SpoolMeta", "SpoolFile", "is_damage", "placeholder"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 SCHEMA = 2
 FLUSH_BYTES = 8 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from rl4sys_zmq.actor.inputs import InputValidator
 from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors
@@ -23,7 +23,7 @@ from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["TrajectoryManager", "RL4SysTrajectory"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class RL4SysTrajectory:
@@ -233,18 +233,20 @@ class TrajectoryManager:
                 by 2, so that the learner does not treat the segments as consecutive.
         """
         writer = traj.writer
+        left = traj.cap_left - writer.steps
+        capped = left <= 0
+        if capped:
+            left = self._max_steps
+        after = self._new_writer(min(self.rollout, left), writer.segment_index + (1 if follows else 2))
         writer.close(observation, mask)
+        # A signal handler of the host can raise in any call. The trajectory changes between two calls, so that it keeps the steps
+        # or passes them on, and never does both.
+        writer.capped = capped
         traj.steps_before += writer.steps
-        traj.cap_left -= writer.steps
-        if traj.cap_left <= 0:
-            writer.capped = True
-            traj.cap_left = self._max_steps
+        traj.cap_left, traj.writer = left, after
+        traj.has_credit, traj.selected_under = False, None
         self._pending.close(traj.closed, writer)
-        traj.has_credit = False
-        traj.selected_under = None
-        index = writer.segment_index + (1 if follows else 2)
-        traj.writer = self._new_writer(min(self.rollout, traj.cap_left), index)
-        return traj.writer
+        return after
 
     def actions(self, traj: RL4SysTrajectory) -> list[RL4SysAction]:
         """Return the actions of a trajectory, as described in `RL4SysTrajectory.actions`."""

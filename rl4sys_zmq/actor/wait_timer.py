@@ -17,9 +17,13 @@ class WaitTimer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler can read `seconds` while its thread holds the lock
         self._waiting = 0
         self._at_s = self._total_s = 0.0
+
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         with self._lock:

@@ -35,6 +35,7 @@ from rl4sys_zmq.liveness import (
     SilenceTimer,
     jittered,
 )
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, build_policy, local_only_reason, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
@@ -45,7 +46,7 @@ from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Message, Refused, Wei
 
 __all__ = ["WeightSubscriber"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 HWM = 64
 PREVIOUS_KEPT = 2
@@ -114,7 +115,7 @@ class WeightSubscriber:
         self._welcome: Welcome | None = None
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected: frozenset[tuple[int, int]] = frozenset()
-        self._changing = threading.Lock()  # held while `policy` and `_previous` change together
+        self._changing = threading.RLock()  # held while `policy` and `_previous` change together
         self._newest: deque[PolicySnapshot] = deque(maxlen=2)  # the last versions that arrived, also if they were rolled back
         self._pub: Address | None = None
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
@@ -164,6 +165,10 @@ class WeightSubscriber:
         self.policy, self.spec = other.policy, other.spec
         if self.policy is not None:
             self._newest.append(self.policy.snapshot)
+
+    def renew_lock(self) -> None:
+        """Replace the lock, in a forked child."""
+        self._changing = threading.RLock()
 
     def roll_back(self, bad: Policy) -> Policy | None:
         """Replace the policy `bad` by the version before it, and return the current policy. Any thread can call this method.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import RelayConfig
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay import Relay
 from rl4sys_zmq.transports import raise_descriptor_limit
 
 __all__ = ["relay"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 POLL_S = 0.25
 DESCRIPTORS_PER_CHILD, OTHER_DESCRIPTORS = 2, 64

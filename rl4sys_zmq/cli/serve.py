@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
 from rl4sys_zmq.learner.static_check import check_buildable
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.policies import read_policy
@@ -28,7 +28,7 @@ from rl4sys_zmq.transports import raise_descriptor_limit
 
 __all__ = ["ServeOptions", "await_status", "serve", "warm_up"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 POLL_S = 0.25
 DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024

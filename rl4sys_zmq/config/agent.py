@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
@@ -39,11 +38,12 @@ from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.values import ObservationSpace, Space
 
 __all__ = ["AgentConfig"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _PLANNED = ("guard_rails",)
 """Keys of options that the documentation announces but that this version does not support. A file with one is refused."""

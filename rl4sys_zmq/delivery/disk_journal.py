@@ -38,11 +38,12 @@ from rl4sys_zmq.delivery.journal_rows import (
     Write,
 )
 from rl4sys_zmq.errors import JournalError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 
 __all__ = ["DiskJournal"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CHECK_S = 1.0
 """The interval at which an idle journal checks that its files were not deleted, moved or replaced, in seconds."""

@@ -6,7 +6,6 @@ The journal is the learner's record of accepted segments. ``journal.marks`` is a
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sqlite3
 import time
@@ -22,6 +21,7 @@ from rl4sys_zmq.delivery.journal_loss import JournalLoss, JournalStateInCheckpoi
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileContent, JournalMarksFileWriter, marks_path, read_marks
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, JournalTables
 from rl4sys_zmq.errors import JournalError, JournalLost
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "reopen",
 ]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Fsync = Literal["normal", "always"]
 Connect = Callable[[Path], sqlite3.Connection]

@@ -6,7 +6,6 @@ actor) that began the numbering. An *entry* is the record of the new segments in
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import Frame
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "stored_bytes",
 ]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 SCHEMA_VERSION = 3
 TRIM_ROWS = 2_000

@@ -9,7 +9,6 @@ is killed with the actor.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
 import signal
@@ -20,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
+from rl4sys_zmq.logs import get_logger
 
 __all__ = ["DRAIN_LINE", "ActorProcess", "ProcessEngine"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 DRAIN_LINE = b"drain\n"
 """The line on its standard input that tells an actor process to drain."""

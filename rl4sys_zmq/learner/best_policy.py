@@ -13,7 +13,6 @@ whole, even if the process is killed.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.errors import PolicyFolderError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.policies.folder import encode_policy, read_file
@@ -30,7 +30,7 @@ from rl4sys_zmq.sealed import seal_document, seal_holds
 
 __all__ = ["BEST", "EVALUATION", "BestPolicyFolder", "EvaluationRecord"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 BEST = "best"
 """The name of the folder in the run directory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 import threading
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, FolderAlgorithm, WarmStartAlgorithm, planned_policy
 from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.values import PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.wire.messages import AssignClient
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BuiltAlgorithm", "build_algorithm", "load_initial_policy", "max_policy_lag", "pacing_lag", "set_publishing"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from rl4sys_zmq.learner.progress import CheckpointProgress
 from rl4sys_zmq.learner.publishing import PolicyPublisher
 from rl4sys_zmq.learner.reporting import plain_text
 from rl4sys_zmq.learner.worker_storage import CheckpointStorage
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot
 from rl4sys_zmq.weights import digest
@@ -23,7 +23,7 @@ from rl4sys_zmq.wire.messages import AssignClient, CheckpointResult
 
 __all__ = ["CHECKPOINT_SHARE", "TrainingCheckpoints"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CHECKPOINT_SHARE = 20
 """The shortest time between two periodic checkpoints, in multiples of the time that writing one takes."""

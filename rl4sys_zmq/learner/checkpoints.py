@@ -29,7 +29,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import operator
 import os
 import re
@@ -47,6 +46,7 @@ import xxhash
 
 from rl4sys_zmq.errors import CheckpointError, PolicyFolderError
 from rl4sys_zmq.learner.state_tree import pack_state, piece_of, pieces_without_arrays, unpack_state
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.folder import StoredPolicy, encode_policy
 from rl4sys_zmq.private import make_private, open_private, sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
@@ -316,7 +316,7 @@ def _safetensors() -> Any:
     return safetensors
 
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 TEMPORARY, WRITER = ".tmp-", ".writer"
 LOCK_TIMEOUT_S, LOCK_RETRY_S = 30.0, 0.01

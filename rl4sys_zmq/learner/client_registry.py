@@ -6,7 +6,6 @@ It creates, restarts and removes clients, and starts and ends their learner thre
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator
 
 from rl4sys_zmq.config import LearnerConfig
@@ -18,12 +17,13 @@ from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
 from rl4sys_zmq.learner.restored import GIVEN_UP, RestoredClient, restore_configuration
 from rl4sys_zmq.liveness import SILENCE_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Hello, ThreadFailed
 
 __all__ = ["ClientRegistry"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MAX_STILLBORN = 64
 """Largest number of errors that are kept for clients that failed before they were ready."""

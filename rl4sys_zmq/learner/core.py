@@ -7,7 +7,6 @@ thread drives the core with sockets. The simulator in ``tests/simulation`` drive
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -29,6 +28,7 @@ from rl4sys_zmq.learner.log_files import CLIENT_READY
 from rl4sys_zmq.learner.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -55,7 +55,7 @@ from rl4sys_zmq.wire.values import REPORT_HEADER
 
 __all__ = ["BACKLOG_RETRY_S", "LearnerCore"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 BACKLOG_RETRY_S = 0.005
 """Time after which the gateway tries again to send a message to a learner thread whose pipeline was full, in seconds."""

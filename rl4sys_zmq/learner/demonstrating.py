@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-
 from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
 from rl4sys_zmq.learner.minari_episodes import read_minari
 from rl4sys_zmq.learner.static_check import require_rewards, require_use
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_error
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.replay.demonstrations import Demonstrations, demonstrations_of, read_demonstrations
 from rl4sys_zmq.wire import SegmentSchema
 from rl4sys_zmq.wire.messages import AssignClient
 
 __all__ = ["TrainingDemonstrations"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class TrainingDemonstrations:

@@ -6,7 +6,6 @@ The segments come from the journal, the learner's record of accepted segments.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -16,12 +15,13 @@ from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import CheckpointResult, SaveCheckpoint, StreamEnded
 
 __all__ = ["SegmentDispatcher"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CHECKPOINT_FILL, PARTIAL_BATCH_FILL = 0.5, 0.9
 """Fill levels of the journal, as fractions of its size limit. From `CHECKPOINT_FILL` on, checkpoints are requested, because the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from rl4sys_zmq.learner.refusal_log import RefusalLog
 from rl4sys_zmq.learner.relays import RelayDirectory
 from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import HEARTBEAT_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security import Authorizer, User
 from rl4sys_zmq.transports import Address, SendResult
@@ -52,7 +52,7 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["MAX_MESSAGE_BYTES", "ActorSessionHandler"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MAX_LIBRARY = 80
 MAX_ADDRESS = 256

@@ -9,7 +9,6 @@ ever waits for an evaluation.
 from __future__ import annotations
 
 import json
-import logging
 import select
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from rl4sys_zmq.child_process import end_text, module_path, start_error_text, st
 from rl4sys_zmq.config.evaluation import EvaluationConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.best_policy import BestPolicyFolder, EvaluationRecord
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.policies.folder import encode_policy
 from rl4sys_zmq.private import write_folder
@@ -33,7 +33,7 @@ from rl4sys_zmq.resource import Resource, Worker
 
 __all__ = ["EvaluationProcess", "PolicyEvaluator"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 PROCESS = "rl4sys_zmq.ops.evaluation_process"
 """The module that runs in the process. It is named, not imported: it needs Gymnasium, and the learner does not."""

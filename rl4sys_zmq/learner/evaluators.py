@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,13 +16,14 @@ from rl4sys_zmq.learner.best_policy import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.learner.client import ClientState
 from rl4sys_zmq.learner.evaluation import PolicyEvaluator
 from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import TrainingMetrics
 
 __all__ = ["PolicyEvaluators"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class PolicyEvaluators:

@@ -8,7 +8,6 @@ messages of learner threads. The thread never blocks in a send and never accesse
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 import time
@@ -37,6 +36,7 @@ from rl4sys_zmq.learner.learner_thread import NO_FRAME_LIMIT, AbandonCheckpoints
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.reporting import MAX_REPORT_FRAMES
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, subscribed_topics
@@ -46,7 +46,7 @@ from rl4sys_zmq.wire.messages import AssignClient, Frame, OperatorCommand, Opera
 
 __all__ = ["Gateway", "EventSink"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 PUB_HWM = 32
 LAST_MESSAGES_S = 0.05

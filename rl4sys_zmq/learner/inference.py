@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import secrets
 import threading
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import CallbackStuck, CallRefusalReason, MaskError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import BatchLimits, CallRefusedByCallback, Server
@@ -39,7 +39,7 @@ from rl4sys_zmq.values.arrays import fits_float32
 
 __all__ = ["InferenceService", "method_of"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CLOSE_S = 1.0
 MAX_ROWS = 4096

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SE
 from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, RollbackSummary, open_journal, return_to_checkpoint
 from rl4sys_zmq.learner.run_paths import move_old_files
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
@@ -33,7 +33,7 @@ from rl4sys_zmq.wire.messages import OperatorCommand
 
 __all__ = ["Learner"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 60.0

@@ -6,7 +6,6 @@ through a PUSH socket.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -20,13 +19,14 @@ from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.learner.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.learner.worker_storage import LocalStorage, WorkerStorage
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.messages import ThreadFailed
 
 __all__ = ["NO_FRAME_LIMIT", "AbandonCheckpointsThread", "LearnerThread"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 PULL_MESSAGES = 64
 """Largest number of messages that wait in the learner thread's PULL socket (its high-water mark)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -32,12 +31,13 @@ from rl4sys_zmq.learner.operator import (
 )
 from rl4sys_zmq.learner.restored import GIVEN_UP, restore_configuration
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
 __all__ = ["command_on_directory"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 COMMIT_S = 30.0
 LOOK_S = 0.1

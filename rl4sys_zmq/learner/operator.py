@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +28,7 @@ from rl4sys_zmq.learner.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.learner.static_check import require_fraction
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "unknown_name_error",
 ]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 RESTART, GIVE_UP, FORGET, DROP_ACTOR, SET = "restart", "give-up-pending", "forget", "drop-actor", "set"
 COMMANDS = (RESTART, GIVE_UP, FORGET, DROP_ACTOR, SET)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry, ParallelAlgorithm, PlaceableAlgorithm
 from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, Compute, find_devices
 from rl4sys_zmq.learner.rank_group import RankGroup
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import AssignClient
 
 __all__ = ["Placement", "allow_tf32", "place_algorithm"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

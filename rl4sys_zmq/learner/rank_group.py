@@ -6,7 +6,6 @@ The ranks are the processes that train one policy together (the option ``learner
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import socket
 import subprocess
@@ -24,13 +23,14 @@ from rl4sys_zmq.child_process import end_text, module_path, start_error_text, st
 from rl4sys_zmq.errors import Closed, RankError, RankLost
 from rl4sys_zmq.learner.rank_link import RankLink, encode_rank_message
 from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember, open_store
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import AssignClient
 
 __all__ = ["LOST_STATUS", "RANK_START_S", "RankGroup"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 RANK_START_S = 180.0
 """The longest time from the start of a rank until it has built the algorithm, in seconds. Most of it is the import of torch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import queue
 import threading
 import time
@@ -25,6 +24,7 @@ from rl4sys_zmq.learner.log_files import (
 )
 from rl4sys_zmq.learner.record_series import RecordSeries
 from rl4sys_zmq.learner.run_paths import CONFIG, DEAD
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.version import package_version
@@ -183,7 +183,7 @@ class RunDirectoryWriter(Resource):
             self.counters.add("records_thinned", series.dropped - before)
 
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 QUEUE_RECORDS = 10_000
 FLUSH_S = 1.0

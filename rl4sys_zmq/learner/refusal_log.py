@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["RefusalLog"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MAX_KNOWN = 1024
 """The number of refusals that are remembered, so that a repeated one is not logged again."""

@@ -5,7 +5,6 @@ The learner continues from the state in its run directory, from an earlier check
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.best_policy import BEST
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire.messages import Verdict
 
@@ -37,7 +37,7 @@ __all__ = [
     "state_dir",
 ]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 JOURNAL = "journal.db"
 CHECKPOINTS = "checkpoints"

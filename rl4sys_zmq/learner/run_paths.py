@@ -18,7 +18,6 @@ so such a name cannot collide with the library's own files.
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from urllib.parse import unquote
@@ -26,12 +25,13 @@ from urllib.parse import unquote
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.log_files import EVENT_FILES, LOG, TENSORBOARD
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.private import make_private
 
 __all__ = ["CONFIG", "DEAD", "aside_folder", "move_old_files"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CONFIG, DEAD = "config.json", "dead"
 _OUR_FILES = (CONFIG, LOG, JOURNAL)

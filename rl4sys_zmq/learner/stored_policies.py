@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from rl4sys_zmq.errors import CheckpointError, ConfigError, PolicyFolderError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.resume import CHECKPOINTS
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name, name_of
 from rl4sys_zmq.policies import StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import SPEC
 
 __all__ = ["newest_policy"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 TRIES = 5
 """Largest number of times that the list of checkpoints is read, because a running learner removes old ones meanwhile."""

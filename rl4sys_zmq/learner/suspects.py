@@ -20,17 +20,17 @@ These suspects are quarantined (excluded from training and kept in a folder for 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.held_segments import SegmentInTraining, streams_of
 from rl4sys_zmq.learner.suspect_files import MARK_BYTES, MAX_RANGES, SegmentRange, SuspectStorage, encode_range, read_mark
+from rl4sys_zmq.logs import get_logger
 
 __all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspectRecord"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 ENDS_ALONE = 3
 ENDS_TOGETHER = 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from rl4sys_zmq.learner.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_errors
 from rl4sys_zmq.learner.worker_storage import WorkerStorage
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import (
@@ -48,7 +48,7 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 DRAIN_MESSAGES = 256
 MAX_SEGMENT_STEPS = 1 << 20

@@ -7,6 +7,7 @@ calling one, and does not spin. The memory of the intermediate values of all ses
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -34,6 +35,9 @@ KEPT_SESSIONS = 4
 
 _sessions: OrderedDict[tuple[bytes, tuple[OnnxValue, ...], int], GraphSession] = OrderedDict()
 _lock = threading.Lock()
+
+# A forked child gets its own: a thread that does not exist there can be compiling a graph.
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from rl4sys_zmq.plugins import Registry, load_object
 from rl4sys_zmq.policies.base import Policy, PolicyFactory
 from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.values.arrays import without_float_errors
 
 __all__ = ["POLICIES", "RUNTIMES", "PolicyEntry", "build_policy", "check_runtime", "register_policy", "require_policy"]
 
@@ -145,6 +146,7 @@ def require_policy(kind: str, run_with: str = "onnxruntime") -> PolicyEntry:
     return entry.by_torch if run_with == "torch" and entry.by_torch is not None else entry
 
 
+@without_float_errors
 def build_policy(spec: PolicySpec, snapshot: PolicySnapshot, run_with: str = "onnxruntime") -> Policy:
     """Build the policy that `spec` describes, with the weights in `snapshot`. The policy can use views of the weights.
 

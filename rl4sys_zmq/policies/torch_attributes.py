@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.policies.onnx_model import Attribute, OnnxNode
 
-__all__ = ["MAX_ITEMS", "Attributes", "Function", "integers_of"]
+__all__ = ["MAX_ITEMS", "Attributes", "Function", "integers_of", "tensor_of"]
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 """The function of a node, from its inputs to its outputs."""
@@ -54,7 +55,12 @@ class Attributes:
     def tensor(self, name: str) -> Tensor | None:
         """Return a tensor; None if it is not given."""
         value = self._values.get(name)
-        return None if value is None else torch.tensor(np.asarray(value))
+        return None if value is None else tensor_of(np.asarray(value))
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """Return a copy of an array, in memory: not on another device that the program uses by default."""
+    return torch.tensor(array, device="cpu")
 
 
 def integers_of(values: Tensor) -> list[int]:

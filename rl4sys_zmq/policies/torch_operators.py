@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl4sys_zmq.policies.onnx_model import ELEMENT_TYPES, OnnxNode
-from rl4sys_zmq.policies.torch_attributes import Attributes, Function, integers_of
+from rl4sys_zmq.policies.torch_attributes import Attributes, Function, integers_of, tensor_of
 from rl4sys_zmq.policies.torch_shapes import (
     build_concat,
     build_constant_of_shape,
@@ -84,7 +84,9 @@ def _range(start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
     first, last, by = start.item(), limit.item(), step.item()
     if not by or not (last - first) / by <= MAX_RANGE:
         raise ValueError(f"an operator Range has the step {by} and more than {MAX_RANGE} numbers")
-    return torch.arange(first, last, by, dtype=start.dtype) if (last - first) / by > 0 else start.new_empty(0)
+    return (
+        torch.arange(first, last, by, dtype=start.dtype, device=start.device) if (last - first) / by > 0 else start.new_empty(0)
+    )
 
 
 def _globally(function: Callable[..., Tensor]) -> Function:
@@ -187,9 +189,7 @@ def _cast(given: Attributes) -> Function:
 
 def _constant(given: Attributes) -> Function:
     ((name, value),) = given.node.attributes.items()
-    tensor = torch.tensor(
-        value if isinstance(value, np.ndarray) else np.asarray(value, np.int64 if "int" in name else np.float32)
-    )
+    tensor = tensor_of(value if isinstance(value, np.ndarray) else np.asarray(value, np.int64 if "int" in name else np.float32))
     return lambda: tensor
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any, cast
 
@@ -27,10 +28,21 @@ from rl4sys_zmq.policies.onnx_model import OnnxGraph, OnnxNode, OnnxValue
 from rl4sys_zmq.policies.onnx_reader import decode_model
 from rl4sys_zmq.policies.onnx_rules import OUTPUTS, SHAPED, check_graph
 from rl4sys_zmq.policies.onnx_session import KEPT_SESSIONS, MAX_MEMORY_BYTES
+from rl4sys_zmq.policies.torch_attributes import tensor_of
 from rl4sys_zmq.policies.torch_operators import Function, compiled
 from rl4sys_zmq.values import ObservationSpace
 
 __all__ = ["TorchGraph", "TorchNetwork", "load_graph", "prepare"]
+
+_autocasts: Callable[[], bool] = (
+    partial(torch.is_autocast_enabled, "cpu") if hasattr(torch, "get_autocast_dtype") else torch.is_autocast_cpu_enabled
+)
+"""Return True if this thread is in a block of ``torch.autocast`` for the CPU. Before torch 2.4, the function had another name."""
+
+
+def _full_precision() -> AbstractContextManager[object]:
+    """Return a context in which ``torch.autocast``, which the host can use around its calls, changes no types."""
+    return torch.autocast("cpu", enabled=False) if _autocasts() else nullcontext()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,9 +86,10 @@ class TorchGraph:
         """
         self.observations = observations
         self._inputs = graph.inputs
-        self._constants = {name: torch.tensor(array) for name, array in graph.constants.items()}
+        self._constants = {name: tensor_of(array) for name, array in graph.constants.items()}
         self._steps = _steps(graph)
-        self.known = self._measured(1)
+        with _full_precision():
+            self.known = self._measured(1)
         self._checked = 1
 
     def check(self, rows: int) -> None:
@@ -122,7 +135,7 @@ class TorchGraph:
             known: Values by name that need no computation. They must belong to the same number of observations.
         """
         values = {**self._constants, **known, **feed}
-        with torch.inference_mode():
+        with torch.inference_mode(), _full_precision():
             for step in self._steps:
                 if step.node.outputs[0] not in values:
                     found = step.function(*[values[name] if name else None for name in step.node.inputs])
@@ -219,11 +232,11 @@ class TorchNetwork(GraphNetwork):
         """
         super().__init__(graph.observations, space)
         self._graph = graph
-        self._weights = {name: torch.tensor(tensor) for name, tensor in weights.items()}
+        self._weights = {name: tensor_of(tensor) for name, tensor in weights.items()}
 
     def _compute(self, rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         self._graph.check(len(next(iter(rows.values()))))
-        copies = {name: torch.tensor(array) for name, array in rows.items()}
+        copies = {name: tensor_of(array) for name, array in rows.items()}
         return self._graph.run({**self._weights, **copies}, {}).numpy()
 
     def _bound(self, buffers: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]]:

@@ -48,7 +48,7 @@ def build_concat(given: Attributes) -> Function:
 def build_constant_of_shape(given: Attributes) -> Function:
     """Return the function of ConstantOfShape."""
     value = given.tensor("value")
-    filled = torch.zeros((), dtype=torch.float32) if value is None else value.reshape(())
+    filled = torch.zeros((), dtype=torch.float32, device="cpu") if value is None else value.reshape(())
     return lambda shape: filled.expand(integers_of(shape))
 
 
@@ -121,7 +121,7 @@ def build_reshape(given: Attributes) -> Function:
 def build_shape(given: Attributes) -> Function:
     """Return the function of Shape."""
     start, end = given.integer("start", 0), given.integer("end", MAX_ITEMS)
-    return lambda x: torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
+    return lambda x: torch.tensor(list(x.shape)[start:end], dtype=torch.int64, device="cpu")
 
 
 def sliced(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:

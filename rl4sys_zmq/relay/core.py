@@ -6,7 +6,6 @@ from this relay.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from rl4sys_zmq.liveness import (
     is_silent,
     jittered,
 )
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay.followed import FollowedClient
 from rl4sys_zmq.security import AccessList, Authorizer, TokenBucket, User
 from rl4sys_zmq.transports import SendResult
@@ -49,7 +49,7 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["MAX_REQUEST_BYTES", "RelayCallbacks", "RelayCore"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MAX_REQUEST_BYTES = 1 << 14
 """Largest message of a child, in bytes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -11,6 +10,7 @@ from concurrent.futures import Future
 
 from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
 from rl4sys_zmq.liveness import LATEST_RETRY_S, PUBLISHER_SILENCE_S, SilenceTimer
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc.session import WINDOW, CallerSession, CallHandle
 from rl4sys_zmq.rpc.topics import topic_frame
@@ -20,7 +20,7 @@ from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["AsyncCallThread", "Subscription"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 PUBLICATION_HWM = 8
 JOIN_S = 2.0

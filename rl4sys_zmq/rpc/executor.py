@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.rpc.call_queue import CallRefusedByCallback, Handler, Job, QueuedCall
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
@@ -15,7 +15,7 @@ from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["CallExecutor", "per_call"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MAX_DETAIL = 4000
 """The largest length of the error text in a reply, in characters. Longer texts are cut."""

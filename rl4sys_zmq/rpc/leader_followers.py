@@ -9,7 +9,6 @@ The pattern is described in Schmidt et al., Pattern-Oriented Software Architectu
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +17,12 @@ from typing import TypeVar
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallbackStuck
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 
 __all__ = ["LeaderFollowerPool"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 TAKEOVER_S = 0.05
 """The time in seconds after which another thread becomes the leader (the thread that uses the sockets) if a job still runs.

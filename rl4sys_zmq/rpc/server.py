@@ -8,7 +8,6 @@ are the methods that must not run at the same time.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -26,6 +25,7 @@ from rl4sys_zmq.config.options import TIMEOUT_S, check_value, flag, mapping, opt
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError, ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.call_queue import CallQueue, CallRefusedByCallback, Handler, Job, ServerMethod
@@ -39,7 +39,7 @@ from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["MAX_ANSWER_FRAME_BYTES", "MAX_FRAME_BYTES", "BatchLimits", "Server"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The largest frame of a call, in bytes. This is also the largest size of one array in a call."""

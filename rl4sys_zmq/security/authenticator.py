@@ -7,7 +7,6 @@ invalid, the server keeps using the list that it has read before.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.security.access import USERS_FILE, AccessList, load_access
@@ -24,7 +24,7 @@ from rl4sys_zmq.transports import Secure
 
 __all__ = ["AccessListWatcher", "Authenticator"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 POLL_S = 0.1
 JOIN_S = 2.0

@@ -12,7 +12,6 @@ pyzmq's authenticator is not used, because an exception in a callback ends its t
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
@@ -23,6 +22,7 @@ from zmq.utils import z85
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
 from rl4sys_zmq.transports.poller import Poller
@@ -31,7 +31,7 @@ from rl4sys_zmq.transports.wakeup import Wakeup
 
 __all__ = ["MAX_USER_ID_BYTES", "Check", "PeerCredentials", "Denied", "ZapDomain", "register_domain"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 MAX_USER_ID_BYTES = 255

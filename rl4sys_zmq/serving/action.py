@@ -19,6 +19,7 @@ from typing import Any
 from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, callback, check_value, instance_of, logger_level, optional
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout, ConfigError, InvalidReply, PayloadError, ProtocolError
 from rl4sys_zmq.errors import RefusalReason as WireRefusal
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Caller, CallRefusedByCallback, Server, Subscription
 from rl4sys_zmq.rpc.session import HELLO
@@ -28,7 +29,7 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["ActCallback", "ActionClient", "ActionServer", "ObsCallback"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 OBS, ACT = "obs", "act"
 GROUP = "robot"

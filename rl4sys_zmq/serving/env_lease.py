@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import random
 import weakref
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from rl4sys_zmq.errors import (
     RL4SysError,
 )
 from rl4sys_zmq.liveness import MISSED_MESSAGES, RENEWAL_LIMITS_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.environments import SERVICE
@@ -35,7 +35,7 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["LEASE_ENDED", "EnvLease"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 RELEASE_TIMEOUT_S = 1.0
 """Longest time to wait for the server's reply when leased environments are returned to it, in seconds.

@@ -11,7 +11,6 @@ The server has these methods:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import gymnasium
 from rl4sys_zmq.config.options import check_value, flag, integer, mapping, number
 from rl4sys_zmq.errors import CallRefusalReason, ConfigError
 from rl4sys_zmq.liveness import ENV_LEASE_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.serving.addresses import bind_address
@@ -35,7 +35,7 @@ from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree
 
 __all__ = ["DEFAULT_PORT", "SERVICE", "GymEnvServer"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 DEFAULT_PORT = 5546
 SERVICE = "gym-envs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import gymnasium
 
 from rl4sys_zmq.config.options import CALL_TIMEOUT_MS, check_value, number
 from rl4sys_zmq.errors import CallRefusalReason, CallRefused, CallTimeout
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.addresses import connect_address
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
@@ -19,7 +19,7 @@ from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
 
 __all__ = ["GymEnvClient", "GymEnvClientWrapper", "GymEnvServerWrapper"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 DAY_S = 86_400.0
 

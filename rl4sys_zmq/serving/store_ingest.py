@@ -18,7 +18,6 @@ the last update, a *note*, which is an update without items, records the positio
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,13 +27,14 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.delivery import StreamRow
 from rl4sys_zmq.errors import CallRefusalReason, Closed, StoreFileError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_journal import JournaledItems, NextItemPosition, StoreJournal, StreamKey
 
 __all__ = ["InsertRequest", "StoreInserter", "InsertResult"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 MAX_STREAMS = 100_000
 """Largest number of actors' data stores that can fill one store of the server.

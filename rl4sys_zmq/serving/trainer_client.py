@@ -27,6 +27,7 @@ from rl4sys_zmq.errors import (
     RL4SysError,
     StoreFileError,
 )
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
@@ -40,7 +41,7 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["TrainerClient"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class TrainerClient(Resource):

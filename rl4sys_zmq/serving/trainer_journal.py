@@ -14,7 +14,6 @@ An entry is one list of items that a trainer client sent, encoded as a call mess
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from rl4sys_zmq.delivery import JournalEntry, JournalHealth, JournalPage, Stream
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import Fsync
 from rl4sys_zmq.errors import CallRefusalReason, JournalError, ProtocolError, RunDirectoryError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback
@@ -33,7 +33,7 @@ from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
 __all__ = ["NextItemPosition", "StoreJournal", "StreamKey", "JournaledItems"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 PAGE_BYTES = 16 << 20
 NO_LIMIT = 1 << 62

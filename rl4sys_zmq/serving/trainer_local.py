@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, ConfigError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
@@ -17,7 +17,7 @@ from rl4sys_zmq.serving.trainer_transfer import UpdateResult
 
 __all__ = ["TrainerSMInterface"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 ADDRESS = "this process"
 

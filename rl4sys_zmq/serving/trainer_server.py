@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rl4sys_zmq.config.options import callback, check_value, instance_of, logger_level, one_of, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, Closed, ConfigError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import MAX_NAME, check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
@@ -28,7 +29,7 @@ from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["INSERT", "MARK", "NETWORK", "REQUEST", "STORES", "TrainerServer"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
 """Names of the server's RPC methods, and the topic of published networks.

@@ -6,7 +6,6 @@ If the sidecar ends, the messages in it are lost, as when a connection breaks. T
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import select
 import socket
@@ -18,13 +17,14 @@ from typing import NoReturn
 from rl4sys_zmq.child_process import end_text, start_with_socket
 from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import Frames
 from rl4sys_zmq.transports.sidecar_pipe import SidecarCommand, SidecarCommandKind, SidecarCommandQueue, SidecarCommandReader
 
 __all__ = ["Sidecar"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CLOSE_WAIT_S = 0.5
 """Longest time that the host waits for the end of a sidecar after `QUIT`, in seconds. Then it terminates the process."""

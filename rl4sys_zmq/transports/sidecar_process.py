@@ -7,7 +7,6 @@ is closed, or (on Linux) when the thread of the host that started the process en
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from collections import deque
 
 from rl4sys_zmq.child_process import end_with_parent
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
 from rl4sys_zmq.transports.network import secure_with
@@ -37,7 +37,7 @@ from rl4sys_zmq.transports.sockets import Socket
 
 __all__ = ["main"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _OUTLET_BYTES = 1024 * 1024  # no ZeroMQ socket is read while more bytes than this wait to be written to the socketpair
 _MESSAGES_PER_TURN = 64

@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, FrozenAgent, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
+from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, build_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -58,6 +58,16 @@ def test_a_policy_acts(tmp_path: Path, head: str, dtype: str) -> None:
                 if np.isfinite(observation).all():
                     traj, _ = agent.request_for_action(traj, observation)
                     agent.request_for_actions([None, None], np.stack([observation, observation]))
+
+
+@pytest.mark.usefixtures("errors")
+@pytest.mark.parametrize("weight", [1e-44, 1.0, 100.0, 3e38])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_policy_with_any_finite_weights_is_built(head: str, weight: float) -> None:
+    """The I/O thread builds it. There an exception would make the thread start again, and fetch the weights again."""
+    spec = mlp_spec(BoxSpace((3,)), DiscreteSpace(3) if head in ("categorical", "q_values") else BOX, head, (8,))
+    flat = np.full(spec.size, weight, np.float32)
+    build_policy(spec, PolicySnapshot(5, 9, digest(flat), flat))
 
 
 @pytest.mark.usefixtures("errors")

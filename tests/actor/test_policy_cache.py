@@ -122,6 +122,17 @@ def test_other_bytes_with_a_right_checksum_are_refused(path: Path, monkeypatch: 
     refused(path, path.read_bytes())
 
 
+def test_a_host_that_changes_its_working_directory_does_not_move_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    cache = PolicyCacheFile(Path("luna.policy"))
+    monkeypatch.chdir(tmp_path / "other")
+    assert cache.save(SPEC, snapshot_of(), EXTRAS)
+    assert loaded(PolicyCacheFile(tmp_path / "luna.policy")).snapshot.version == 7
+
+
 def test_saves_keep_their_distance(path: Path) -> None:
     clock = Clock()
     cache = PolicyCacheFile(path, min_interval_s=5.0, monotonic=clock)

@@ -338,7 +338,7 @@ def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) ->
             assert answer["version"] == size
 
 
-def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
+def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, server = tmp_path / "keys", ServerKeys(new_key_pair())
     write_server_keys(folder / "learner.secret", server)
     lines = []
@@ -354,7 +354,9 @@ def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
     with Learner(
         LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, inference="auto", shutdown_timeout_s=WAIT_S, keys=folder)
     ) as learner:
-        with RL4SysAgent(config=config(learner, inference="remote", keys=folder / "full.keys")) as agent:
+        monkeypatch.chdir(folder)
+        with RL4SysAgent(config=config(learner, inference="remote", keys=Path("full.keys"))) as agent:
+            monkeypatch.chdir(tmp_path)  # the first request reads the keys again
             assert len(play(agent, 3)) == 3
         with (
             RL4SysAgent(config=config(learner, inference="remote", keys=folder / "mute.keys")) as agent,

@@ -146,6 +146,7 @@ def test_the_cases_cover_every_operator() -> None:
 def test_an_operator_computes_what_onnxruntime_computes(case: Case) -> None:
     import onnxruntime
 
+    from rl4sys_zmq.policies.torch_attributes import tensor_of
     from rl4sys_zmq.policies.torch_session import TorchGraph
 
     operator, arrays, options = case
@@ -159,15 +160,41 @@ def test_an_operator_computes_what_onnxruntime_computes(case: Case) -> None:
     node = OnnxNode(operator, tuple(names), tuple(outputs), attributes)
     graph = OnnxGraph(inputs, (), (node,), constants, options.get("opset", 17))
     made = TorchGraph(graph, ())
-    found = made.run({name: torch.tensor(array) for name, array in given.items()}, {})
+    found = made.run({name: tensor_of(array) for name, array in given.items()}, {})
     # Their types are written into a model, but the number of axes is not known: onnxruntime infers it.
     kind = str(found.dtype).removeprefix("torch.")
     model = encode_model(replace(graph, outputs=(OnnxValue("outputs", kind, tuple(found.shape)),)))
     (expected,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(["outputs"], given)
     assert (found.dtype, tuple(found.shape)) == (torch.tensor(expected).dtype, expected.shape)
     np.testing.assert_allclose(found.numpy(), expected, rtol=2e-5, atol=2e-6)
-    shapes = made.run({name: torch.tensor(array) for name, array in given.items()}, made.known)
+    shapes = made.run({name: tensor_of(array) for name, array in given.items()}, made.known)
     assert torch.equal(shapes, found)  # the values that are computed once equal those of each pass
+
+
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "device": lambda: torch.device("meta"),  # as `torch.set_default_device`, with which a host can choose its GPU
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{len(case[1])}{'-'.join(case[2])}")
+def test_an_operator_uses_the_cpu_whatever_device_the_host_uses(case: Case) -> None:
+    with CONTEXTS["device"]():
+        test_an_operator_computes_what_onnxruntime_computes(case)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("built", ["before", "in it"])
+def test_a_policy_acts_in_a_context_of_the_host(context: str, built: str) -> None:
+    from rl4sys_zmq.policies.torch_session import load_graph
+
+    images = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3)).astype(np.uint8)
+    load_graph.cache_clear()
+    if built == "before":
+        both(twin.convolution())
+    with CONTEXTS[context]():
+        compare(twin.convolution(), images, lambda k: images[k], 5)
+    load_graph.cache_clear()
 
 
 def both(spec: PolicySpec, seed: int = 0) -> list[Any]:

@@ -8,7 +8,6 @@ that a worker has in training, so that the next worker can find those that end t
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import shutil
@@ -23,6 +22,7 @@ import xxhash
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
 from rl4sys_zmq.learner.suspect_files import SuspectFiles, encode_mark, is_excused
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.folder import POLICY_FILES
 from rl4sys_zmq.private import open_private, sync_folder
 from rl4sys_zmq.resource import Worker
@@ -40,7 +40,7 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["MAX_WAITING", "PART_BYTES", "CheckpointThread", "StorageAnswer", "StorageRequest", "WorkerFiles"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 PART_BYTES = 4 << 20
 """Largest size of a part of a checkpoint, in bytes."""

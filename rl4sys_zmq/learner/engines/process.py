@@ -47,6 +47,7 @@ from rl4sys_zmq.learner.engines.packets import (
     encode_packet,
 )
 from rl4sys_zmq.liveness import WORKER_REPORT_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
@@ -55,7 +56,7 @@ from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
 
 __all__ = ["ENTRY", "LearnerProcess", "ProcessEngine"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 REPLACED_KILL_S = 5.0
 """Time that a replaced worker process has to end by itself, in seconds. Then it is killed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -17,11 +16,12 @@ from rl4sys_zmq.learner.engines.ray_process import CLOSE_S, CONNECT_S, DriverPro
 from rl4sys_zmq.learner.engines.ray_resources import nodes_text
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.liveness import WORKER_RESTART
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 
 __all__ = ["RayConnectionThread", "RayProcess"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 LOOK_S = 0.1
 _PROGRAM = "from rl4sys_zmq.learner.engines.ray_driver import main; main()"

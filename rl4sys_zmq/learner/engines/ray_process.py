@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import select
 import socket
@@ -23,10 +22,11 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet
 from rl4sys_zmq.learner.engines.ray_packets import LOCAL
+from rl4sys_zmq.logs import get_logger
 
 __all__ = ["CLOSE_S", "CONNECT_S", "DriverProcess", "cluster_address", "described_cluster"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 CONNECT_S = 60.0
 """Longest time to connect to a cluster, or to start a local Ray, in seconds."""

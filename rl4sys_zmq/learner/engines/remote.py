@@ -18,12 +18,13 @@ from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.messages import Frame, ThreadFailed
 
 __all__ = ["RemoteProcess", "RemoteWorker"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 REPLACED_KILL_S = 5.0
 """Time that a replaced worker has to end by itself, in seconds. Then it is killed."""

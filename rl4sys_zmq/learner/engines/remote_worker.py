@@ -23,6 +23,7 @@ from rl4sys_zmq.learner.learner_thread import PULL_MESSAGES, LearnerThread
 from rl4sys_zmq.learner.reporting import plain_text
 from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WORKER_REPORT_S, SilenceTimer
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
@@ -45,7 +46,7 @@ from rl4sys_zmq.wire.messages import (
 
 __all__ = ["run_remote_worker"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 LAST_MESSAGES_S = 5.0
 """Longest time for which a worker at its end waits until the gateway has received its last messages, in seconds."""

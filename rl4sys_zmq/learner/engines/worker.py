@@ -34,12 +34,13 @@ from rl4sys_zmq.learner.engines.packets import (
 )
 from rl4sys_zmq.learner.learner_thread import LearnerThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.transports.context import context, open_sockets
 
 __all__ = ["main"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 ORPHAN_S = 2.0
 """Longest time that this process still runs after the end of the learner's process, in seconds."""

@@ -6,7 +6,6 @@ the format RLDS, is not supported.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.errors import ConfigError, DataError
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.replay.layout import DataShape, is_space, space_leaves
 from rl4sys_zmq.serving.data.replay import ReplayBuffer
 from rl4sys_zmq.serving.data.samplers import LatestSampler
@@ -26,7 +26,7 @@ __all__ = [
     "make_default_trajectory_buffer",
 ]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _END = "end_of_trajectory"
 

@@ -1,0 +1,94 @@
+"""A child that is forked while another thread of its parent holds a lock of the agent does not wait for that lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from policies.stored import stored
+from policies.test_onnx_policy import convolution
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.errors import LearnerUnavailable
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.policies import build_policy, onnx_session
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+
+def ends_in_a_child(work: Callable[[], object], locks: list[Any]) -> bool:
+    """Fork while another thread holds the locks. Return True if `work` returns in the child."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            held.set()
+            free.wait(60.0)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60.0)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    status = os.waitpid(pid, 0)[1]
+    free.set()
+    thread.join()
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.fixture
+def agent() -> Iterator[RL4SysAgent]:
+    register_algorithm("FORKS", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=4))
+    spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(3)}
+    with (
+        Learner(LearnerConfig(bind="tcp://127.0.0.1:*", run_dir=None)) as learner,
+        RL4SysAgent(
+            config=AgentConfig(client_id="forks", algorithm_name="FORKS", train_server_address=learner.address, **spaces)
+        ) as agent,
+    ):
+        yield agent
+
+
+def test_a_child_uses_an_agent_whose_locks_were_held(agent: RL4SysAgent) -> None:
+    traj, action = agent.request_for_action(None, np.zeros(3, np.float32))
+    agent.mark_end_of_trajectory(traj, action)
+    context = agent._context
+
+    def work() -> None:
+        action.update_reward(1.0)
+        agent.stats()
+        with pytest.raises(LearnerUnavailable):
+            agent.rollback()
+        with pytest.raises(LearnerUnavailable):
+            agent.flush(0.1)
+
+    locks = [context.pending._lock, context.credit_wait._lock, context.io.changed, context.io.weight_subscriber._changing]
+    assert ends_in_a_child(work, locks)
+    action.update_reward(1.0)
+
+
+def test_a_child_builds_a_policy_while_its_parent_does() -> None:
+    pytest.importorskip("onnxruntime")
+    spec = convolution()
+    assert ends_in_a_child(lambda: build_policy(spec, stored(spec).snapshot, "onnxruntime"), [onnx_session._lock])

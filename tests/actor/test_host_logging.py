@@ -1,0 +1,138 @@
+"""The log handlers of a host neither raise nor wait in the calls of an agent, and do not end its I/O thread."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+OBSERVATION = np.zeros(3, np.float32)
+
+
+class Handler(logging.Handler):
+    """A handler that does what a test wants."""
+
+    def __init__(self, emit: Callable[[logging.LogRecord], object]) -> None:
+        super().__init__()
+        self.emit = emit  # type: ignore[assignment]
+
+
+def broken(record: logging.LogRecord) -> None:
+    raise ValueError("I/O operation on closed file")
+
+
+@pytest.fixture
+def agent() -> Iterator[RL4SysAgent]:
+    register_algorithm("LOGS", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=4))
+    config: dict[str, Any] = {"client_id": "logs", "algorithm_name": "LOGS", "reward_timeout_s": 0.01}
+    spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(3)}
+    with (
+        Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner,
+        RL4SysAgent(config=AgentConfig(**config, **spaces, train_server_address=learner.address)) as agent,
+    ):
+        yield agent
+
+
+def end_without_reward(agent: RL4SysAgent) -> None:
+    traj, action = agent.request_for_action(None, OBSERVATION)
+    agent.mark_end_of_trajectory(traj, action)
+
+
+@pytest.fixture
+def handle() -> Iterator[Callable[[Callable[[logging.LogRecord], object]], None]]:
+    added: list[Handler] = []
+
+    def add(emit: Callable[[logging.LogRecord], object]) -> None:
+        added.append(Handler(emit))
+        logging.getLogger().addHandler(added[-1])
+
+    yield add
+    for handler in added:
+        logging.getLogger().removeHandler(handler)
+
+
+def test_a_handler_that_raises_does_not_reach_the_host(agent: RL4SysAgent, handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle(broken)
+    end_without_reward(agent)  # logs that it waits for the reward
+    time.sleep(0.02)
+    traj, action = agent.request_for_action(None, OBSERVATION)  # logs that the reward did not come
+    agent.add_to_trajectory(traj, action)
+    assert agent.stats()["dropped"] == {"reward_timeout": 1}
+    turn = ActorIOThread._turn
+    faults = iter([OSError("the network")])
+
+    def fail_once(thread: ActorIOThread) -> None:
+        for fault in faults:
+            raise fault
+        turn(thread)
+
+    monkeypatch.setattr(ActorIOThread, "_turn", fail_once)
+    action.update_reward(1.0)
+    agent.mark_end_of_trajectory(traj, action)
+    agent.flush(20.0)
+    assert agent.stats()["accepted"] == 1 and agent.stats()["counters"]["io_restarts"] == 1
+
+
+def test_a_handler_that_waits_does_not_halt_the_other_threads(agent: RL4SysAgent, handle: Any) -> None:
+    end_without_reward(agent)
+    time.sleep(0.02)
+    entered, free = threading.Event(), threading.Event()
+
+    def wait(record: logging.LogRecord) -> None:
+        if "did not come within" in record.getMessage():
+            entered.set()
+            free.wait(20.0)
+
+    handle(wait)
+    first = threading.Thread(target=agent.request_for_action, args=(None, OBSERVATION))
+    first.start()
+    assert entered.wait(20.0)
+    second = threading.Thread(target=end_without_reward, args=(agent,))
+    second.start()
+    second.join(10.0)
+    try:
+        assert not second.is_alive()
+    finally:
+        free.set()
+        first.join()
+        second.join()
+
+
+def test_a_logger_drops_the_exceptions_of_handlers_and_filters() -> None:
+    log, seen = get_logger("rl4sys_zmq.tests.logs"), list[str]()
+    log.addHandler(Handler(lambda record: seen.append(f"{record.filename} {record.getMessage()}")))
+    log.warning("number %d", 1)
+    log.addFilter(broken)  # type: ignore[arg-type]
+    log.error("number %d", 2)
+    assert seen == ["test_host_logging.py number 1"]
+
+
+CLOSED = """
+import sys
+sys.stdin.close(), sys.stdout.close(), sys.stderr.close()  # as a daemon does; `logging` is not configured
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+agent = RL4SysAgent(config=AgentConfig(client_id="daemon", algorithm_name="PPO", connect_timeout_s=0,
+    train_server_address="127.0.0.1:1", observation_space=BoxSpace((3,)), action_space=DiscreteSpace(3)),
+    baseline=lambda observation, mask: 1)
+traj, action = agent.request_for_action(None, [0.0, 0.0, 0.0])
+agent.close()
+"""
+
+
+def test_a_daemon_that_has_closed_its_streams_runs() -> None:
+    assert subprocess.run([sys.executable, "-c", CLOSED], timeout=60, check=False).returncode == 0

@@ -1,0 +1,36 @@
+"""The threads of the package run in programs that give all their threads small stacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SMALL = """
+import threading
+from rl4sys_zmq.policies import build_policy
+from rl4sys_zmq.resource import Worker
+from tests.policies.stored import stored
+from tests.policies.test_onnx_policy import convolution
+
+class Loader(Worker):
+    def run(self):
+        build_policy(convolution(), stored(convolution()).snapshot, "onnxruntime")
+
+    def stop(self):
+        pass
+
+threading.stack_size(1 << 16)
+loader = Loader("loader")
+loader.start()
+print(threading.stack_size())
+loader.join()
+loader.raise_if_dead()
+"""
+
+
+def test_a_thread_has_a_stack_that_onnxruntime_fits_and_the_programs_threads_keep_theirs() -> None:
+    pytest.importorskip("onnxruntime")
+    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "65536\n"), done.stderr

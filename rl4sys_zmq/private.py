@@ -13,6 +13,7 @@ from pathlib import Path
 __all__ = [
     "create_private",
     "exchange_paths",
+    "fixed_path",
     "make_private",
     "open_private",
     "others_can_write",
@@ -115,6 +116,17 @@ def others_can_write(*paths: Path) -> list[str]:
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not (path.is_dir() and mode & stat.S_ISVTX):
             found.append(f"others may change {path} (mode {mode:04o}); chmod go-w {path}")
     return found
+
+
+def fixed_path(path: Path) -> Path:
+    """Return the absolute form of a path, which does not change when the program changes its working directory.
+
+    If the working directory was deleted, a relative path stays as it is.
+    """
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        return path
 
 
 def sync_folder(folder: Path) -> None:

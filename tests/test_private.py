@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl4sys_zmq import private
-from rl4sys_zmq.private import make_private
+from rl4sys_zmq.private import fixed_path, make_private
 
 
 def test_the_entries_of_new_folders_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +35,13 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         make_private(tmp_path / "file")
+
+
+def test_a_fixed_path_does_not_follow_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fixed_path(Path("run")) == tmp_path / "run"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert fixed_path(Path("run")) == Path("run")

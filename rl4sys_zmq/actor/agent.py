@@ -119,6 +119,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 not registered in this process, the keys cannot be used, ``image_codec`` is set for observations that are not
                 images, or ``inference`` is not ``local`` and the policy has extra columns or trees of observations.
             SpoolError: If the spool (queue on disk) cannot be used, or another process uses it.
+            TransportError: If the process has no file descriptors left.
             LearnerUnavailable: If no learner answers in time, and the agent cannot act without a policy. The message names the
                 step of the handshake that is missing.
             HandshakeRefused: If the learner refuses this actor. The message has the reason.

@@ -42,6 +42,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.private import fixed_path
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
@@ -180,7 +181,7 @@ class PolicyCacheFile:
             monotonic: Returns monotonic time, in seconds. Used for `min_interval_s`.
         """
         self.counters = Counters()
-        self._path = path.absolute()  # the program can change its working directory
+        self._path = fixed_path(path)
         self._min_interval_s = min_interval_s
         self._clock, self._monotonic = clock, monotonic
         self._next_save = float("-inf")

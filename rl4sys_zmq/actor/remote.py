@@ -24,6 +24,7 @@ from rl4sys_zmq.errors import (
 from rl4sys_zmq.liveness import INFERENCE_RETRY_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import RandomSource
+from rl4sys_zmq.private import fixed_path
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -77,7 +78,7 @@ class InferenceCaller(Resource):
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
         self.required = config.inference == "remote"
         self._config, self._counters = config, counters
-        self._keys = config.keys.absolute() if config.keys is not None else None  # the program can change its working directory
+        self._keys = fixed_path(config.keys) if config.keys is not None else None
         self._method = f"policy/{config.client_id}"
         self._lock = threading.Lock()
         self._caller: Caller | None = None

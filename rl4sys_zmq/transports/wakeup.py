@@ -6,6 +6,7 @@ import select
 import socket
 from collections import deque
 
+from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["Wakeup"]
@@ -24,7 +25,15 @@ class Wakeup(Resource):
     """
 
     def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
+        """Open the pair of sockets.
+
+        Raises:
+            TransportError: If the process has no file descriptors left.
+        """
+        try:
+            self._reader, self._writer = socket.socketpair()
+        except OSError as exc:
+            raise TransportError(f"cannot open a pair of sockets: {exc.strerror}; raise the limit with ulimit -n") from exc
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._token: deque[None] = deque([None], maxlen=1)  # one, even if a forked child writes to the pair that it shares

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import errno
+import os
 import select
+import socket
 import threading
 from typing import Any
 
+import pytest
+
+from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports import Poller, Wakeup
 
 
@@ -21,6 +27,15 @@ def test_coalesces_and_clears() -> None:
         assert not rings(wakeup) and not wakeup.clear()
         wakeup.set()
         assert rings(wakeup)
+
+
+def test_used_up_descriptors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    with pytest.raises(TransportError, match="Too many open files; raise the limit with ulimit -n"):
+        Wakeup()
 
 
 def test_after_close_nothing_happens() -> None:

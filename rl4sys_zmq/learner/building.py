@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, FolderAlgorithm, WarmStartAlgorithm, planned_policy
+from rl4sys_zmq.learner.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    FolderAlgorithm,
+    MemoryAlgorithm,
+    WarmStartAlgorithm,
+    planned_policy,
+)
 from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
+from rl4sys_zmq.memory_watch import available_bytes
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.values import PolicySpec, observation_space_from, space_from
 from rl4sys_zmq.wire.messages import AssignClient
@@ -49,7 +57,8 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
         stopping: Set if the learner thread must end.
 
     Raises:
-        ConfigError: If a setting is invalid, or the policy has more parameters than `max_parameters` allows.
+        ConfigError: If a setting is invalid, the policy has more parameters than `max_parameters` allows, or the algorithm's data
+            do not fit in memory or on the disk.
     """
     spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
     make = ALGORITHMS.get(assign.algorithm_name).load()
@@ -64,6 +73,8 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
     algorithm = make(*spaces, assign.parameters, assign.seed)
     if folder is not None and isinstance(algorithm, FolderAlgorithm):
         algorithm.use_folder(folder)
+    if isinstance(algorithm, MemoryAlgorithm):
+        algorithm.check_memory(available_bytes())
     built = BuiltAlgorithm(algorithm)
     if assign.device != "cpu" or assign.learners > 1:  # the module imports torch
         placed = importlib.import_module("rl4sys_zmq.learner.placement").place_algorithm(algorithm, assign, stopping)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import PolicyPlan, gradient_norm, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import LEAST_EPSILON, PolicyPlan, gradient_norm, read_parameters
 from rl4sys_zmq.learner.algorithms.network_kinds import (
     NetworkChoice,
     PolicyRequirements,
@@ -140,7 +140,7 @@ class ActorCriticParameters:
     rms_prop: bool = option(
         flag, False, names=("use_rms_prop",), doc="RMSProp, Adam without a mean of the gradients (decay 0.99)"
     )
-    adam_eps: float = option(number(0.0, 1.0), 1e-5, names=("rms_prop_eps",), doc="epsilon of Adam or RMSProp")
+    adam_eps: float = option(number(LEAST_EPSILON, 1.0), 1e-5, names=("rms_prop_eps",), doc="epsilon of Adam or RMSProp")
 
     def __post_init__(self) -> None:
         if self.steps_per_update is not None and self.episodes_per_update is not None:

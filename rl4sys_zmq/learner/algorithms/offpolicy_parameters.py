@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import gradient_norm
+from rl4sys_zmq.learner.algorithms.entry import LEAST_EPSILON, gradient_norm
 from rl4sys_zmq.learner.algorithms.network_kinds import (
     NetworkChoice,
     PolicyRequirements,
@@ -90,7 +90,7 @@ class OffPolicyParameters:
         names=("grad_norm_clip", "clip_grad_norm"),
         doc="largest norm of the gradient of a network; null, 0 or less: no limit",
     )
-    adam_epsilon: float = option(number(0.0, 1.0), 1e-8, doc="Adam's epsilon")
+    adam_epsilon: float = option(number(LEAST_EPSILON, 1.0), 1e-8, doc="Adam's epsilon")
     network: dict[str, object] | None = option(
         optional(network_option),
         None,

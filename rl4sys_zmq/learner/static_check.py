@@ -68,6 +68,7 @@ def _check_client(entry: ClientConfig, config: LearnerConfig) -> None:
         plan = kind.planned(entry.observation_space, entry.action_space, algorithm_parameters(parameters))
         if plan is not None:
             check_policy_size(plan, config.max_parameters)
+    require_fraction(kind, parameters, entry.demonstrations)
     check_demonstrations(kind, entry, config)
 
 

@@ -1,4 +1,4 @@
-"""What a learner's configuration can never build is found before an actor joins."""
+"""Tests of the check of a learner's configuration, which finds what can never be built before an actor joins."""
 
 from __future__ import annotations
 
@@ -61,3 +61,23 @@ def test_a_tanh_needs_bounds() -> None:
 def test_the_end_of_epsilon_is_named_as_it_was_given(key: str, given: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm_parameters\.{key}: 0\.0?[35] is above epsilon 0\.01; set a smaller {key}"):
         check(None, "DQN", epsilon=0.01, **given)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fraction", "problem"),
+    [
+        (
+            {"batch_size": 1},
+            0.5,
+            "0.5 of a batch of 1 is 0 transitions; one transition cannot be divided; set a larger batch_size",
+        ),
+        ({"batch_size": 8}, 0.01, "0.01 of a batch of 8 is 0 transitions; expected 1 to 7; set another batch_size or fraction"),
+        ({"network": "gru"}, 0.5, "a recurrent network trains on sequences"),
+    ],
+)
+def test_a_fraction_of_demonstrations_is_checked_before_their_file(
+    parameters: dict[str, Any], fraction: float, problem: str
+) -> None:
+    entry = {"algorithm_name": "DQN", "algorithm_parameters": parameters, "demonstrations": {"path": "x", "fraction": fraction}}
+    with pytest.raises(ConfigError, match=f"clients.x.demonstrations.fraction: {problem}"):
+        check_buildable(LearnerConfig.from_mapping({"clients": {"x": entry}}))

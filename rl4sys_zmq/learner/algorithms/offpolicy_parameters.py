@@ -169,13 +169,21 @@ class OffPolicyParameters:
         """Check that a batch can be divided between demonstrations, with this fraction of it, and the replay.
 
         Raises:
-            ConfigError: If one of the two would have no transition.
+            ConfigError: If one of the two would have no transition, or if batches consist of sequences.
         """
+        if self.sequences is not None:
+            raise ConfigError(
+                "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do "
+                "not have; use another kind of network",
+                key="demonstrations.fraction",
+            )
         count = round(self.batch_size * fraction)
         if not 0 < count < self.batch_size:
+            problem = f"expected 1 to {self.batch_size - 1}; set another batch_size or fraction"
+            if self.batch_size == 1:
+                problem = "one transition cannot be divided; set a larger batch_size"
             raise ConfigError(
-                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; expected 1 to "
-                f"{self.batch_size - 1}; set another batch_size or fraction",
+                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; {problem}",
                 key="demonstrations.fraction",
             )
 

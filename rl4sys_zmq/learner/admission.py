@@ -42,6 +42,7 @@ __all__ = [
     "check_engine",
     "check_hello",
     "check_learning_options",
+    "check_policy_size",
     "require_match",
     "resolve_configuration",
     "resolve_settings",
@@ -311,6 +312,16 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
             f"{engine}; set engine: process",
             key="engine",
         )
+
+
+def check_policy_size(spec: PolicySpec, limit: int) -> None:
+    """Check that a policy has at most `limit` parameters, the option `max_parameters`.
+
+    Raises:
+        ConfigError: If it has more.
+    """
+    if spec.parameters > limit:
+        raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:

@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, FolderAlgorithm, WarmStartAlgorithm, planned_policy
+from rl4sys_zmq.learner.admission import check_policy_size
+from rl4sys_zmq.learner.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    FolderAlgorithm,
+    MemoryAlgorithm,
+    WarmStartAlgorithm,
+    planned_policy,
+)
 from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.memory_watch import available_bytes
 from rl4sys_zmq.policies.initial_weights import read_weights
-from rl4sys_zmq.values import PolicySpec, observation_space_from, space_from
+from rl4sys_zmq.values import observation_space_from, space_from
 from rl4sys_zmq.wire.messages import AssignClient
 
 if TYPE_CHECKING:
@@ -49,13 +58,14 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
         stopping: Set if the learner thread must end.
 
     Raises:
-        ConfigError: If a setting is invalid, or the policy has more parameters than `max_parameters` allows.
+        ConfigError: If a setting is invalid, the policy has more parameters than `max_parameters` allows, or the algorithm's data
+            do not fit in memory or on the disk.
     """
     spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
     make = ALGORITHMS.get(assign.algorithm_name).load()
     plan = planned_policy(assign.algorithm_name, *spaces, assign.parameters)
     if plan is not None:
-        _check_size(plan, assign.max_parameters)
+        check_policy_size(plan, assign.max_parameters)
     if assign.torch_threads and "torch" in sys.modules:
         torch = importlib.import_module("torch")  # waits for another thread that is importing it
         # Set this before any computation: the number of threads changes the last bits. The number is this thread's own.
@@ -64,13 +74,15 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
     algorithm = make(*spaces, assign.parameters, assign.seed)
     if folder is not None and isinstance(algorithm, FolderAlgorithm):
         algorithm.use_folder(folder)
+    if isinstance(algorithm, MemoryAlgorithm):
+        algorithm.check_memory(available_bytes())
     built = BuiltAlgorithm(algorithm)
     if assign.device != "cpu" or assign.learners > 1:  # the module imports torch
         placed = importlib.import_module("rl4sys_zmq.learner.placement").place_algorithm(algorithm, assign, stopping)
         built = BuiltAlgorithm(algorithm, placed.devices, placed.group)
     for line in readings(getattr(algorithm, "parameters", None)):
         log.info("client %s: %s", assign.client_id, line)
-    _check_size(algorithm.spec(), assign.max_parameters)
+    check_policy_size(algorithm.spec(), assign.max_parameters)
     set_publishing(algorithm, assign)
     return built
 
@@ -79,11 +91,6 @@ def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
     """Let the option `publish_every_updates`, if it is set, override the algorithm's own number."""
     if assign.publish_every_updates:
         algorithm.publish_every_updates = assign.publish_every_updates
-
-
-def _check_size(spec: PolicySpec, limit: int) -> None:
-    if spec.parameters > limit:
-        raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
 
 
 def load_initial_policy(algorithm: Algorithm, assign: AssignClient) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import check_engine, check_learning_options
+from rl4sys_zmq.learner.admission import check_engine, check_learning_options, check_policy_size
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters
+from rl4sys_zmq.learner.algorithms.network_kinds import check_trainable
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.learner.engines.registry import ENGINES, check_engines
 from rl4sys_zmq.learner.parameters import algorithm_parameters, merged
@@ -63,7 +65,10 @@ def _check_client(entry: ClientConfig, config: LearnerConfig) -> None:
     parameters = entry_parameters(kind, entry, config)
     _check_parameters(kind, parameters)
     if entry.observation_space is not None and entry.action_space is not None:
-        kind.planned(entry.observation_space, entry.action_space, algorithm_parameters(parameters))
+        plan = kind.planned(entry.observation_space, entry.action_space, algorithm_parameters(parameters))
+        if plan is not None:
+            check_policy_size(plan, config.max_parameters)
+    require_fraction(kind, parameters, entry.demonstrations)
     check_demonstrations(kind, entry, config)
 
 
@@ -74,7 +79,9 @@ def entry_parameters(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerC
 
 def _check_parameters(kind: AlgorithmEntry, parameters: Mapping[str, object]) -> None:
     check_learning_options(parameters)
-    kind.read(algorithm_parameters(parameters))
+    read = kind.read(algorithm_parameters(parameters))
+    if isinstance(read, ActorCriticParameters | OffPolicyParameters):
+        check_trainable(read.chosen_network(), kind.name, *read.network_forms)
 
 
 def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerConfig) -> None:

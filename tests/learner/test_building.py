@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import building
 from rl4sys_zmq.learner.train_loop import TrainLoop
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.wire.messages import ChangeParameters
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
+from rl4sys_zmq.wire.messages import AssignClient, ChangeParameters
 
 pytest.importorskip("torch")
 
@@ -56,3 +59,18 @@ def test_the_option_publish_every_updates_stays_in_force_after_a_change_of_param
     loop._assign, loop._ranks = SimpleNamespace(publish_every_updates=option), None
     loop._handle(ChangeParameters({**given, "gradient_steps": 1, "batch_size": 256}))
     assert loop._algorithm.publish_every_updates == expected
+
+
+@pytest.mark.parametrize("network", ["mlp", "gru"])
+def test_a_replay_that_is_larger_than_the_memory_of_the_machine_is_refused_before_the_client_starts(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "available_bytes", lambda: 1_000_000)
+    spaces = space_to_json(BoxSpace((3,))), space_to_json(DiscreteSpace(2))
+    assign = AssignClient(
+        "c", bytes(8), 7, "DQN", {"network": network}, *spaces, seed=3, max_policy_lag=-1, on_lag="drop", pacing_lag=-1,
+        publish_every_updates=0, max_parameters=10**7, checkpoints="", checkpoint_every_s=10.0, journal_id=1,
+    )  # fmt: skip
+    words = r"buffer_size: a full replay of 100,000 steps needs [\d,]+ bytes.* 1,000,000 bytes of memory"
+    with pytest.raises(ConfigError, match=words):
+        building.build_algorithm(assign, None, threading.Event())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import FolderAlgorithm, make_algorithm
+from rl4sys_zmq.learner.algorithms import FolderAlgorithm, MemoryAlgorithm, make_algorithm
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.scratch import ScratchArrays
@@ -113,3 +113,25 @@ def test_an_algorithm_uses_files_above_its_bound(name: str, bound: int, files: b
     algorithm.observe(make_segment(BoxSpace((3,)), 1))
     maps = Path("/proc/self/maps").read_text()
     assert (str(tmp_path) in maps) is files
+
+
+@pytest.mark.parametrize("network", ["mlp", {"kind": "gru", "units": 4}])
+def test_a_replay_that_is_larger_than_memory_is_refused_before_the_first_segment(network: Any, tmp_path: Path) -> None:
+    given = {"buffer_size": 70_000, "network": network}
+    space, actions = BoxSpace((3,)), DiscreteSpace(2)
+    algorithm = make_algorithm("DQN", space, actions, given, 1)
+    assert isinstance(algorithm, MemoryAlgorithm) and isinstance(algorithm, FolderAlgorithm)
+    algorithm.check_memory(1 << 30)
+    words = r"buffer_size: a full replay of 70,000 steps needs \d,\d{3},\d{3} bytes.*1,000,000 bytes of memory"
+    with pytest.raises(ConfigError, match=words + r".*or a run directory and a smaller buffer_memory_bytes") as caught:
+        algorithm.check_memory(1_000_000)
+    assert caught.value.key == "algorithm_parameters.buffer_size"
+    algorithm.use_folder(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        algorithm.check_memory(1_000_000)
+    algorithm = make_algorithm("DQN", space, actions, {**given, "buffer_memory_bytes": 0}, 1)
+    assert isinstance(algorithm, MemoryAlgorithm) and isinstance(algorithm, FolderAlgorithm)
+    with pytest.raises(ConfigError, match=r"or a run directory, so that"):
+        algorithm.check_memory(1_000_000)
+    algorithm.use_folder(tmp_path)
+    algorithm.check_memory(1_000_000)

@@ -1,8 +1,8 @@
 """The learning algorithms, on-policy and off-policy, and those that users register.
 
 - `Algorithm`: the interface through which a learner thread uses an algorithm. `UndoableAlgorithm`, `TunableAlgorithm`,
-  `WarmStartAlgorithm`, `IncrementalAlgorithm`, `FolderAlgorithm`, `PlaceableAlgorithm` and `ParallelAlgorithm`: its optional
-  methods.
+  `WarmStartAlgorithm`, `IncrementalAlgorithm`, `FolderAlgorithm`, `MemoryAlgorithm`, `PlaceableAlgorithm` and
+  `ParallelAlgorithm`: its optional methods.
 - `AlgorithmEntry`: the description of one algorithm in the registry. It can contain tested settings (`TaskPreset`)
   and the age of the data that the algorithm can learn from (`Staleness`).
 - `register_algorithm`: adds an algorithm to the registry. `ALGORITHMS`: the registry.
@@ -15,6 +15,7 @@ from rl4sys_zmq.learner.algorithms.base import (
     DemonstrationAlgorithm,
     FolderAlgorithm,
     IncrementalAlgorithm,
+    MemoryAlgorithm,
     ParallelAlgorithm,
     PlaceableAlgorithm,
     TunableAlgorithm,
@@ -34,6 +35,7 @@ __all__ = [
     "DemonstrationAlgorithm",
     "FolderAlgorithm",
     "IncrementalAlgorithm",
+    "MemoryAlgorithm",
     "ParallelAlgorithm",
     "PlaceableAlgorithm",
     "Staleness",

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import PolicyPlan, gradient_norm, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import LEAST_EPSILON, PolicyPlan, gradient_norm, read_parameters
 from rl4sys_zmq.learner.algorithms.network_kinds import (
     NetworkChoice,
     PolicyRequirements,
@@ -67,6 +67,9 @@ class ActorCriticParameters:
         | {"max_grad_norm"}
     )
     """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
+
+    network_forms: ClassVar[tuple[str, ...]] = ("onpolicy",)
+    """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
 
     default_steps: ClassVar[int] = 2048
     """The number of steps per update if no parameter determines it."""
@@ -140,7 +143,7 @@ class ActorCriticParameters:
     rms_prop: bool = option(
         flag, False, names=("use_rms_prop",), doc="RMSProp, Adam without a mean of the gradients (decay 0.99)"
     )
-    adam_eps: float = option(number(0.0, 1.0), 1e-5, names=("rms_prop_eps",), doc="epsilon of Adam or RMSProp")
+    adam_eps: float = option(number(LEAST_EPSILON, 1.0), 1e-5, names=("rms_prop_eps",), doc="epsilon of Adam or RMSProp")
 
     def __post_init__(self) -> None:
         if self.steps_per_update is not None and self.episodes_per_update is not None:
@@ -204,6 +207,20 @@ class ActorCriticParameters:
             return "clip"
         return self.squash or ("tanh" if all(box.bounded for box in boxes) else "clip")
 
+    def _check_squash(self, action_space: Space) -> None:
+        """Check that continuous actions have bounds if `squash` maps them into their bounds by a tanh.
+
+        Raises:
+            ConfigError: If one of them has none.
+        """
+        boxes = [leaf for leaf in leaves_of(action_space).spaces if isinstance(leaf, BoxSpace)]
+        if self.squash == "tanh" and not all(box.bounded for box in boxes):
+            raise ConfigError(
+                f"algorithm_parameters.squash: tanh maps actions into finite bounds, which {action_space!s:.80} does not have; "
+                "use clip, or give the action space finite bounds",
+                key="algorithm_parameters.squash",
+            )
+
     def check_actions(self, name: str, action_space: Space) -> None:
         """Check that the parameters fit the action space. Subclasses with such parameters raise `ConfigError`.
 
@@ -224,6 +241,7 @@ class ActorCriticParameters:
             ConfigError: If the algorithm does not support the spaces with these parameters.
         """
         self.check_actions(name, action_space)
+        self._check_squash(action_space)
         requirements = PolicyRequirements(
             algorithm=name,
             observation_space=observation_space,
@@ -231,7 +249,7 @@ class ActorCriticParameters:
             head=HeadParameters(head=stochastic_head(action_space), squash=self.squash_for(action_space)),
             normalise_observations=self.normalise_observations and feature_layout(observation_space).has_continuous,
         )
-        return plan_policy(self.chosen_network(), requirements, "onpolicy")
+        return plan_policy(self.chosen_network(), requirements, *self.network_forms)
 
 
 def entropy_weight(ent_coef: float | None, action_space: Space) -> float:

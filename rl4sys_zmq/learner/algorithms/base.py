@@ -27,6 +27,7 @@ __all__ = [
     "DemonstrationAlgorithm",
     "FolderAlgorithm",
     "IncrementalAlgorithm",
+    "MemoryAlgorithm",
     "ParallelAlgorithm",
     "PlaceableAlgorithm",
     "TunableAlgorithm",
@@ -148,6 +149,23 @@ class FolderAlgorithm(Protocol):
 
         Raises:
             ConfigError: If the disk has too little space.
+        """
+
+
+@runtime_checkable
+class MemoryAlgorithm(Protocol):
+    """The optional method of an algorithm that knows from the beginning how much memory its data can need, such as a replay."""
+
+    def check_memory(self, available: int) -> None:
+        """Check that the data fit in memory, except for those that are in files.
+
+        The learner thread calls this once, after `FolderAlgorithm.use_folder` and before the first segment.
+
+        Args:
+            available: The memory that the process can have at most, in bytes.
+
+        Raises:
+            ConfigError: If the data need more.
         """
 
 

@@ -164,9 +164,10 @@ class DQNParameters(OffPolicyParameters):
         self._check_sequences()
         self._check_rescaling()
         if self.epsilon_end > self.epsilon:
+            name = "end_e" if self.epsilon_end == self.end_e else "epsilon_min"
             raise ConfigError(
-                f"algorithm_parameters.epsilon_min: {self.epsilon_end} is above epsilon {self.epsilon}",
-                key="algorithm_parameters.epsilon_min",
+                f"algorithm_parameters.{name}: {self.epsilon_end:g} is above epsilon {self.epsilon:g}; set a smaller {name} too",
+                key=f"algorithm_parameters.{name}",
             )
         if self.v_min >= self.v_max:
             raise ConfigError(

@@ -25,6 +25,7 @@ __all__ = [
     "AlgorithmEntry",
     "AlgorithmFactory",
     "DeferredFactory",
+    "LEAST_EPSILON",
     "PolicyPlan",
     "Staleness",
     "TaskPreset",
@@ -39,6 +40,9 @@ __all__ = [
 
 
 T = TypeVar("T")
+
+LEAST_EPSILON = 1e-20
+"""The smallest epsilon of an optimizer. With 0, a weight whose gradients were all 0 would get the step 0 / 0, which is NaN."""
 
 READ_ELSEWHERE = frozenset(
     {"input_size", "act_dim", "seed", "continuous", "act_limit", "observation_space", "action_space"}

@@ -22,6 +22,7 @@ from rl4sys_zmq.learner.algorithms.networks import FlatAdam, encode_observations
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.learner.algorithms.replay_network import FlatNetwork
 from rl4sys_zmq.learner.algorithms.replay_sampler import Columns, ReplaySampler, TransitionSampler
+from rl4sys_zmq.learner.algorithms.replay_size import check_replay_size
 from rl4sys_zmq.learner.algorithms.sequence_sampler import SequenceSampler
 from rl4sys_zmq.learner.algorithms.stored_returns import check_stored_returns
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
@@ -89,6 +90,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._pace = UnitPace()
         self._gradient_steps = 0
         self._fraction = 0.0
+        self._in_files = False
 
     # ---- what a subclass defines
 
@@ -153,6 +155,18 @@ class ReplayAlgorithm(ABC, Generic[P]):
         """
         if self._replay.nbytes > self.parameters.buffer_memory_bytes:
             self._replay.use_folder(folder)
+            self._in_files = True
+
+    def check_memory(self, available: int) -> None:
+        """Check that a full replay buffer is not larger than the memory that the process can have, unless it is in files.
+
+        Raises:
+            ConfigError: If it is larger.
+        """
+        size, p = self._replay.nbytes, self.parameters
+        if not self._in_files:
+            files = "a run directory" if size > p.buffer_memory_bytes else "a run directory and a smaller buffer_memory_bytes"
+            check_replay_size(p.buffer_size, size, available, f"{files}, so that the replay is in files")
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
         """Take a fraction of each batch from demonstrations, which never leave their own replay (Ball et al. 2023).

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import gradient_norm
+from rl4sys_zmq.learner.algorithms.entry import LEAST_EPSILON, gradient_norm
 from rl4sys_zmq.learner.algorithms.network_kinds import (
     NetworkChoice,
     PolicyRequirements,
@@ -90,7 +90,7 @@ class OffPolicyParameters:
         names=("grad_norm_clip", "clip_grad_norm"),
         doc="largest norm of the gradient of a network; null, 0 or less: no limit",
     )
-    adam_epsilon: float = option(number(0.0, 1.0), 1e-8, doc="Adam's epsilon")
+    adam_epsilon: float = option(number(LEAST_EPSILON, 1.0), 1e-8, doc="Adam's epsilon")
     network: dict[str, object] | None = option(
         optional(network_option),
         None,
@@ -169,13 +169,21 @@ class OffPolicyParameters:
         """Check that a batch can be divided between demonstrations, with this fraction of it, and the replay.
 
         Raises:
-            ConfigError: If one of the two would have no transition.
+            ConfigError: If one of the two would have no transition, or if batches consist of sequences.
         """
+        if self.sequences is not None:
+            raise ConfigError(
+                "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do "
+                "not have; use another kind of network",
+                key="demonstrations.fraction",
+            )
         count = round(self.batch_size * fraction)
         if not 0 < count < self.batch_size:
+            problem = f"expected 1 to {self.batch_size - 1}; set another batch_size or fraction"
+            if self.batch_size == 1:
+                problem = "one transition cannot be divided; set a larger batch_size"
             raise ConfigError(
-                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; expected 1 to "
-                f"{self.batch_size - 1}; set another batch_size or fraction",
+                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; {problem}",
                 key="demonstrations.fraction",
             )
 

@@ -57,6 +57,14 @@ class SACParameters(CriticParameters):
         number(-20.0, 2.0), 2.0, doc="continuous actions: largest logarithm of the standard deviation, before the tanh"
     )
 
+    def __post_init__(self) -> None:
+        CriticParameters.__post_init__(self)
+        if self.log_std_min > self.log_std_max:
+            raise ConfigError(
+                f"algorithm_parameters.log_std_min: {self.log_std_min:g} is above log_std_max {self.log_std_max:g}",
+                key="algorithm_parameters.log_std_min",
+            )
+
     def initial_temperature(self) -> float:
         """Return the temperature before the first gradient step."""
         if self.temperature is not None:

@@ -129,7 +129,7 @@ def test_a_new_batch_size_keeps_the_fraction_as_a_restart_does(name: str, space:
         assert train(algorithm) == 5
     for tensor, values in changed.snapshot().items():
         np.testing.assert_array_equal(values, restarted.snapshot()[tensor])
-    with pytest.raises(ConfigError, match=r"0.25 of a batch of 1 is 0 transitions; expected 1 to 0; set another batch_size"):
+    with pytest.raises(ConfigError, match=r"0.25 of a batch of 1 is 0 transitions; .*set a larger batch_size"):
         changed.change({**given, "batch_size": 1})
     assert changed.parameters.batch_size == 40
 

@@ -10,7 +10,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import BatchCompletionRule
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, PPOParameters
-from rl4sys_zmq.learner.algorithms.registry import make_algorithm
+from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 RL4SYS = {
@@ -114,3 +114,19 @@ def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice() -> None:
 @pytest.mark.parametrize("env", ENTRY.presets)
 def test_presets_are_valid(env: Any) -> None:
     make_algorithm("PPO", BoxSpace((8,)), DiscreteSpace(4), ENTRY.presets[env].parameters, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("PPO", "adam_eps"), ("A2C", "rms_prop_eps"), ("IMPALA", "adam_eps"), ("DQN", "adam_epsilon"), ("SAC", "adam_epsilon")],
+)
+def test_an_optimizer_without_an_epsilon_is_refused(name: str, key: str) -> None:
+    """A weight whose gradients were all 0 would become 0 / 0."""
+    with pytest.raises(ConfigError, match=f"{key}: expected a number from 1e-20 to 1, not 0.0"):
+        ALGORITHMS.get(name).read({key: 0.0})
+
+
+def test_the_range_of_sacs_standard_deviation_is_checked_without_spaces() -> None:
+    with pytest.raises(ConfigError, match=r"log_std_min: 1 is above log_std_max -1") as caught:
+        ALGORITHMS.get("SAC").read({"log_std_min": 1.0, "log_std_max": -1.0})
+    assert caught.value.key == "algorithm_parameters.log_std_min"

@@ -16,6 +16,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.action_scale import ActionScale
 from rl4sys_zmq.learner.algorithms.failing_rows import find_failing_rows
 from rl4sys_zmq.learner.algorithms.registry import mask_refusal
+from rl4sys_zmq.learner.algorithms.replay_size import check_replay_size
 from rl4sys_zmq.learner.algorithms.stored_returns import check_stored_returns
 from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.replay import ReplayMemory
@@ -109,6 +110,14 @@ class ReplayTraining(ABC):
         self.memory, self.pace, self.generator = memory, pace, generator
         self.publish_every_updates = max(1, round(STEPS_PER_VERSION / pace.every))
         self._label = name
+
+    def check_memory(self, available: int) -> None:
+        """Check that a full replay is not larger than the memory that the process can have.
+
+        Raises:
+            ConfigError: If it is larger.
+        """
+        check_replay_size(self.memory.options.capacity, self.memory.nbytes, available)
 
     @abstractmethod
     def train(self) -> dict[str, float]:

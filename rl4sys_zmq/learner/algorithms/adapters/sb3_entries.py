@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
-from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, Staleness
+from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Staleness
 from rl4sys_zmq.values import ACTIVATIONS
 
 __all__ = [
@@ -166,7 +166,7 @@ class A2CParameters(OnPolicyParameters):
     ent_coef: float = option(number(0.0, MAX_NUMBER), 0.0, doc="weight of the entropy bonus")
     vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, the mean squared error")
     max_grad_norm: float = option(number(0.0, MAX_NUMBER), 0.5, doc="largest norm of the gradient")
-    rms_prop_eps: float = option(number(0.0, 1.0), 1e-5, doc="RMSProp's epsilon")
+    rms_prop_eps: float = option(number(LEAST_EPSILON, 1.0), 1e-5, doc="RMSProp's epsilon")
     use_rms_prop: bool = option(flag, True, doc="RMSProp; false: Adam")
     normalize_advantage: bool = option(flag, False, names=("norm_adv",), doc="normalise the advantages of a batch")
 

@@ -13,6 +13,7 @@ the torch forms.
 from rl4sys_zmq.learner.algorithms.network_kinds.entry import NetworkChoice, NetworkEntry, PolicyRequirements, ReplayShape
 from rl4sys_zmq.learner.algorithms.network_kinds.registry import (
     NETWORKS,
+    check_trainable,
     choose_network,
     network_names,
     network_option,
@@ -26,6 +27,7 @@ __all__ = [
     "NetworkEntry",
     "PolicyRequirements",
     "ReplayShape",
+    "check_trainable",
     "choose_network",
     "network_names",
     "network_option",

@@ -11,7 +11,15 @@ from rl4sys_zmq.learner.algorithms.network_kinds.entry import NetworkChoice, Net
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import PolicySpec
 
-__all__ = ["NETWORKS", "choose_network", "network_names", "network_option", "plan_policy", "register_network"]
+__all__ = [
+    "NETWORKS",
+    "check_trainable",
+    "choose_network",
+    "network_names",
+    "network_option",
+    "plan_policy",
+    "register_network",
+]
 
 NETWORKS = Registry(
     NetworkEntry,
@@ -132,12 +140,27 @@ def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms:
     Raises:
         ConfigError: If the algorithm cannot train the network, or it does not fit the spaces.
     """
+    check_trainable(choice, requirements.algorithm, *forms)
+    return choice.plan(requirements)
+
+
+def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
+    """Check that an algorithm can train a chosen network.
+
+    Args:
+        choice: The network.
+        algorithm: The name of the algorithm.
+        forms: The forms of networks that it can train (`NetworkEntry.serves`).
+
+    Raises:
+        ConfigError: If it cannot.
+    """
     entry = choice.entry
     if entry.serves(*forms):
-        return choice.plan(requirements)
+        return
     others = " and ".join(algorithms for form, algorithms in _TRAINERS.items() if entry.serves(form))
     raise ConfigError(
-        f"algorithm_parameters.network: {requirements.algorithm} cannot train a network of kind {entry.name!r}; it can train "
+        f"algorithm_parameters.network: {algorithm} cannot train a network of kind {entry.name!r}; it can train "
         f"{', '.join(network_names(*forms))}" + (f"; {others} can train it" if others else ""),
         key="algorithm_parameters.network",
     )

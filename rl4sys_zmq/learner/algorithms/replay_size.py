@@ -1,0 +1,27 @@
+"""The check that a replay fits in the memory of the machine that trains."""
+
+from __future__ import annotations
+
+from rl4sys_zmq.errors import ConfigError
+
+__all__ = ["check_replay_size"]
+
+
+def check_replay_size(steps: int, size: int, available: int, files: str = "") -> None:
+    """Check that a full replay is not larger than the memory that the process can have.
+
+    Args:
+        steps: The largest number of steps in the replay, `buffer_size`.
+        size: The size of the full replay in bytes.
+        available: The memory of the process in bytes.
+        files: What puts the replay into files, as text; empty if nothing does.
+
+    Raises:
+        ConfigError: If it is larger.
+    """
+    if size > available:
+        raise ConfigError(
+            f"algorithm_parameters.buffer_size: a full replay of {steps:,} steps needs {size:,} bytes, and the learner's machine "
+            f"has {available:,} bytes of memory; use a smaller buffer_size{files and f', or {files}'}",
+            key="algorithm_parameters.buffer_size",
+        )

@@ -29,7 +29,7 @@ from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 from rl4sys_zmq.values.action_layout import assemble_action
-from rl4sys_zmq.values.arrays import LARGEST_FLOAT32, without_float_errors
+from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
@@ -288,7 +288,7 @@ class ActionSelector:
                 if policy is not None and thread.policy is policy and hypot(*observation.tolist()) <= LARGEST_FLOAT32:
                     try:
                         raw, act, log_prob = thread.act(observation, None)
-                    except (FloatingPointError, RuntimeWarning):  # the host made numpy raise them; `_request` does not let it
+                    except FLOAT_ERRORS:
                         return self._request(traj, obs, mask)
                     if not isfinite(log_prob):
                         return traj, self._fallback.for_unusable(policy, traj, observation, None)
@@ -297,7 +297,6 @@ class ActionSelector:
                     return traj, new_action(observation, raw, act, log_prob, thread.stamp, None)
         return self._request(traj, obs, mask)
 
-    @without_float_errors
     def _request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
         episodes = self.episodes
         if traj is not None and traj.episodes is not episodes:
@@ -320,7 +319,11 @@ class ActionSelector:
         if not traj.has_credit:
             self._context.admit(episodes.rollout)
             traj.has_credit = True
-        return traj, self._choose(traj, observation, allowed, leading)
+        try:
+            return traj, self._choose(traj, observation, allowed, leading)
+        except FLOAT_ERRORS:
+            with np.errstate(all="ignore"):
+                return traj, self._choose(traj, observation, allowed, leading)
 
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         policy = self._policy_for(traj)
@@ -353,7 +356,6 @@ class ActionSelector:
             thread.last_act = copy_tree(action.act)
         return action
 
-    @without_float_errors
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
@@ -379,7 +381,11 @@ class ActionSelector:
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
         running = episodes.running(given, each, rows, context.policy.generation)
-        return running, self._choose_batch(running, observations, allowed, each, rows)
+        try:
+            return running, self._choose_batch(running, observations, allowed, each, rows)
+        except FLOAT_ERRORS:
+            with np.errstate(all="ignore"):
+                return running, self._choose_batch(running, observations, allowed, each, rows)
 
     def _choose_batch(
         self,

@@ -18,7 +18,6 @@ from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardErr
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
-from rl4sys_zmq.values.arrays import without_float_errors
 from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["TrajectoryManager", "RL4SysTrajectory"]
@@ -349,7 +348,6 @@ class TrajectoryManager:
             log.warning("an action was added after the end of its trajectory and is dropped; the counter is late_actions_dropped")
         self._counters.add("late_actions_dropped")
 
-    @without_float_errors
     def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
         """Return the observation after the last step of an episode that was ended from outside, and its mask or None.
 

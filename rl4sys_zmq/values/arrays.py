@@ -32,9 +32,9 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 FLOAT_ERRORS = (FloatingPointError, RuntimeWarning)
 """What NumPy raises when a float is too large, too small or undefined, if a host wants it to.
 
-A host can make NumPy raise such errors (``np.seterr``), or make exceptions of all warnings (``python -W error``). A policy computes
-on tiny and on huge numbers as part of its work, and the results are checked where they matter. So the computation is repeated in
-``np.errstate(all="ignore")``. To compute there from the beginning would take a microsecond of each step.
+A host can make NumPy raise such errors (``np.seterr``), or make exceptions of all warnings (``python -W error``). A policy
+computes on tiny and on huge numbers as part of its work, and the results are checked where they matter. So the computation is
+repeated in ``np.errstate(all="ignore")``. To compute there from the beginning would take a microsecond of each step.
 """
 
 P = ParamSpec("P")

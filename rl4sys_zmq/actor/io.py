@@ -134,8 +134,7 @@ class ActorIOThread(Worker):
         self._report_absence_at = float("inf")
         self._dealer: ConnectingSocket
         self._poller: SocketPoller
-        self._stopping = threading.Event()
-        self._told_to_stop = False
+        self._stopping = False
 
     # ---- for host threads
 
@@ -150,9 +149,7 @@ class ActorIOThread(Worker):
 
     def stop(self) -> None:
         """Make the thread end the session and stop."""
-        before, self._told_to_stop = self._told_to_stop, True
-        if not before:  # a signal handler can call this method while its thread holds the lock of the event
-            self._stopping.set()
+        self._stopping = True  # no lock, because a signal handler can call this method in the middle of itself
         self._wakeup.set()
 
     def release(self) -> None:
@@ -256,17 +253,17 @@ class ActorIOThread(Worker):
                 with self.changed:
                     self._notify()
             restarts = 0
-            while not self._stopping.is_set():
+            while not self._stopping:
                 try:
                     with _network(self._config) as network:
-                        while not self._stopping.is_set():
+                        while not self._stopping:
                             self._serve(network)
                             restarts = 0
                 except Exception as exc:  # it must not reach the host; stats() and the log report it
                     log.exception("the I/O thread of an actor of %s failed and restarts", self._config.client_id)
                     self.counters.add("io_restarts")
                     self._set_stage(f"its I/O thread to restart ({type(exc).__name__}: {exc})")
-                    self._stopping.wait(IO_RESTART.pause_s(restarts))
+                    self._pause(IO_RESTART.pause_s(restarts))
                     restarts += 1
             if self._last_policy is not None:
                 self._last_policy.save(self.session_parameters, force=True)
@@ -276,6 +273,13 @@ class ActorIOThread(Worker):
                 self._ended = True
                 if self._released:
                     self._wakeup.close()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for some seconds, or until `stop`."""
+        end = time.monotonic() + seconds
+        while not self._stopping and (left := end - time.monotonic()) > 0.0:
+            self._wakeup.wait(left)
+            self._wakeup.clear()
 
     def _open(self) -> None:
         """Open the spool (queue on disk) and load the policy that an earlier start saved, if the configuration has them.
@@ -329,9 +333,9 @@ class ActorIOThread(Worker):
                 poller.register(self._wakeup)
                 self._weight_subscriber.network = network
                 self._perform(self._session.open(time.monotonic(), self._weight_subscriber.held))
-                while not self._reconnect and not self._stopping.is_set():
+                while not self._reconnect and not self._stopping:
                     self._turn()
-                if self._stopping.is_set():
+                if self._stopping:
                     while self._segment_queue.fill():
                         pass
                     self._perform(self._session.close(time.monotonic()))
@@ -341,7 +345,7 @@ class ActorIOThread(Worker):
 
     def _turn(self) -> None:
         io_scheduler, session = self._io_scheduler, self._session
-        if io_scheduler.busy and session.state is SessionState.JOINED and not (self._urgent or self._stopping.is_set()):
+        if io_scheduler.busy and session.state is SessionState.JOINED and not (self._urgent or self._stopping):
             ready, listened = self._rest(), False
         else:
             ready, listened = self._wait()

@@ -130,17 +130,20 @@ class RankGroup(RankMember, Resource):
 
     def _await_ready(self, deadline: float) -> None:
         """Wait until all other ranks have built the algorithm. A rank that is ready sends nothing more, unless it ends."""
-        waiting, links = list(self._others), {other.link: other for other in self._others}
+        waiting, links = list(self._others), {other.link.fileno(): other for other in self._others}
+        poll = select.poll()
+        for descriptor in links:
+            poll.register(descriptor, select.POLLIN)
         while waiting:
             if self._stopping.is_set():
                 raise Closed("the learner thread was stopped before its ranks were ready")
             if time.monotonic() > deadline:
                 names = " and ".join(map(self._name, waiting))
                 raise RankLost(f"{names} not ready within {RANK_START_S:g} s; is the machine overloaded?")
-            for link in select.select(list(links), [], [], _LOOK_S)[0]:
-                other = links[link]
+            for descriptor, _ in poll.poll(_LOOK_S * 1e3):
+                other = links[descriptor]
                 try:
-                    answer = link.receive()
+                    answer = other.link.receive()
                 except (EOFError, OSError) as exc:
                     raise self._lost(exc) from exc
                 if "failed" in answer:

@@ -61,6 +61,12 @@ class Wakeup(Resource):
             self._token.append(None)
         return rung
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the signal is set, at most `timeout_s` seconds. Return True if it is set."""
+        poll = select.poll()  # unlike `select.select`, it takes descriptors above 1023
+        poll.register(self._reader, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
+
     def close(self) -> None:
         """Close both ends of the socketpair, when no thread is in the middle of `set`.
 
@@ -73,6 +79,6 @@ class Wakeup(Resource):
         try:
             self._token.pop()
         except IndexError:
-            select.select([self._reader], [], [], _CLOSE_WAIT_S)
+            self.wait(_CLOSE_WAIT_S)
         self._reader.close()
         self._writer.close()

@@ -135,16 +135,48 @@ def test_a_signal_handler_can_read_the_time_that_its_thread_is_adding_to() -> No
 
 
 def test_a_signal_handler_can_close_an_agent_that_its_thread_closes(agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    condition: Any = agent._io._stopping._cond  # type: ignore[attr-defined]
-    notify = condition.notify_all
+    wakeup, wake = agent._io._wakeup, agent._io._wakeup.set
 
     def interrupted() -> None:
-        monkeypatch.setattr(condition, "notify_all", notify)
+        monkeypatch.setattr(wakeup, "set", wake)
         agent.close(0.0)  # as a handler of SIGTERM
-        notify()
+        wake()
 
-    monkeypatch.setattr(condition, "notify_all", interrupted)
+    monkeypatch.setattr(wakeup, "set", interrupted)
     assert ends(agent.close)
+
+
+def test_an_agent_whose_close_was_interrupted_can_be_closed(agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakeup, wake = agent._io._wakeup, agent._io._wakeup.set
+
+    def interrupted() -> None:
+        monkeypatch.setattr(wakeup, "set", wake)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wakeup, "set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        agent.close()
+    agent.close()
+    assert not agent._io.alive
+
+
+def test_an_io_thread_that_pauses_after_an_error_stops_at_once(agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = threading.Event()
+    pause = ActorIOThread._pause
+
+    def long(thread: ActorIOThread, seconds: float) -> None:
+        paused.set()
+        pause(thread, 1e6)
+
+    def fail(thread: ActorIOThread) -> None:
+        raise OSError("the network")
+
+    monkeypatch.setattr(ActorIOThread, "_pause", long)
+    monkeypatch.setattr(ActorIOThread, "_turn", fail)
+    assert paused.wait(10.0)
+    agent._io.wake()  # of a host thread that queues a segment: the pause goes on
+    agent.close(0.0)
+    assert not agent._io.alive
 
 
 def test_a_signal_handler_can_roll_back_while_its_thread_does(agent: RL4SysAgent) -> None:

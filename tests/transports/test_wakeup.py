@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import socket
 import threading
@@ -36,6 +37,24 @@ def test_used_up_descriptors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socketpair", refuse)
     with pytest.raises(TransportError, match="Too many open files; raise the limit with ulimit -n"):
         Wakeup()
+
+
+def test_a_descriptor_above_1023_can_wait_and_close() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2048)), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while taken[-1] < 1024:
+            taken.append(os.dup(taken[0]))
+        wakeup = Wakeup()
+        assert wakeup.fileno() > 1023 and not wakeup.wait(0.0)
+        wakeup.set()
+        assert wakeup.wait(10.0)
+        wakeup.close()
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_after_close_nothing_happens() -> None:

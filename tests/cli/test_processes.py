@@ -133,8 +133,9 @@ def test_a_demo_reaches_an_easy_target_and_leaves_a_picture(spawn: Spawn, tmp_pa
         assert expected in text
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "run" / "tensorboard" / "CartPole-v1%~11").glob("events.out.tfevents.*"))
-    for log in (tmp_path / "run").glob("actor-*.log"):
-        assert "last version" in log.read_text()  # the actor has ended in an orderly way
+    logs = [log.read_text() for log in (tmp_path / "run").glob("actor-*.log")]
+    # Each actor has ended in an orderly way. One that was still starting when the target was reached has logged nothing.
+    assert any(logs) and all("last version" in text for text in logs if text)
 
 
 def test_a_demo_that_runs_out_of_time_says_so(spawn: Spawn) -> None:

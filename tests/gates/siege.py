@@ -376,7 +376,9 @@ class Siege:
         stats = agent.stats()
         check_law(stats)
         assert stats["submitted"] == stats["accepted"] == self.good.rounds * 1 > 0
-        assert not [name for name in stats["counters"] if name.startswith(("refused", "sessions_lost", "redials", "io_restarts"))]
+        unwanted = ("refused", "sessions_lost", "redials", "io_restarts")
+        disturbed = {name: count for name, count in stats["counters"].items() if name.startswith(unwanted)}
+        assert not disturbed, f"the good client was disturbed: {disturbed}"
         assert agent.digest == self.learner.digest("lab", agent.version)
         self.learner.raise_if_dead()
         for client in self.status()["clients"].values():

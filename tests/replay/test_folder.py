@@ -10,6 +10,8 @@ import pytest
 from rl4sys_zmq.errors import StoreFileError
 from rl4sys_zmq.replay.folder import StoreFolder
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
 
 def test_a_forked_child_neither_keeps_the_lock_nor_ends_it(tmp_path: Path) -> None:
     folder = StoreFolder(tmp_path / "store", "test", {})

@@ -1,32 +1,30 @@
-"""Files that a forked child gives up: their locks belong to the parent, and end with it although the child still runs."""
+"""What objects do in a forked child, such as giving up the lock of a file, which belongs to the parent."""
 
 from __future__ import annotations
 
 import os
-import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-__all__ = ["LockHolder", "abandon_in_child"]
+__all__ = ["call_in_child"]
 
+T = TypeVar("T")
 
-class LockHolder(Protocol):
-    """An object that holds the lock of a file."""
-
-    def abandon(self) -> None:
-        """Close the lock's descriptor in a forked child. The parent keeps the lock."""
+_calls: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
 
-_holders: weakref.WeakSet[LockHolder] = weakref.WeakSet()
+def call_in_child(owner: T, call: Callable[[T], None]) -> None:
+    """Call `call` with `owner` in each child that this process forks from now on, as long as `owner` exists.
+
+    Use a function that does not refer to `owner`, such as a method of its class. An owner has one such function.
+    """
+    _calls[owner] = call
 
 
-def abandon_in_child(holder: LockHolder) -> None:
-    """Call `holder.abandon` in each child that this process forks from now on, as long as the object exists."""
-    _holders.add(holder)
+def _call_all() -> None:
+    for owner, call in list(_calls.items()):
+        call(owner)
 
 
-def _abandon_all() -> None:
-    for holder in list(_holders):
-        holder.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+os.register_at_fork(after_in_child=_call_all)

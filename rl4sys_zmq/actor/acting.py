@@ -288,10 +288,10 @@ class ActionSelector:
                 if policy is not None and thread.policy is policy and hypot(*observation.tolist()) <= LARGEST_FLOAT32:
                     try:
                         raw, act, log_prob = thread.act(observation, None)
+                        if not isfinite(log_prob):
+                            return traj, self._fallback.for_unusable(policy, traj, observation, None)
                     except FLOAT_ERRORS:
                         return self._request(traj, obs, mask)
-                    if not isfinite(log_prob):
-                        return traj, self._fallback.for_unusable(policy, traj, observation, None)
                     if self._keeps_last:
                         thread.last_act = copy_tree(act)
                     return traj, new_action(observation, raw, act, log_prob, thread.stamp, None)

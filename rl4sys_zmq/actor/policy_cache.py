@@ -42,7 +42,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.private import fixed_path
+from rl4sys_zmq.private import fixed_path, make_private
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
@@ -271,7 +271,7 @@ class PolicyCacheFile:
 
     def _replace(self, parts: list[bytes | memoryview]) -> None:
         """Write a temporary file, sync it, and rename it to the path."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._path.parent)
         temporary = self._path.with_name(self._path.name + ".tmp")
         with contextlib.suppress(FileNotFoundError):
             if abs(time.time() - temporary.lstat().st_mtime) > ABANDONED_S:

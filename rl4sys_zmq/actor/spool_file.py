@@ -23,7 +23,7 @@ import xxhash
 
 from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
-from rl4sys_zmq.forks import abandon_in_child
+from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire import PackedSegment
@@ -127,7 +127,7 @@ class SpoolFile:
         self.path = folder / "spool.db"
         self._connection: sqlite3.Connection | None = None
         self._lock = _lock(folder)
-        abandon_in_child(self)
+        call_in_child(self, SpoolFile.abandon)
 
     @property
     def is_open(self) -> bool:

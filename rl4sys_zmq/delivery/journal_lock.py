@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from rl4sys_zmq.errors import JournalError
-from rl4sys_zmq.forks import abandon_in_child
+from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["JournalLock"]
@@ -27,7 +27,7 @@ class JournalLock(Resource):
         """
         self._path = path
         self._file = self._take()
-        abandon_in_child(self)
+        call_in_child(self, JournalLock.abandon)
 
     def renew(self) -> None:
         """Acquire the lock again, on a new lock file, if the old file was removed or replaced. Otherwise do nothing.

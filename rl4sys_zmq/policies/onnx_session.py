@@ -36,8 +36,14 @@ KEPT_SESSIONS = 4
 _sessions: OrderedDict[tuple[bytes, tuple[OnnxValue, ...], int], GraphSession] = OrderedDict()
 _lock = threading.Lock()
 
-# A forked child gets its own: a thread that does not exist there can be compiling a graph.
-os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+
+def _renew_lock() -> None:
+    """Replace the lock, in a forked child: a thread that does not exist there can be compiling a graph."""
+    global _lock  # noqa: PLW0603 - the lock belongs to the module, as the sessions do
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, StoreFileError
-from rl4sys_zmq.forks import abandon_in_child
+from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.values import DTYPES
@@ -95,7 +95,7 @@ class StoreFolder:
         except BaseException:
             self.release()
             raise
-        abandon_in_child(self)
+        call_in_child(self, StoreFolder.abandon)
 
     def create(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
         """Create the files of a new store, and then its manifest.

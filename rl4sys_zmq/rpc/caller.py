@@ -9,10 +9,8 @@ one of these methods.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value, mapping, optional, path
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed
+from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, Subscription
 from rl4sys_zmq.rpc.session import HELLO, CallerSession
@@ -143,7 +142,7 @@ class Caller(Resource):
         self._idle: list[_ServerConnection] = []
         self._caller_thread: AsyncCallThread | None = None
         self._closed = threading.Event()
-        _clients.add(self)
+        call_in_child(self, Caller._drop_connections)
 
     @property
     def address(self) -> str:
@@ -236,7 +235,7 @@ class Caller(Resource):
         """Return the time limit of a call in seconds: `timeout_s`, or the default of this caller if it is None."""
         return self._timeout_s if timeout_s is None else check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
 
-    def _after_fork(self) -> None:
+    def _drop_connections(self) -> None:
         """Drop the connections and subscriptions of the parent process in a forked child. The child creates new ones."""
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
@@ -263,14 +262,3 @@ class Caller(Resource):
                 self._caller_thread = AsyncCallThread(self._address, self.new_session(), self._secure)
                 self._caller_thread.start()
             return self._caller_thread
-
-
-_clients: weakref.WeakSet[Caller] = weakref.WeakSet()
-
-
-def _fork() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_fork)

@@ -105,3 +105,33 @@ def test_an_agent_acts_and_stores(action_space: Any, tree: bool, overflow: str) 
             agent.mark_end_of_trajectory(traj, action)
         agent.flush(10.0)
         assert agent.stats()["steps"] == steps + len(trajs)
+
+
+@pytest.mark.usefixtures("errors")
+def test_the_replacement_of_an_unusable_action_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path finds an action whose log-probability is not finite, and the policy before it raises."""
+    register_algorithm("FLOATS", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=6))
+    config: dict[str, Any] = {"client_id": "floats", "algorithm_name": "FLOATS"}
+    spaces: dict[str, Any] = {"observation_space": BoxSpace((3,)), "action_space": DiscreteSpace(3)}
+    with (
+        Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner,
+        RL4SysAgent(config=AgentConfig(**config, **spaces, train_server_address=learner.address)) as agent,
+    ):
+        observation = np.zeros(3, np.float32)
+        traj, action = agent.request_for_action(None, observation)
+        agent.add_to_trajectory(traj, action)
+        selector: Any = agent._open
+        thread, replace = agent._context.threads.state, selector._fallback.for_unusable
+        states = []
+
+        def raising_once(*given: Any) -> Any:
+            states.append(np.geterr()["under"])
+            if len(states) == 1:
+                raise FloatingPointError("underflow encountered in dot")
+            return replace(*given)
+
+        act = thread.act
+        monkeypatch.setattr(selector._fallback, "for_unusable", raising_once)
+        monkeypatch.setattr(thread, "act", lambda *given: (*act(*given)[:2], float("nan")))
+        _, action = agent.request_for_action(traj, observation)
+        assert action.act in range(3) and len(states) == 2

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from harness.forks import forked_child
 
 from rl4sys_zmq.delivery import journal_backlog, journal_rows
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
@@ -673,25 +674,12 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_p
     lock = JournalLock(tmp_path / "journal.db")
     (tmp_path / "journal.db.lock").unlink()
     lock.renew()
-    ready, go = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(ready[1], b"x")
-        os.read(go[0], 1)
-        os._exit(0)
-    try:
-        assert os.read(ready[0], 1) == b"x"
+    with forked_child():
         with pytest.raises(JournalError, match="in use by another learner"):
             JournalLock(tmp_path / "journal.db")
         os.close(lock._file)  # as the kernel does at the end of a process, without an unlock
-        JournalLock(tmp_path / "journal.db").close()  # while the child still runs
-    finally:
-        os.write(go[1], b"x")
-        os.waitpid(child, 0)
-        for end in (*ready, *go):
-            os.close(end)
         lock._file = -1
-        lock.close()
+        JournalLock(tmp_path / "journal.db").close()  # while the child still runs
 
 
 def test_a_file_that_another_program_holds_is_refused(bench: MakeBench, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from harness.forks import forked_child
 
 from rl4sys_zmq.errors import StoreFileError
 from rl4sys_zmq.replay.folder import StoreFolder
@@ -15,23 +16,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 
 def test_a_forked_child_neither_keeps_the_lock_nor_ends_it(tmp_path: Path) -> None:
     folder = StoreFolder(tmp_path / "store", "test", {})
-    ready, go = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        folder.close()
-        os.write(ready[1], b"x")
-        os.read(go[0], 1)
-        os._exit(0)
-    try:
-        assert os.read(ready[0], 1) == b"x"
+    with forked_child(folder.close):
         with pytest.raises(StoreFileError, match="has it open"):
             StoreFolder(tmp_path / "store", "test", {})
         assert (tmp_path / "store" / "lock").read_bytes(), "the store is not marked as closed"
         os.close(folder._lock)  # as the kernel does at the end of a process, without an unlock
-        StoreFolder(tmp_path / "store", "test", {}).close()  # while the child still runs
-    finally:
-        os.write(go[1], b"x")
-        os.waitpid(child, 0)
-        for end in (*ready, *go):
-            os.close(end)
         folder._lock = -1
+        StoreFolder(tmp_path / "store", "test", {}).close()  # while the child still runs

@@ -1,4 +1,4 @@
-"""What objects do in a forked child, such as giving up the lock of a file, which belongs to the parent."""
+"""The functions that objects call in a forked child, such as one that gives up the lock of a file of the parent."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Its algorithms RECORD_ON and RECORD_OFF keep the name of each segment that they 
 therefore shows what the surviving lineage has learned. RL4SYS_DIE_AT=POINT:N makes the process kill itself when it reaches a
 point (see `POINTS`) for the N-th time. The command ``die POINT:N`` sets a point later. Lines on standard input are commands:
 ``save``, ``drain``, ``end``. The process answers in its trace. The trace also records when the first actor of each client was
-live again (``returned``), when the client had accepted and judged new segments after that (``going_on``), and the alarms.
+live again (``returned``), when the client had accepted and judged new segments after that (``going_on``, with the longest
+time without progress), and the alarms.
 """
 
 from __future__ import annotations
@@ -166,13 +167,36 @@ def obey_a_full_disk(marker: Path) -> None:
 # ---- serving
 
 
+class Progress:
+    """How many segments a client has accepted and judged since its first actor returned.
+
+    Attributes:
+        still_s: The longest time in which neither number changed, until both had grown.
+    """
+
+    def __init__(self, moved: tuple[int, int], at_ns: int) -> None:
+        self._first = self._last = moved
+        self._at_ns = at_ns
+        self._goes_on = False
+        self.still_s = 0.0
+
+    def goes_on_at(self, moved: tuple[int, int], at_ns: int) -> bool:
+        """Take the numbers of a moment. Return True the first time that both are above those of the return."""
+        if self._goes_on:
+            return False
+        self.still_s = max(self.still_s, (at_ns - self._at_ns) / 1e9)
+        if moved != self._last:
+            self._last, self._at_ns = moved, at_ns
+        self._goes_on = all(now > then for now, then in zip(moved, self._first, strict=True))
+        return self._goes_on
+
+
 class Served:
     def __init__(self, options: dict[str, Any], learner: Learner, trace: TraceWriter, records: dict[str, Records]) -> None:
         self._learner, self._trace, self._records = learner, trace, records
         self._clients = {"on": "RECORD_ON", "off": "RECORD_OFF"}
         self._ready = False
-        self._returned: dict[str, tuple[int, int]] = {}
-        self._goes_on: set[str] = set()
+        self._returned: dict[str, Progress] = {}
         self._over = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
@@ -198,11 +222,10 @@ class Served:
         moved = client["accepted"], judged
         if name not in self._returned:
             if any(actor["live"] for actor in client["actors"].values()):
-                self._returned[name] = moved
+                self._returned[name] = Progress(moved, at_ns)
                 self._trace.note("returned", client=name)
-        elif name not in self._goes_on and all(now > then for now, then in zip(moved, self._returned[name], strict=True)):
-            self._goes_on.add(name)
-            self._trace.note("going_on", client=name)
+        elif self._returned[name].goes_on_at(moved, at_ns):
+            self._trace.note("going_on", client=name, still_s=self._returned[name].still_s)
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_S):

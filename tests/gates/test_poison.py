@@ -136,7 +136,7 @@ def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
     groups = [[*BEYOND, *WITHIN, *LEGAL[:2]]] if not tier.long else [[kind] for kind in (*BEYOND, *WITHIN, *LEGAL[:2])]
     for number, kinds in enumerate(groups):
         run = Run(spawn, tmp_path / str(number), seed, "PPO", kinds, 0.05, target)
-        until(lambda run=run: run.actor.ask("status")["done"], f"a mean return of {target:g}", 150.0, every_s=0.2)  # type: ignore[misc]
+        until(lambda run=run: run.actor.ask("status")["done"], f"a mean return of {target:g}", 10 * PATIENCE_S, every_s=0.2)  # type: ignore[misc]
         played, client = run.finish()
         within = sum(played["spoilt"].get(kind, 0) for kind in WITHIN)
         quarantined = client["verdicts"]["quarantined"]
@@ -201,7 +201,7 @@ def test_one_poison_at_a_time_that_no_bound_stops(
     after = run.client()["updates"]
     until(lambda: run.client()["updates"] > after + 5, "training goes on", 120.0, every_s=0.05)
     if tier.long and algorithm == "PPO":
-        until(lambda: run.actor.ask("status")["mean"] >= TARGET, "a mean return of 475", 300.0, every_s=0.2)
+        until(lambda: run.actor.ask("status")["mean"] >= TARGET, "a mean return of 475", 10 * PATIENCE_S, every_s=0.2)
     played, client = run.finish()
     quarantined = client["verdicts"]["quarantined"]
     report(algorithm=algorithm, poisons=len(kinds), quarantined=quarantined, undone=undone(client), mean=round(played["mean"], 1))
@@ -214,7 +214,7 @@ def test_subnormal_and_flipped_numbers_are_trained_on(
     algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
 ) -> None:
     run = Run(spawn, tmp_path / "run", seed, algorithm, LEGAL, 0.2, 1e9)
-    until(lambda: run.actor.ask("status")["steps"] > tier.size(3000, 60_000), "some training", 300.0, every_s=0.1)
+    until(lambda: run.actor.ask("status")["steps"] > tier.size(3000, 60_000), "some training", 10 * PATIENCE_S, every_s=0.1)
     played, client = run.finish()
     report(
         algorithm=algorithm, spoilt=sum(played["spoilt"].values()), trained=client["verdicts"]["trained"], steps=played["steps"]

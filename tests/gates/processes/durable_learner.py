@@ -14,7 +14,8 @@ WAIT_S = 20.0
 
 given = options()
 given.pop("torch", None)  # for the process that starts this one: torch is needed
-config = LearnerConfig.from_mapping(given)
+# On a busy machine, several threads of torch make each update tens of times slower.
+config = LearnerConfig.from_mapping({"torch_threads": 1, **given})
 
 
 def started() -> Learner:

@@ -303,7 +303,8 @@ def main() -> int:
         light(point)
     obey_a_full_disk(Path(options["run_dir"]).with_name("full"))
     trace = TraceWriter(options["trace"])
-    config = LearnerConfig(bind=options["bind"], run_dir=options["run_dir"], **options["config"])
+    # On a busy machine, several threads of torch make each update tens of times slower.
+    config = LearnerConfig(**{"bind": options["bind"], "run_dir": options["run_dir"], "torch_threads": 1, **options["config"]})
     try:
         learner = Learner(config).start()
     except AddressInUse as exc:

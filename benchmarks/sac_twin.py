@@ -35,7 +35,7 @@ class NotedNoise:
 
     def __init__(self) -> None:
         self.drawn: list[Tensor] = []
-        self._draw: Callable[..., Tensor] = getattr(torch.distributions.normal, "_standard_normal")  # noqa: B009
+        self._draw: Callable[..., Tensor] = getattr(torch.distributions.normal, "_standard_normal")
         setattr(torch.distributions.normal, "_standard_normal", self.draw)  # noqa: B010
 
     def draw(self, *arguments: Any, **named: Any) -> Tensor:

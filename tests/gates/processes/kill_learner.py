@@ -168,7 +168,7 @@ def obey_a_full_disk(marker: Path) -> None:
 
 
 class Progress:
-    """How many segments a client has accepted and judged since its first actor returned.
+    """The progress of a client since its first actor returned: how many segments it has accepted and judged.
 
     Attributes:
         still_s: The longest time in which neither number changed, until both had grown.
@@ -181,7 +181,7 @@ class Progress:
         self.still_s = 0.0
 
     def goes_on_at(self, moved: tuple[int, int], at_ns: int) -> bool:
-        """Take the numbers of a moment. Return True the first time that both are above those of the return."""
+        """Return True the first time that both numbers are above those of the return. These are the numbers of a moment."""
         if self._goes_on:
             return False
         self.still_s = max(self.still_s, (at_ns - self._at_ns) / 1e9)

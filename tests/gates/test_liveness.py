@@ -21,11 +21,11 @@ from .test_kills import folder  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.timeout(3_600)
 
-GOES_ON_S = 5.0
-"""The most seconds in which a client makes no progress.
+LONGEST_STILL_S = 5.0
+"""The longest that a client may make no progress, in seconds.
 
-They count from the return of its first actor until it has accepted and judged new segments. A learner that was killed with many
-segments in its journal first trains on these, which can take longer, but is progress.
+It counts from the return of the client's first actor until the client has accepted and judged new segments. A learner that was
+killed with many segments in its journal first trains on these. This can take longer, but it is progress.
 """
 
 BATCH_STEPS = 24
@@ -100,7 +100,7 @@ def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, repo
     times = {"slowest_s": max(waits), "median_s": sorted(waits)[len(waits) // 2], "longest_still_s": max(stills)}
     report(kills=points, waits=len(waits), **times, outcome=str(outcome))
     assert len(waits) >= (kills + 1) * len(clients)
-    assert max(stills) <= GOES_ON_S
+    assert max(stills) <= LONGEST_STILL_S
     outcome.check()
     assert outcome.lost == outcome.duplicate == outcome.unacked == ()
     for client in clients:

@@ -49,7 +49,7 @@ __all__ = ["ContinuousSAC", "DiscreteSAC", "make_sac", "squash"]
 _OBSERVATION, _ALLOWED = "observation", "allowed"
 
 SQUASH_EPSILON = 1e-6
-"""The least that the derivative of tanh counts in the density of a squashed Gaussian."""
+"""This number is added to the derivative of tanh, so that the log-density of an action at a bound has a limit."""
 
 
 class PolicyLoss(NamedTuple):

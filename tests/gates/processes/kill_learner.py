@@ -181,7 +181,7 @@ class Progress:
         self.still_s = 0.0
 
     def goes_on_at(self, moved: tuple[int, int], at_ns: int) -> bool:
-        """Return True the first time that both numbers have grown since the return. `moved` has the numbers at the time `at_ns`."""
+        """Return True the first time that both numbers have grown since the return. `moved` are the numbers at `at_ns`."""
         if self._goes_on:
             return False
         self.still_s = max(self.still_s, (at_ns - self._at_ns) / 1e9)

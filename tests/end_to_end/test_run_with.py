@@ -34,7 +34,7 @@ def test_an_actor_with_torch_is_trained_on_and_acts_as_one_with_onnxruntime(lab:
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (40, SIZE, SIZE, 1), dtype=np.uint8)
     learner = lab.learner()
-    agent = joined(lab, learner, run_with="torch")
+    agent = joined(lab, learner, run_with="torch", overflow="wait")  # else it drops segments older than a new version
     traj: Any = None
     action: Any = None
     for image in images:

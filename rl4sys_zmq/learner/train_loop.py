@@ -113,6 +113,8 @@ class TrainLoop:
             self._ranks.start()
         self._send(self._ready)
         self._publish()
+        if self._algorithm.kind == "offpolicy":
+            self._slack_steps = 0  # until the next version, because the demand can include the steps of `learning_starts`
         if self._suspects.finding:
             log.warning("client %s: %s", self._assign.client_id, self._suspects.finding)
         if self._suspects.repeated:

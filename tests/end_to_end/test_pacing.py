@@ -66,6 +66,23 @@ def test_the_default_pacing_depends_on_the_kind_of_algorithm(inproc_lab: Any, ki
     assert client["policy_lag"] <= lag
 
 
+@pytest.mark.parametrize(("kind", "batches"), [("onpolicy", 2), ("offpolicy", 1)])
+def test_off_policy_actors_collect_nothing_ahead_with_the_first_version(inproc_lab: Any, kind: str, batches: int) -> None:
+    """The first batch of an off-policy algorithm contains the steps of `learning_starts`, so it can be large."""
+    release = threading.Event()
+    fake = FakeAlgorithm.factory(kind, steps_per_update=STEPS, rollout_length=8, slow_s=60.0, release=release)
+    register_algorithm("SLOW", fake)
+    learner = inproc_lab.learner(pacing_lag=1)
+    agent = inproc_lab.agent(learner, algorithm_name="SLOW", overflow="wait", wait_timeout_s=0.5)
+    try:
+        with pytest.raises(LearnerUnavailable):
+            simulate(agent, 3 * STEPS, width=1)
+        assert agent.version == 0
+        assert 0 <= agent.stats()["steps"] - batches * STEPS < 8, "a segment that began below the limit is finished"
+    finally:
+        release.set()
+
+
 def test_an_algorithm_can_have_its_own_default_pacing(inproc_lab: Any) -> None:
     fake = FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=8)
     staleness = Staleness(max_policy_lag=None, correction="none", pacing_lag=3)

@@ -4,6 +4,8 @@
     python benchmarks/guard.py benchmarks/results/ingress.json --pairs 9
 
 Absolute times are never compared. A ratio counts as worse beyond the worst of its earlier pairs and a tolerance.
+A ratio also depends on the processor. The script names records of another processor: to tell a regression there, measure
+the commit of the record on this machine too.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ def main() -> None:
     options = parser.parse_args()
     worse = []
     for path in options.records:
-        earlier = json.loads(path.read_text())["results"]
-        names = [name for name in earlier if name in QUESTIONS]
-        now = measure(names, BenchOptions(pairs=options.pairs, seconds=options.seconds), print)["results"]
-        worse += [f"{path.stem}: {words}" for words in regressions(earlier, now, options.tolerance)]
+        earlier = json.loads(path.read_text())
+        names = [name for name in earlier["results"] if name in QUESTIONS]
+        now = measure(names, BenchOptions(pairs=options.pairs, seconds=options.seconds), print)
+        words = regressions(earlier["results"], now["results"], options.tolerance)
+        if words and earlier["machine"]["cpu"] != now["machine"]["cpu"]:
+            words.append(f"measured on {earlier['machine']['cpu']} at commit {earlier['commit'][:10]}; this is another processor")
+        worse += [f"{path.stem}: {line}" for line in words]
     print("\n".join(worse) or "no ratio is worse")
     sys.exit(bool(worse))
 

@@ -110,7 +110,7 @@ class ActorCritic(ABC):
     def _new_optimizer(self) -> FlatAdam:
         """Return an optimizer of the networks that has taken no step."""
         p = self.parameters
-        return FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps, betas=p.betas)
+        return FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps, betas=p.betas, bias_correction=not p.rms_prop)
 
     @abstractmethod
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:

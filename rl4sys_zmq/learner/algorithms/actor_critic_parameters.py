@@ -35,7 +35,7 @@ later, and their first steps are older.
 """
 
 ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
-"""The decay rates of Adam's two moments. With a first rate of 0, Adam is RMSProp with a bias correction of the second moment."""
+"""The decay rates of the mean of the gradients and of the mean of their squares. RMSProp has no mean of the gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +140,7 @@ class ActorCriticParameters:
         doc="maps a continuous action into its bounds; null: tanh if it has bounds, else clip",
     )
     log_std_init: float = option(number(-20.0, 2.0), 0.0, doc="initial logarithm of the standard deviation of continuous actions")
-    rms_prop: bool = option(
-        flag, False, names=("use_rms_prop",), doc="RMSProp, Adam without a mean of the gradients (decay 0.99)"
-    )
+    rms_prop: bool = option(flag, False, names=("use_rms_prop",), doc="RMSProp with a decay of 0.99, as in torch; false: Adam")
     adam_eps: float = option(number(LEAST_EPSILON, 1.0), 1e-5, names=("rms_prop_eps",), doc="epsilon of Adam or RMSProp")
 
     def __post_init__(self) -> None:

@@ -314,6 +314,8 @@ class MLPStack:
 class FlatAdam:
     """The Adam optimizer (Kingma & Ba 2015, algorithm 1) for parameters in one flat vector, divided into parts.
 
+    With a first decay rate of 0 and without the bias correction it is RMSProp (Tieleman & Hinton 2012), as in torch.
+
     A step takes about five kernel launches, however many layers there are. Each part (such as one network) has its own step
     count for Adam's bias correction, as if it had its own optimizer. So one network can take fewer steps than another.
 
@@ -322,7 +324,13 @@ class FlatAdam:
     """
 
     def __init__(
-        self, flat: Tensor, parts: Sequence[slice] | None = None, *, eps: float = 1e-5, betas: tuple[float, float] = (0.9, 0.999)
+        self,
+        flat: Tensor,
+        parts: Sequence[slice] | None = None,
+        *,
+        eps: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        bias_correction: bool = True,
     ) -> None:
         """Create the optimizer.
 
@@ -331,11 +339,13 @@ class FlatAdam:
             parts: Consecutive slices that together cover `flat`; None for a single part.
             eps: Adam's epsilon, which is added to the root of the second moment.
             betas: The decay rates of the first and the second moment.
+            bias_correction: False leaves out Adam's bias correction, so early steps are longer: both moments start at 0.
         """
         self._flat = flat
         self._parts = tuple(parts) if parts is not None else (slice(None),)
         self._eps = eps
         self._betas = betas
+        self._bias_correction = bias_correction
         self._mean = torch.zeros_like(flat)
         self._square = torch.zeros_like(flat)
         self.steps = [0] * len(self._parts)
@@ -358,7 +368,7 @@ class FlatAdam:
         for part, rate, taken in due:
             if rate is None:
                 continue
-            correction1, correction2 = 1.0 - beta1**taken, 1.0 - beta2**taken
+            correction1, correction2 = (1.0 - beta1**taken, 1.0 - beta2**taken) if self._bias_correction else (1.0, 1.0)
             g, mean, square = grad[part], self._mean[part], self._square[part]
             mean.lerp_(g, 1.0 - beta1)
             square.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)

@@ -186,6 +186,20 @@ def test_flat_adam_is_adam() -> None:
     torch.testing.assert_close(mine, theirs.detach(), atol=1e-6, rtol=1e-5)
 
 
+def test_flat_adam_without_a_mean_and_a_bias_correction_is_rms_prop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mine = torch.randn(50, generator=generator)
+    theirs = nn.Parameter(mine.clone())
+    rms = FlatAdam(mine, eps=1e-5, betas=(0.0, 0.99), bias_correction=False)
+    reference = torch.optim.RMSprop([theirs], lr=3e-3, alpha=0.99, eps=1e-5)
+    for _ in range(30):
+        grad = torch.randn(50, generator=generator)
+        theirs.grad = grad.clone()
+        reference.step()
+        rms.step(grad, [3e-3])
+    torch.testing.assert_close(mine, theirs.detach(), atol=1e-6, rtol=1e-5)
+
+
 def test_flat_adam_moves_the_parts_with_a_rate_only_and_resumes() -> None:
     flat = torch.zeros(6)
     parts = (slice(0, 3), slice(3, 6))

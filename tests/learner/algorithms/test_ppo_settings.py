@@ -72,11 +72,12 @@ def columns_of(algorithm: PPO, segments: list[Segment]) -> Any:
     return algorithm._prepare(rollout, 0.2)[0]
 
 
-def adam_step(algorithm: PPO, where: slice, loss: Tensor, rate: float, betas: tuple[float, float]) -> Tensor:
-    """Return the parameters after one step of torch's Adam."""
+def torch_step(algorithm: PPO, where: slice, loss: Tensor, rate: float, *, rms_prop: bool = False) -> Tensor:
+    """Return the parameters after one step of torch's Adam, or of its RMSProp."""
     free = torch.nn.Parameter(algorithm._network.flat[where].detach().clone())
     free.grad = algorithm._network.gradient(loss)[where].clone()
-    torch.optim.Adam([free], lr=rate, eps=1e-5, betas=betas).step()
+    optimizer = torch.optim.RMSprop([free], rate, eps=1e-5) if rms_prop else torch.optim.Adam([free], rate, eps=1e-5)
+    optimizer.step()
     return free.detach()
 
 
@@ -94,7 +95,7 @@ def test_a2c_is_one_step_along_the_policy_gradient(kind: type[PPO]) -> None:
     head = torch.distributions.Categorical(logits=outputs)
     policy = -(head.log_prob(columns.actions) * (columns.targets - columns.values)).mean() - 0.02 * head.entropy().mean()
     loss = policy + 0.5 * 0.5 * ((estimates.squeeze(1) - columns.targets) ** 2).mean()
-    expected = adam_step(twin, slice(None), loss, 7e-4, (0.0, 0.99))
+    expected = torch_step(twin, slice(None), loss, 7e-4, rms_prop=True)
     updated(algorithm, segments)
     torch.testing.assert_close(algorithm._network.flat.detach(), expected, atol=1e-6, rtol=1e-5)
     assert algorithm._optimizer.steps == [1, 1]
@@ -122,7 +123,7 @@ def test_data_of_an_older_version_are_weighted_by_their_ratio_without_a_limit() 
     assert weights.min() > 1.5
     policy = -(weights * log_probs * (columns.targets - columns.values)).mean()
     loss = policy + 0.5 * 0.5 * ((estimates.squeeze(1) - columns.targets) ** 2).mean()
-    expected = adam_step(twin, slice(None), loss, 7e-4, (0.9, 0.999))
+    expected = torch_step(twin, slice(None), loss, 7e-4)
     updated(algorithm, segments)
     torch.testing.assert_close(algorithm._network.flat.detach(), expected, atol=1e-6, rtol=1e-5)
 
@@ -158,7 +159,7 @@ def test_reinforce_without_a_baseline_learns_from_discounted_returns() -> None:
     torch.testing.assert_close(columns.advantages, advantages, atol=1e-5, rtol=1e-5)
     log_probs = torch.distributions.Categorical(logits=twin._network(columns.features)[0]).log_prob(columns.actions)
     policy, value = twin._network.parts
-    expected = adam_step(twin, policy, -(log_probs * advantages).mean(), 1e-2, (0.9, 0.999))
+    expected = torch_step(twin, policy, -(log_probs * advantages).mean(), 1e-2)
     before = algorithm._network.flat.clone()
     metrics = updated(algorithm, segments)
     torch.testing.assert_close(algorithm._network.flat[policy].detach(), expected, atol=1e-6, rtol=1e-5)

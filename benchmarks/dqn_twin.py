@@ -1,14 +1,14 @@
 """DQN beside Stable-Baselines3 with the same random numbers: does anything else differ?
 
     python benchmarks/dqn_twin.py --steps 50000 --seed 1
+    python benchmarks/dqn_twin.py --case dqn-lunarlander --steps 100000
 
-Stable-Baselines3 (the extra ``sb3``) trains in this process with the values of the case ``dqn-cartpole`` of
-``benchmarks/learning.py``. Our DQN starts from the same weights, gets the same transitions at the same moments, and draws the
-same rows. After each unit of training the script compares the weights of both networks, and for the transitions of the unit the
-greedy actions of our numpy policy with theirs. So a difference in when a unit is due, in how many gradient steps it has, in the
-target network, the replay, the loss, the gradient or the optimizer ends the equality. What it cannot compare: an actor keeps the
-epsilon of its version, while Stable-Baselines3 lowers it at each step. The script prints the largest difference from the first
-unit on.
+Stable-Baselines3 (the extra ``sb3``) trains in this process with the values of a case of DQN in ``benchmarks/learning.py``. Our
+DQN starts from the same weights, gets the same transitions at the same moments, and draws the same rows. After each unit of
+training the script compares the weights of both networks, and for the transitions of the unit the greedy actions of our numpy
+policy with theirs. So a difference in when a unit is due, in how many gradient steps it has, in the target network, the replay,
+the loss, the gradient or the optimizer ends the equality. What it cannot compare: an actor keeps the epsilon of its version,
+while Stable-Baselines3 lowers it at each step. The script prints the largest difference from the first unit on.
 
 Neither side limits the norm of the gradient, unless ``--limit`` is given: we sum the squares of all parameters at once, and they
 those of each layer first, so the scaled gradients differ in their last bits, and after thousands of steps so do the networks.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +33,8 @@ from rl4sys_zmq.learner.algorithms import make_algorithm
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.values import PolicySnapshot, Segment, observation_space_from, space_from
 
-CASE = CASES["dqn-cartpole"]
+TWINS = [name for name, case in CASES.items() if case.peer == "DQN"]
+"""The cases of Stable-Baselines3's DQN."""
 
 
 class NotedRows(ReplayBuffer):
@@ -62,12 +64,12 @@ class SameRows:
 class Twin(DQN):
     """Their DQN, which trains ours beside it."""
 
-    def begin(self) -> None:
-        """Builds our DQN with their weights."""
+    def begin(self, values: Mapping[str, Any]) -> None:
+        """Builds our DQN from its values in the case, with their weights."""
         assert self.env is not None
         spaces = observation_space_from(self.observation_space), space_from(self.action_space)
         limit = self.max_grad_norm if np.isfinite(self.max_grad_norm) else None
-        self.ours = cast(Any, make_algorithm("DQN", *spaces, {**(CASE.values or {}), "max_grad_norm": limit}, 0))
+        self.ours = cast(Any, make_algorithm("DQN", *spaces, {**values, "max_grad_norm": limit}, 0))
         self.ours._draws = SameRows()
         for network in (self.ours._online, self.ours._target):
             network.flat.copy_(flat(self.q_net))
@@ -106,7 +108,8 @@ class Twin(DQN):
         """The transitions since the last unit, as segments."""
         buffer = self.replay_buffer
         assert isinstance(buffer, ReplayBuffer)
-        found, first, last = [], self.row, buffer.pos
+        found, first, last = [], self.row, buffer.pos or buffer.buffer_size
+        assert first < last, "a unit over the end of their replay, which is a ring"
         before = buffer.observations[first:last, 0]
         with torch.no_grad():
             theirs = self.q_net(torch.from_numpy(before)).argmax(1).numpy()
@@ -136,7 +139,7 @@ class Twin(DQN):
                 )
             )
             first = row + 1
-        self.row = last
+        self.row = buffer.pos
         return found
 
 
@@ -148,20 +151,22 @@ def flat(network: torch.nn.Module) -> torch.Tensor:
 def main() -> None:
     """Trains both, and prints what differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=TWINS, default="dqn-cartpole", help="default: dqn-cartpole")
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=float("inf"), help="largest norm of the gradient, on both sides")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    envs = make_vec_env(CASE.env, n_envs=1, seed=options.seed)
-    values = {**CASE.peer_values, "replay_buffer_class": NotedRows, "max_grad_norm": options.limit}
+    case = CASES[options.case]
+    envs = make_vec_env(case.env, n_envs=1, seed=options.seed)
+    values = {**case.peer_values, "replay_buffer_class": NotedRows, "max_grad_norm": options.limit}
     model = Twin("MlpPolicy", envs, seed=options.seed, device="cpu", **values)
-    model.begin()
-    model.learn(CASE.steps, callback=lambda names, _: names["self"].num_timesteps < options.steps)
+    model.begin(case.values or {})
+    model.learn(case.steps, callback=lambda names, _: names["self"].num_timesteps < options.steps)
     counts = {"steps": model.num_timesteps, "units": model.units, "gradient_steps": model._n_updates}
     weights = {"largest_weight_difference": model.worst, "first_difference_at_step": model.first_other}
     acting = {"largest_epsilon_difference": round(model.worst_epsilon, 4), "other_greedy_actions": model.disagreed}
-    print(json.dumps({"seed": options.seed, **counts, **weights, **acting}))
+    print(json.dumps({"case": options.case, "seed": options.seed, **counts, **weights, **acting}))
 
 
 if __name__ == "__main__":

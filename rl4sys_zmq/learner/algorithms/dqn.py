@@ -79,15 +79,16 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return columns
 
     def _target_due(self) -> bool:
-        interval = self.parameters.target_steps
-        return interval is not None and self._pace.steps - self._target_steps >= interval
+        p = self.parameters
+        interval = p.target_steps
+        return interval is not None and self._pace.next_unit_steps(p) // interval > self._target_steps // interval
 
     def _follow_target(self) -> None:
         self._target.flat.lerp_(self._online.flat, self.parameters.target_share)
-        self._target_steps = self._pace.steps  # other ranks than 0 have no steps, and are not asked
+        self._target_steps = self._pace.next_unit_steps(self.parameters)  # other ranks than 0 have no steps, and are not asked
 
     def _training_state(self) -> dict[str, Any]:
-        """Return the state of training, with the number of observed steps at the last update of the target network."""
+        """Return the state of training, with the steps that the unit of the target network's last update needed."""
         return {**super()._training_state(), "target_steps": self._target_steps}
 
     def restore(self, kept: Mapping[str, Any]) -> None:

@@ -81,8 +81,8 @@ class DQNParameters(OffPolicyParameters):
         optional(whole_number(1)),
         None,
         names=("target_update_interval",),
-        doc="steps between target updates, rounded to whole units of training, up with traj_per_epoch; null: target_update, "
-        "else 1000",
+        doc="steps between target updates, which come before the first unit of training at or after each multiple of it; "
+        "null: target_update, else 1000",
     )
     target_update: int | None = option(
         optional(whole_number(1)), None, doc="as in RL4Sys, target_network_frequency if that is not given"
@@ -243,28 +243,22 @@ class DQNParameters(OffPolicyParameters):
 
     @property
     def target_steps(self) -> int | None:
-        """The least number of observed steps from one update of the target network to the next; None if `target_every` counts.
+        """The number of environment steps from one update of the target network to the next; None if `target_every` counts.
 
-        With `traj_per_epoch`, the steps of a unit of training are not known beforehand, so they are counted.
+        An update comes before the first unit of training at or after each multiple of this number. Stable-Baselines3 and CleanRL
+        do the same, and they too update the target network only between units. For example, with units of 256 steps and 128
+        gradient steps, an interval of 10 steps means one update per unit. Updates every 10 gradient steps would diverge there.
         """
         return self.target_interval if self.target_every is None else None
 
     @property
     def target_every(self) -> int | None:
-        """The number of gradient steps from one update of the target network to the next; None if `target_steps` counts.
-
-        The parameters `target_network_frequency` and `target_update` count environment steps, as Stable-Baselines3 and CleanRL
-        do. These projects update the target network only between units of training. For example, with units of 256 environment
-        steps and 128 gradient steps, an interval of 10 environment steps means one target update per 128 gradient steps. So the
-        interval is rounded to whole units here. Updates every 10 gradient steps would diverge in this example.
-        """
+        """The number of gradient steps from one update of the target network to the next; None if `target_steps` counts."""
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
         if self.target_update_units is not None:
             return self.target_update_units * self.gradient_steps
-        if self.traj_per_epoch is not None:
-            return None
-        return max(1, round(self.target_interval / self.unit_steps)) * self.gradient_steps
+        return None
 
     @property
     def priority(self) -> PriorityOptions | None:
@@ -292,8 +286,8 @@ class DQNParameters(OffPolicyParameters):
         The learner logs these lines at its start.
         """
         lines = OffPolicyParameters.readings(self)
-        if self.target_steps is not None:
-            lines.append(f"target network: an update before the first unit of training after each {self.target_steps} steps")
+        if self.traj_per_epoch is not None and self.target_steps is not None:
+            lines.append(f"target network: an update before the first unit after each multiple of {self.target_steps} steps")
         if self.epsilon_decay is not None and self.epsilon_decay > LARGEST_DIFFERENCE:
             lines.append(f"epsilon_decay {self.epsilon_decay:g}: a factor of epsilon per step, down to {self.epsilon_end:g}")
         if self.end_e is not None and self.epsilon_end != self.end_e:

@@ -67,6 +67,19 @@ class UnitPace:
             return self.steps // p.train_frequency - p.learning_starts // p.train_frequency
         return self.episodes // p.traj_per_epoch
 
+    def next_unit_steps(self, parameters: OffPolicyParameters) -> int:
+        """Return the number of environment steps that the next unit of training needs in all.
+
+        It does not depend on how many steps have been observed, except with `traj_per_epoch`: the lengths of episodes are not
+        known beforehand, so it is the number of observed steps.
+        """
+        p = parameters
+        if p.traj_per_epoch is not None:
+            return self.steps
+        if (rate := p.insert_rate) is not None:
+            return rate.inserts_for(self.samples + p.unit_samples)
+        return (p.learning_starts // p.train_frequency + self.units + 1) * p.train_frequency
+
     def missing(self, parameters: OffPolicyParameters, units_per_version: int) -> int:
         """Return the number of environment steps that are missing until the next policy version can be published.
 

@@ -317,11 +317,8 @@ def test_a_version_comes_about_every_256_steps() -> None:
 def test_rl4sys_keys() -> None:
     p = make(train_iters=3, target_update=50, end_e=0.1, epsilon_min=0.02, max_grad_norm=0).parameters
     assert (p.gradient_steps, p.max_grad_norm, p.epsilon_end, p.epsilon_at(10**9)) == (3, None, 0.1, 0.1)
-    assert p.target_every == make(target_network_frequency=50, train_iters=3).parameters.target_every
-    assert (
-        make(target_update=50, target_network_frequency=8).parameters.target_every
-        == make(target_network_frequency=8).parameters.target_every
-    )
+    assert (p.target_every, p.target_steps) == (None, 50)
+    assert make(target_update=50, target_network_frequency=8).parameters.target_steps == 8
     factor = make(epsilon_decay=0.995, epsilon_min=0.02, end_e=0.1).parameters
     assert factor.epsilon_at(100) == pytest.approx(0.995**100) and factor.epsilon_at(10**6) == 0.02
     assert factor.readings() == [
@@ -381,18 +378,49 @@ def test_a_snapshot_is_the_online_network_in_fresh_arrays() -> None:
 
 
 def test_the_target_network_follows_by_interval_and_by_share() -> None:
-    for name, every, copies in (("target_net_update_frequency", 3, {3, 6}), ("target_network_frequency", 9, {2, 4, 6})):
-        algorithm = make(learning_starts=0, **{name: every})  # type: ignore[arg-type]
-        for unit in range(1, 7):
-            algorithm.observe(make_segment(4, unit))
-            assert len(train(algorithm)) == 1
-            state = algorithm.state()["networks"]
-            assert torch.equal(state["online"], state["target"]) == (unit in copies)
+    algorithm = make(learning_starts=0, target_net_update_frequency=3)
+    for unit in range(1, 7):
+        algorithm.observe(make_segment(4, unit))
+        assert len(train(algorithm)) == 1
+        state = algorithm.state()["networks"]
+        assert torch.equal(state["online"], state["target"]) == (unit in {3, 6})
     soft = make(learning_starts=0, target_net_update_frequency=1, tau=0.25)
     before = soft.state()["networks"]["target"]
     soft.observe(make_segment(4))
     train(soft)
     torch.testing.assert_close(soft.state()["networks"]["target"], 0.75 * before + 0.25 * soft.state()["networks"]["online"])
+
+
+@pytest.mark.parametrize(
+    ("interval", "parameters", "units"),
+    [
+        (9, {}, {1, 3, 5, 7}),
+        (4, {}, set(range(1, 9))),
+        (1, {"train_iters": 3}, set(range(1, 9))),
+        (16, {}, {2, 6}),
+        (9, {"samples_per_insert": 2.0, "samples_per_insert_tolerance": 64.0}, {9, 11, 13, 15}),
+    ],
+)
+@pytest.mark.parametrize("segment_steps", [4, 1, 40], ids=["a unit each", "a step each", "all at once"])
+def test_the_target_network_follows_before_the_first_unit_after_a_multiple_of_the_interval(
+    interval: int, parameters: dict[str, Any], units: set[int], segment_steps: int
+) -> None:
+    """The steps that the unit needs count, however many have arrived.
+
+    The first unit needs 12 steps, and each other four more. The tolerance of `samples_per_insert` allows eight units at 8 steps.
+    """
+    dqn = make(learning_starts=8, train_frequency=4, batch_size=8, target_network_frequency=interval, **parameters)
+    arrived = unit = 0
+    while arrived < 40:
+        dqn.observe(make_segment(segment_steps, arrived))
+        arrived += segment_steps
+        before = dqn.state()["networks"]
+        while dqn.update() is not None:
+            unit += 1
+            expected = before["online" if unit in units else "target"]
+            assert torch.equal(dqn.state()["networks"]["target"], expected), unit
+            before = dqn.state()["networks"]
+    assert unit >= 8
 
 
 @pytest.mark.parametrize(
@@ -414,7 +442,7 @@ def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
             steps += length
             dqn.observe(make_segment(length, 3 * unit + episode, end="terminated"))
         assert len(train(dqn)) == 1
-        due = steps - last >= interval
+        due = steps // interval > last // interval
         last, updates = (steps, updates + 1) if due else (last, updates)
         expected = before["online" if due else "target"]
         assert torch.equal(dqn.state()["networks"]["target"], expected), (unit, due)
@@ -422,7 +450,7 @@ def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
             other.load(dqn.state())
     assert updates >= 3
     assert dqn.parameters.readings()[-1] == (
-        f"target network: an update before the first unit of training after each {interval} steps"
+        f"target network: an update before the first unit after each multiple of {interval} steps"
     )
     for unit in range(21, 41):
         for episode in range(3):

@@ -239,13 +239,8 @@ def test_c51_is_dqn_with_the_defaults_of_cleanrl() -> None:
     algorithm: Any = make_algorithm("C51", OBS, FOUR, {}, 0)
     p = algorithm.parameters
     assert (p.distribution, p.atoms, p.v_min, p.v_max, p.double_q, p.n_step) == ("categorical", 101, -100.0, 100.0, False, 1)
-    assert (p.learning_rate, p.buffer_size, p.learning_starts, p.train_frequency, p.target_every) == (
-        2.5e-4,
-        10_000,
-        10_000,
-        10,
-        50,
-    )
+    assert (p.learning_rate, p.buffer_size, p.learning_starts, p.train_frequency) == (2.5e-4, 10_000, 10_000, 10)
+    assert (p.target_every, p.target_steps) == (None, 500)
     assert algorithm.spec().document["head"] == "q_distribution"
     assert ALGORITHMS.get("c51").plan(OBS, FOUR, {}) == algorithm.spec()  # type: ignore[misc]
     with pytest.raises(ConfigError, match="C51 needs a Discrete action space"):

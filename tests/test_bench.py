@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl4sys_zmq.bench import peers
+from rl4sys_zmq.bench import ingress, peers
 from rl4sys_zmq.bench.guard import regressions
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs, spread
@@ -82,3 +83,28 @@ def test_the_task_without_velocities_shows_position_and_angle() -> None:
     for action in (0, 1, 1):
         assert shown.tolist() == every[[0, 2]].tolist() and env.observation_space.contains(shown)
         shown, every = env.step(action)[0], whole.step(action)[0]
+
+
+def test_a_measurement_of_ingress_lasts_until_the_first_steps_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine nothing may arrive for longer than the measurement lasts."""
+    monkeypatch.setattr(ingress, "WARM_UP_S", 0.0)
+    counts = iter([7, 7, 7, 12])
+    rate, _, shares = ingress._measure(lambda: next(counts, 12), 0.0)
+    assert rate > 0 and shares == []
+    monkeypatch.setattr(ingress, "START_S", 0.0)
+    with pytest.raises(TimeoutError, match="no steps arrived within 0 s"):
+        ingress._measure(lambda: 7, 0.0)
+
+
+def test_threads_of_an_earlier_learner_are_not_measured() -> None:
+    ending = threading.Event()
+    old, new = (threading.Thread(target=ending.wait, name=f"rl4sys-learner-{name}") for name in ("old", "new"))
+    old.start()
+    others = set(threading.enumerate())
+    new.start()
+    try:
+        assert ingress._threads("rl4sys-learner-", others) == [new.ident]
+    finally:
+        ending.set()
+        old.join()
+        new.join()

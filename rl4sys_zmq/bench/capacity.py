@@ -99,8 +99,6 @@ class _Case:
 def _case(kind: TrajectoryKind, batch: int, seconds: float, fsync: str = "", folder: Path | None = None) -> _Case:
     each, simulated = max(1, batch), 0 if batch else SIMULATED
     found = ours(kind, batch=each, actors=1, seconds=seconds, fsync=fsync, folder=folder, simulated=simulated)
-    if not found.steps_per_s:
-        raise TimeoutError(f"no {kind.words} arrived within {seconds} s; measure when the machine is less busy")
     return _Case((1.0, float(each), float(sum(body_bytes(kind, each)))), each * kind.steps / found.steps_per_s, found)
 
 

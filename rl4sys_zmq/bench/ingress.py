@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -105,6 +105,7 @@ def ours(
     """
     keep_freed_memory()
     register_algorithm(ALGORITHM, _build)
+    others = set(threading.enumerate())  # a closed learner can leave a thread that is still busy
     with contextlib.ExitStack() as stack:
         spaces = {
             "observation_space": space_to_json(payload.observation_space),
@@ -128,7 +129,7 @@ def ours(
         with _processes(senders, seconds):
             _wait_for(lambda: IngressCountingAlgorithm.made and IngressCountingAlgorithm.made[-1].steps)
             counting = IngressCountingAlgorithm.made[-1]
-            threads = _threads("rl4sys-gateway"), _threads("rl4sys-learner-")
+            threads = [_threads(prefix, others) for prefix in ("rl4sys-gateway", "rl4sys-learner-")]
             rate, cpu, thread_cpu = _measure(lambda: counting.steps, seconds, threads)
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
@@ -188,7 +189,7 @@ def append_rate(
 
 
 def _measure(count: Callable[[], int], seconds: float, threads: Sequence[Sequence[int]] = ()) -> tuple[float, float, list[float]]:
-    """Measure during `seconds` after a warm-up.
+    """Measure during `seconds` after a warm-up, or until the first steps arrive, if that is later.
 
     Return the steps per second, the CPU time of the process divided by wall time, and the same of each group of `threads`, which
     are given by their ``ident``.
@@ -197,14 +198,15 @@ def _measure(count: Callable[[], int], seconds: float, threads: Sequence[Sequenc
     used = [_cpu_s(group) for group in threads]
     began, cpu, steps = time.monotonic(), time.process_time(), count()
     time.sleep(seconds)
-    took = time.monotonic() - began
+    _wait_for(lambda: count() > steps)
+    took, more = time.monotonic() - began, count() - steps
     shares = [(_cpu_s(group) - before) / took for group, before in zip(threads, used, strict=True)]
-    return (count() - steps) / took, (time.process_time() - cpu) / took, shares
+    return more / took, (time.process_time() - cpu) / took, shares
 
 
-def _threads(prefix: str) -> list[int]:
-    """Return the identifiers of the running threads whose names begin with `prefix`."""
-    return [t.ident for t in threading.enumerate() if t.name.startswith(prefix) and t.ident is not None]
+def _threads(prefix: str, others: Set[threading.Thread]) -> list[int]:
+    """Return the identifiers of the running threads whose names begin with `prefix`, except `others`."""
+    return [t.ident for t in threading.enumerate() if t.name.startswith(prefix) and t not in others and t.ident is not None]
 
 
 def _cpu_s(threads: Sequence[int]) -> float:
@@ -216,7 +218,7 @@ def _wait_for(look: Callable[[], T]) -> T:
     deadline = time.monotonic() + START_S
     while not (found := look()):
         if time.monotonic() > deadline:
-            raise TimeoutError("nothing arrived")
+            raise TimeoutError(f"no steps arrived within {START_S:g} s; measure when the machine is less busy")
         time.sleep(0.01)
     return found
 

@@ -27,7 +27,7 @@ __all__ = ["SETUPS", "MeasuredSetup", "Setup", "measure_constants", "measure_set
 
 SIMULATED = 32
 """Number of actors for the cost of a message: so many that each gets an acknowledgement for each of its messages."""
-LARGE = replace(SMALL, name="large", steps=512, observation_space=BoxSpace((1024,)), words="512 steps: obs f32[1024]")
+LARGE = replace(SMALL, name="large", steps=512, observation_space=BoxSpace((1024,)))
 INGRESS_CASES = ((SMALL, 0), (SMALL, 64), (PAYLOADS["P1"], 16), (LARGE, 1))
 """The measured messages: a kind of trajectory, and the number in a message. 0 stands for `SIMULATED` actors with one each."""
 DURABLE_CASES = ((SMALL, 0), (SMALL, 64), (PAYLOADS["P1"], 64))
@@ -140,7 +140,7 @@ def _gradient(hidden: int, minibatch: int) -> tuple[float, float]:
         "update_epochs": TRAINING_EPOCHS,
     }
     algorithm = make_algorithm("PPO", observations, actions, parameters, SEED)
-    kind = TrajectoryKind(name="ppo", steps=128, observation_space=observations, action_space=actions, words="")
+    kind = TrajectoryKind(name="ppo", steps=128, observation_space=observations, action_space=actions)
     segment, least = make_segment(kind, 0), float("inf")
     for _ in range(3):
         for _ in range(TRAINING_STEPS // kind.steps):

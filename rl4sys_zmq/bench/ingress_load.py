@@ -47,7 +47,6 @@ class TrajectoryKind:
         name: Name in the output, such as ``P1``.
         steps: Number of steps of a trajectory.
         observation_space, action_space: Spaces of the observations and the actions.
-        words: Description for people.
         masks: True if each step has a mask of allowed actions.
     """
 
@@ -55,7 +54,6 @@ class TrajectoryKind:
     steps: int
     observation_space: Space
     action_space: Space
-    words: str
     masks: bool = False
 
 
@@ -67,14 +65,12 @@ PAYLOADS = {
             steps=200,
             observation_space=BoxSpace((8,)),
             action_space=DiscreteSpace(4),
-            words="200 steps: obs f32[8], action i64",
         ),
         TrajectoryKind(
             name="P2",
             steps=100,
             observation_space=BoxSpace((2, 128, 128, 3), "|u1", 0, 255),
             action_space=BoxSpace((7,)),
-            words="100 steps: two 128x128x3 u8, f32[7]",
         ),
         TrajectoryKind(
             name="P3",
@@ -82,7 +78,6 @@ PAYLOADS = {
             observation_space=BoxSpace((1024,)),
             action_space=DiscreteSpace(128),
             masks=True,
-            words="1000 steps: obs f32[1024], mask bool[128]",
         ),
     )
 }
@@ -93,7 +88,6 @@ SMALL = TrajectoryKind(
     steps=10,
     observation_space=BoxSpace((4,)),
     action_space=DiscreteSpace(2),
-    words="10 steps: obs f32[4], action i64",
 )
 """Trajectories that are so short that each costs more than its bytes."""
 

@@ -136,7 +136,7 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class MLPStack:
-    """``K`` multilayer perceptrons (MLPs) with equal input and hidden sizes. All parameters are in one flat vector.
+    """A group of ``K`` multilayer perceptrons (MLPs) with equal input and hidden sizes, and one flat vector of parameters.
 
     A forward pass computes all networks together, with one batched matrix product per layer, or one network by itself. PPO uses
     two networks: network 0 is the policy, network 1 estimates values.

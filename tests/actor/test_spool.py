@@ -753,6 +753,8 @@ class SpoolMachine(RuleBasedStateMachine):
         """The numbers of segments that were dropped from memory while the file did not have their drop."""
         self.counted: set[int] = set()
         """The numbers of segments that the spool has dropped and counted."""
+        self.blanks: list[int | None] = []
+        """The numbers of the segments in whose place the spool has added a placeholder, oldest first, removed ones too."""
         self.learner = Learner()
         self.window: dict[int, int | None] | None = None
 
@@ -772,20 +774,22 @@ class SpoolMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def held(self, *, memory: bool = False) -> list[int]:
-        """Return the numbers in the spool, or in its memory only."""
+        """Return the numbers in the spool, or in its memory only. A placeholder has the number of its segment."""
         entries = [*self.spool._taken, *self.spool._untaken]
         if memory:
             entries = [e for e in entries if e.packed is not None]
         packed = self.spool._read(entries)
         assert packed is not None
-        return [n for n in numbers(p for p in packed if p is not None) if n is not None]
+        found = iter(numbers(p for p in packed if p is not None))
+        blanks = iter(self.blanks[len(self.blanks) - packed.count(None) :])
+        return [n for n in (next(blanks if p is None else found) for p in packed) if n is not None]
 
     @contextmanager
-    def dropping(self) -> Iterator[None]:
-        """Count the segments that leave the spool inside the block as dropped."""
+    def dropping(self, released: Iterable[int] = ()) -> Iterator[None]:
+        """Count the segments that leave the spool inside the block as dropped, except those that are released."""
         before = set(self.held())
         yield
-        gone = before - set(self.held())
+        gone = before.difference(self.held(), released)
         self.counted |= gone
         self.excused -= gone
 
@@ -817,10 +821,13 @@ class SpoolMachine(RuleBasedStateMachine):
         if learner.received < first:  # these numbers belong to another lineage
             learner.accepted += [None] * (first - learner.received)
             learner.durable = first
+        added = self.spool.counters.get("spool_placeholders")
         packed = self.spool.reconcile(learner.received, learner.durable)
         if packed is None:
             assert self.refusing
             return
+        added = self.spool.counters.get("spool_placeholders") - added
+        self.blanks += learner.accepted[learner.received - added :]
         self.counted -= set(learner.accepted)  # the learner had received these, so their drop no longer counts
         self.window = dict(enumerate(numbers(packed), self.spool.base_seq))
         assert self.spool.base_seq + len(packed) == learner.received
@@ -836,15 +843,18 @@ class SpoolMachine(RuleBasedStateMachine):
             return
         first = self.spool.base_seq + len(self.spool._taken)
         assert first == self.spool.base_seq + len(self.window)
-        self.window.update(enumerate(numbers(self.spool.take(taken, 1 << 20)), first))
+        with self.dropping():  # a placeholder that no session has sent so far is dropped
+            self.window.update(enumerate(numbers(self.spool.take(taken, 1 << 20)), first))
         learner = self.learner
         for _ in range(delivered):
             if learner.received in self.window:
                 learner.accepted.append(self.window[learner.received])
         learner.durable += round(share * (learner.received - learner.durable))
         if acked:
-            self.spool.release(learner.durable)
-            self.released |= {n for n in learner.accepted[: learner.durable] if n is not None}
+            released = {n for n in learner.accepted[: learner.durable] if n is not None}
+            with self.dropping(released):
+                self.spool.release(learner.durable)
+            self.released |= released
             self.window = {seq: n for seq, n in self.window.items() if seq >= self.spool.base_seq}
 
     @rule()
@@ -884,10 +894,11 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule()
     def closed(self) -> None:
-        accept(self.spool)
-        self.spool.close()
-        self.uncounted.clear()
-        self.open()
+        with self.dropping():
+            accept(self.spool)
+            self.spool.close()
+            self.uncounted.clear()
+            self.open()
 
     @rule()
     def killed(self) -> None:

@@ -30,7 +30,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from .conftest import Lab
 from .memory import WIDTH
 from .test_host_side import until
-from .test_killed_learner import serving
+from .test_killed_learner import held, published, serving
 
 OBSERVATION = np.zeros(4, dtype=np.float32)
 ABSENT = "inproc://no-learner-here"
@@ -129,7 +129,7 @@ def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp
         for accepted in (2, 5):
             with serving(address, run):  # kills the process at the end
                 until(partial(has_joined, agent, accepted // 2))
-                agent.wait_version(0, 20.0)
+                until(partial(has_policy_of, address, agent))  # a new generation would cut an episode into two segments
                 for _ in range(2):
                     Lab.episode(agent, 16)
                 agent.flush(20.0)
@@ -144,6 +144,10 @@ def test_the_learner_is_killed_and_started_again_and_no_segment_counts_twice(tmp
 
 def has_joined(agent: RL4SysAgent, times: int) -> bool:
     return counters(agent).get("joined", 0) == times
+
+
+def has_policy_of(address: str, agent: RL4SysAgent) -> bool:
+    return held(agent) == published(address)
 
 
 def has_trained(address: str, segments: int) -> bool:

@@ -520,10 +520,12 @@ def test_every_lazily_exported_name_exists() -> None:
                 assert getattr(module, name) is not None
 
 
-def test_an_actor_loads_no_torch_and_no_gymnasium() -> None:
+def test_an_actor_loads_no_large_library_and_no_module_of_the_learner() -> None:
     code = (
-        "import sys, rl4sys_zmq\nfrom rl4sys_zmq import RL4SysAgent\n"
-        "sys.exit(' '.join({'torch', 'gymnasium', 'matplotlib', 'tensorboard', 'PIL'} & set(sys.modules)) or 0)"
+        "import sys, rl4sys_zmq\nfrom rl4sys_zmq import AgentConfig, RL4SysAgent\n"
+        "large = {'torch', 'gymnasium', 'matplotlib', 'tensorboard', 'PIL'}\n"
+        "others = {'rl4sys_zmq.learner', 'rl4sys_zmq.config.relay', 'rl4sys_zmq.wire.thread_messages'}\n"
+        "sys.exit(' '.join((large | others) & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,7 +14,7 @@ import torch
 from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.placement import place_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = ["ACTIONS", "OBSERVATIONS", "hidden_width", "layer_parameters", "placed_algorithm", "random_segment", "updates_per_s"]
 

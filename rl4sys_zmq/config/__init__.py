@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
     from rl4sys_zmq.config.evaluation import EvaluationConfig
     from rl4sys_zmq.config.learner import LearnerConfig
-    from rl4sys_zmq.config.relay import RelayAddress, RelayConfig, RelayRule
+    from rl4sys_zmq.config.relay import RelayConfig
+    from rl4sys_zmq.config.relay_lists import RelayAddress, RelayRule
     from rl4sys_zmq.config.resources import ResourcesConfig
     from rl4sys_zmq.config.weights import WeightsConfig
 
@@ -49,7 +50,8 @@ __getattr__ = lazy_getattr(
         "demonstrations": ("DemonstrationsConfig",),
         "evaluation": ("EvaluationConfig",),
         "learner": ("LearnerConfig",),
-        "relay": ("RelayAddress", "RelayConfig", "RelayRule"),
+        "relay": ("RelayConfig",),
+        "relay_lists": ("RelayAddress", "RelayRule"),
         "resources": ("ResourcesConfig",),
         "weights": ("WeightsConfig",),
     },

@@ -32,7 +32,7 @@ from rl4sys_zmq.config.options import (
     path,
     with_source,
 )
-from rl4sys_zmq.config.relay import RelayAddress, check_relay_keys, relay_addresses
+from rl4sys_zmq.config.relay_lists import RelayAddress, check_relay_keys, relay_addresses
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, PARAMETER_HINT, algorithm_name, expand_sections, lift_actor_keys
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig

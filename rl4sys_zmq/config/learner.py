@@ -33,7 +33,8 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.relay import RelayRule, check_relay_keys, check_users_file, relay_rules
+from rl4sys_zmq.config.relay import check_users_file
+from rl4sys_zmq.config.relay_lists import RelayRule, check_relay_keys, relay_rules
 from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS

@@ -47,7 +47,6 @@ from rl4sys_zmq.wire.messages import (
     Ack,
     Beacon,
     Bye,
-    FromLearnerThread,
     Heartbeat,
     Hello,
     Message,
@@ -56,7 +55,6 @@ from rl4sys_zmq.wire.messages import (
     StatusReply,
     Submit,
     ToLearner,
-    ToLearnerThread,
     Verdict,
     WeightsReply,
     WeightsSource,
@@ -347,16 +345,7 @@ class ActorSession:
                 return []
             case Refused():
                 return self._on_refused(now, message)
-            case (
-                WeightsReply()
-                | StatusReply()
-                | Beacon()
-                | WeightsSource()
-                | OperatorCommandDone()
-                | ToLearner()
-                | ToLearnerThread()
-                | FromLearnerThread()
-            ):
+            case WeightsReply() | StatusReply() | Beacon() | WeightsSource() | OperatorCommandDone() | ToLearner():
                 return []
             case _:
                 assert_never(message)

@@ -9,7 +9,8 @@ import numpy as np
 
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, encode_update, tag_of
-from rl4sys_zmq.wire.messages import AnyBytes, Beacon, Frame, PolicyPublished, WeightsReply
+from rl4sys_zmq.wire.messages import AnyBytes, Beacon, Frame, WeightsReply
+from rl4sys_zmq.wire.thread_messages import PolicyPublished
 
 __all__ = ["WeightHistory"]
 

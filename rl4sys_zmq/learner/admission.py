@@ -34,7 +34,8 @@ from rl4sys_zmq.learner.parameters import (
 from rl4sys_zmq.names import algorithm_key, check_name
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
-from rl4sys_zmq.wire.messages import AssignClient, Hello
+from rl4sys_zmq.wire.messages import Hello
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = [
     "SPACES",

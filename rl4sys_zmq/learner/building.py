@@ -24,7 +24,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import available_bytes
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.values import observation_space_from, space_from
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.rank_group import RankGroup

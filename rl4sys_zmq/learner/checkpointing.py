@@ -19,7 +19,7 @@ from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import blob_digest
-from rl4sys_zmq.wire.messages import AssignClient, CheckpointResult
+from rl4sys_zmq.wire.thread_messages import AssignClient, CheckpointResult
 
 __all__ = ["CHECKPOINT_SHARE", "TrainingCheckpoints"]
 

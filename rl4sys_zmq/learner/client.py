@@ -35,18 +35,8 @@ from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
-from rl4sys_zmq.wire.messages import (
-    Beacon,
-    ChangeParameters,
-    CheckpointResult,
-    DataDemand,
-    DeliverSegments,
-    Frame,
-    Hello,
-    ThreadReady,
-    Verdict,
-    WeightsSource,
-)
+from rl4sys_zmq.wire.messages import Beacon, Frame, Hello, Verdict, WeightsSource
+from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, DataDemand, DeliverSegments, ThreadReady
 
 __all__ = ["ClientState", "LearnerThreadState", "Relays"]
 

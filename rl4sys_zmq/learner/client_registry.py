@@ -19,7 +19,8 @@ from rl4sys_zmq.learner.restored import GIVEN_UP, RestoredClient, restore_config
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name
-from rl4sys_zmq.wire.messages import Hello, ThreadFailed
+from rl4sys_zmq.wire.messages import Hello
+from rl4sys_zmq.wire.thread_messages import ThreadFailed
 
 __all__ = ["ClientRegistry"]
 

@@ -30,26 +30,22 @@ from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.security import AccessList, Authorizer
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone, Verdict
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
     CheckpointResult,
     DataDemand,
-    Frame,
     FromRemoteWorker,
-    Message,
     OperatorAlarm,
-    OperatorCommand,
-    OperatorCommandDone,
     PolicyPublished,
     QuarantinedSegment,
     SegmentVerdicts,
     ThreadFailed,
+    ThreadMessage,
     ThreadReady,
-    ToActor,
-    ToLearner,
     ToLearnerThread,
     TrainingMetrics,
-    Verdict,
 )
 from rl4sys_zmq.wire.values import REPORT_HEADER
 
@@ -143,12 +139,12 @@ class LearnerCore:
             self.counters.add("worker_messages_fenced")
             return
         try:
-            self._on_message(client, decode(frames[1:], header=REPORT_HEADER))
+            self._on_message(client, decode_thread_message(frames[1:], header=REPORT_HEADER))
         except Exception as exc:  # an impossible message stops its client, not the learner
             log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
             self._on_failed(client, _failed(exc))
 
-    def _on_message(self, client: ClientState, message: Message) -> None:
+    def _on_message(self, client: ClientState, message: ThreadMessage) -> None:
         match message:
             case ThreadReady():
                 self._on_ready(client, message)
@@ -169,7 +165,7 @@ class LearnerCore:
                 client.alarms.note(message.name, message.text, message.count)
             case ThreadFailed():
                 self._on_ended(client, message)
-            case FromRemoteWorker() | ToLearner() | ToActor() | ToLearnerThread():
+            case FromRemoteWorker() | ToLearnerThread():
                 raise ProtocolError(RefusalReason.DIRECTION, f"a learner thread must not send {type(message).__name__}")
             case _:
                 assert_never(message)

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.wire.messages import AssignClient, Frame, ThreadFailed
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "CoreCallbacks", "LearnerThreadHandle", "AbandonCheckpointsTask"]
 

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from rl4sys_zmq.names import file_name
 from rl4sys_zmq.private import make_private, open_private
-from rl4sys_zmq.wire.messages import Frame, QuarantinedSegment
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
 __all__ = ["DeadLetterFolder", "StoredDeadLetter", "list_letters", "read_letter"]
 

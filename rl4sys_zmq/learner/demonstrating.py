@@ -11,7 +11,7 @@ from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimit
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.replay.demonstrations import Demonstrations, demonstrations_of, read_demonstrations
 from rl4sys_zmq.wire import SegmentSchema
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = ["TrainingDemonstrations"]
 

@@ -17,7 +17,7 @@ from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import CheckpointResult, SaveCheckpoint, StreamEnded
+from rl4sys_zmq.wire.thread_messages import CheckpointResult, SaveCheckpoint, StreamEnded
 
 __all__ = ["SegmentDispatcher"]
 

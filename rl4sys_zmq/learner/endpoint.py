@@ -34,7 +34,6 @@ from rl4sys_zmq.wire.messages import (
     FetchWeights,
     FollowWeights,
     Frame,
-    FromLearnerThread,
     Heartbeat,
     Hello,
     Message,
@@ -45,7 +44,6 @@ from rl4sys_zmq.wire.messages import (
     StatusRequest,
     Submit,
     ToActor,
-    ToLearnerThread,
     Verdict,
     Welcome,
 )
@@ -221,7 +219,7 @@ class ActorSessionHandler:
                 return None
             case Submit() | Heartbeat() | FetchWeights() | Bye():
                 return self._on_session_message(peer, sender, message, frames, now)
-            case ToActor() | ToLearnerThread() | FromLearnerThread():
+            case ToActor():
                 raise ProtocolError(RefusalReason.DIRECTION, f"{type(message).__name__} is not for a learner")
             case _:
                 assert_never(message)

@@ -19,7 +19,7 @@ from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.wire.messages import TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
 __all__ = ["PolicyEvaluators"]
 

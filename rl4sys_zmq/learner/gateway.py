@@ -42,7 +42,8 @@ from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, subscribed_topics
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.messages import AssignClient, Frame, OperatorCommand, OperatorCommandDone
+from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = ["Gateway", "EventSink"]
 

@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import SegmentBatchReader, encode
-from rl4sys_zmq.wire.messages import QuarantinedSegment
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
 __all__ = ["RecentSegments", "SegmentInTraining", "DecodedSegmentMessage", "streams_of", "to_ranges"]
 

@@ -22,7 +22,7 @@ from rl4sys_zmq.learner.worker_storage import LocalStorage, WorkerStorage
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
-from rl4sys_zmq.wire.messages import ThreadFailed
+from rl4sys_zmq.wire.thread_messages import ThreadFailed
 
 __all__ = ["NO_FRAME_LIMIT", "AbandonCheckpointsThread", "LearnerThread"]
 

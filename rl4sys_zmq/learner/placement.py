@@ -13,7 +13,7 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry,
 from rl4sys_zmq.learner.algorithms.compute import ONE_RANK, Compute, find_devices
 from rl4sys_zmq.learner.rank_group import RankGroup
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = ["Placement", "allow_tf32", "place_algorithm"]
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from rl4sys_zmq.learner.quantizer import WeightQuantizer
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import Steps, WeightsHeader, digest, encode_update
-from rl4sys_zmq.wire.messages import AssignClient, Frame, Message, PolicyPublished
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import AssignClient, PolicyPublished, ThreadMessage
 
 __all__ = ["PolicyPublisher"]
 
@@ -23,7 +24,7 @@ class PolicyPublisher:
         version: The number of the newest version; before the first publication, the number before the first one.
     """
 
-    def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[Message], None]) -> None:
+    def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[ThreadMessage], None]) -> None:
         """Create a publisher before the first version.
 
         Args:

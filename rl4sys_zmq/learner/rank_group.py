@@ -26,7 +26,7 @@ from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember, open_stor
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = ["LOST_STATUS", "RANK_START_S", "RankGroup"]
 

@@ -29,8 +29,8 @@ from rl4sys_zmq.learner.rank_member import RankMember, join_store
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.values import observation_space_from, space_from
-from rl4sys_zmq.wire import decode
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = ["main"]
 
@@ -72,7 +72,7 @@ def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.dev
         ConfigError: If the algorithm cannot be built or placed.
     """
     sys.path[:] = setup["path"]  # the factory can be beside the program that embeds the learner
-    assign = decode(setup["assign"])
+    assign = decode_thread_message(setup["assign"])
     assert isinstance(assign, AssignClient)
     member, device = RankMember(setup["rank"], setup["size"]), torch.device(setup["device"])
     torch.set_num_threads(assign.torch_threads or max(1, (os.cpu_count() or 1) // member.size))

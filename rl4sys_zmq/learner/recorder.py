@@ -28,7 +28,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 __all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
 

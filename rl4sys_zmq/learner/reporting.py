@@ -23,8 +23,8 @@ from rl4sys_zmq.learner.lags import LAG_LIMITS, count_lags
 from rl4sys_zmq.learner.progress import ObservedDataCounts
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import DataDemand, Message, SegmentVerdicts, TrainingMetrics
 from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
+from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, ThreadMessage, TrainingMetrics
 from rl4sys_zmq.wire.values import REPORT_HEADER
 
 __all__ = ["GATEWAY_TIMEOUT_S", "MAX_REPORT_FRAMES", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
@@ -70,7 +70,7 @@ class GatewaySender:
         """
         self._up, self._key, self._stopping, self._timeout_s = up, key, stopping, timeout_s
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ThreadMessage) -> None:
         """Send a message to the gateway (the learner's network thread). Wait while the gateway's queue is full.
 
         Raises:
@@ -120,7 +120,7 @@ class LearnerThreadReporter:
         scalars: Metrics for the next report, by name.
     """
 
-    def __init__(self, send: Callable[[Message], None], observed: ObservedDataCounts) -> None:
+    def __init__(self, send: Callable[[ThreadMessage], None], observed: ObservedDataCounts) -> None:
         """Create a reporter with nothing to send.
 
         Args:

@@ -28,22 +28,20 @@ from rl4sys_zmq.learner.worker_storage import WorkerStorage
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, spec_body, spec_to_document
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire.messages import Submit, Verdict
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     ChangeParameters,
     DeliverSegments,
     FromLearnerThread,
-    Message,
     OperatorAlarm,
     SaveCheckpoint,
     StopThread,
     StreamEnded,
-    Submit,
+    ThreadMessage,
     ThreadReady,
-    ToActor,
-    ToLearner,
     ToRemoteWorker,
-    Verdict,
 )
 
 __all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
@@ -167,7 +165,7 @@ class TrainLoop:
     def _alarm(self, name: str, text: str, count: int = 1) -> None:
         self._send(OperatorAlarm(name, plain_text(text), count))
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: ThreadMessage) -> None:
         match message:
             case DeliverSegments():
                 self._take(message)
@@ -183,7 +181,7 @@ class TrainLoop:
                 set_publishing(self._algorithm, self._assign)
                 if self._ranks is not None:
                     self._ranks.change(message.parameters)
-            case AssignClient() | StopThread() | ToRemoteWorker() | ToLearner() | ToActor() | FromLearnerThread():
+            case AssignClient() | StopThread() | ToRemoteWorker() | FromLearnerThread():
                 log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
                 assert_never(message)
@@ -208,10 +206,10 @@ class TrainLoop:
                 raise Closed("the learner thread was stopped before it was assigned a client")
             self._poller.poll(ASSIGN_S)
 
-    def _read(self) -> Message | None:
+    def _read(self) -> ThreadMessage | None:
         frames = self._down.recv(MAX_MESSAGE_FRAMES)
         if frames is not None:
-            return decode(frames)
+            return decode_thread_message(frames)
         return StopThread() if self._stopping.is_set() else None
 
     # ---- checkpoints

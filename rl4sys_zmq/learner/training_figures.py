@@ -11,7 +11,7 @@ from rl4sys_zmq.learner.core_callbacks import Clock
 from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
 from rl4sys_zmq.learner.reporting import RECENT_EPISODES
 from rl4sys_zmq.policies import PolicyOrigin
-from rl4sys_zmq.wire.messages import ThreadReady, TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import ThreadReady, TrainingMetrics
 
 __all__ = ["TrainingFigures"]
 

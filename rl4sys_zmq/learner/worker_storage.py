@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.learner.suspect_files import SuspectFiles, SuspectStorage
 from rl4sys_zmq.policies import StoredPolicy
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 __all__ = ["CheckpointStorage", "LocalStorage", "WorkerStorage"]
 

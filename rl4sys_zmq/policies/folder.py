@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -173,6 +172,8 @@ def write_policy(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     Raises:
         PolicyFolderError: If the folder exists without `force`, contains other files than a policy, or cannot be written.
     """
+    import shutil  # not needed by most actors, and slow to import
+
     folder = folder.absolute()
     new, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.transports.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["CallQueue"]
 
@@ -48,6 +50,8 @@ class CallQueue:
         Raises:
             Closed: If the thread has ended or is stopping.
         """
+        from concurrent.futures import Future  # not needed by an actor, which imports this package
+
         future: Future[T] = Future()
         with self._lock:
             if self._stopping:

@@ -1,6 +1,8 @@
 """The wire format: pure functions that turn messages into byte frames (parts of a ZeroMQ message) and back. No sockets.
 
-- `messages`: every message as a dataclass. `codec`: `encode` and `decode`, which convert messages to frames and back.
+- `messages`: the messages of actors, relays and operators as dataclasses. `codec`: `encode` and `decode`, which convert them to
+  frames and back.
+- `thread_messages`, `thread_codec`: the same for the messages between the threads of a learner. An actor does not import them.
 - `segments`: packs segments (consecutive steps of an episode) and joins them into the message `Submit`. `batch` and `columns`:
   read the segments of a `Submit`.
 - `layout`: the columns that a segment has. `schema`: the columns that a client's segments must have.

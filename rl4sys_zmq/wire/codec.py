@@ -1,18 +1,27 @@
-"""Encoding and decoding of messages: pure functions that check every field."""
+"""Encoding and decoding of messages: pure functions that check every field.
+
+`decode` reads the messages of actors, relays and operators. `rl4sys_zmq.wire.thread_codec` reads those between the threads of a
+learner, so that an actor does not import them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
 from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, Prefix
 from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_header
 
-__all__ = ["decode", "encode"]
+if TYPE_CHECKING:
+    from rl4sys_zmq.wire.thread_messages import ThreadMessage
+
+__all__ = ["decode", "decode_as", "encode", "kinds_of"]
+
+M = TypeVar("M")
 
 _IN_PREFIX = ("first_seq", "count")
 """The fields of `Submit` that are sent in the prefix, so that the receiver can read them without decoding the header."""
@@ -48,15 +57,25 @@ class _FieldRule:
 
 @dataclass(frozen=True, slots=True)
 class _MessageFields:
-    """The fields of one kind of message, with their checks. It is derived once from the message's dataclass."""
+    """The fields of one kind of message, with their checks."""
 
-    cls: type[Any]
     header: tuple[_FieldRule, ...]
     sequenced: bool
     body: bool
 
 
-def _shape(cls: type[Any]) -> _MessageFields:
+_FIELDS: dict[type[Any], _MessageFields] = {}
+"""The fields of each kind of message that this process has sent or received."""
+
+
+def _fields_of(cls: type[Any]) -> _MessageFields:
+    known = _FIELDS.get(cls)
+    if known is None:
+        known = _FIELDS[cls] = _derive_fields(cls)
+    return known
+
+
+def _derive_fields(cls: type[Any]) -> _MessageFields:
     hints = get_type_hints(cls)
     names = [f.name for f in fields(cls)]
     sequenced = "first_seq" in names and "count" in names
@@ -66,13 +85,18 @@ def _shape(cls: type[Any]) -> _MessageFields:
             continue
         check = (lambda v: type(v) is int and -1 <= v < _U64) if f.name in _SIGNED else _CHECKERS[hints[f.name]]
         header.append(_FieldRule(f.name, check, f.default is MISSING and f.default_factory is MISSING))
-    return _MessageFields(cls, tuple(header), sequenced, "body" in names)
+    return _MessageFields(tuple(header), sequenced, "body" in names)
 
 
-_SHAPES: dict[int, _MessageFields] = {cls.KIND: _shape(cls) for cls in get_args(Message)}
+def kinds_of(union: object) -> dict[int, type[Any]]:
+    """Return the classes of a union of messages by their ``KIND``, for `decode_as`."""
+    return {cls.KIND: cls for cls in get_args(union)}
 
 
-def encode(message: Message, *, header: HeaderLimits = HEADER) -> list[Frame]:
+_KINDS: dict[int, type[Message]] = kinds_of(Message)
+
+
+def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -> list[Frame]:
     """Return the frames to send for a message: one with prefix (48 bytes) and msgpack header, then the frames of its body.
 
     Args:
@@ -82,7 +106,7 @@ def encode(message: Message, *, header: HeaderLimits = HEADER) -> list[Frame]:
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.
     """
-    shape = _SHAPES[message.KIND]
+    shape = _fields_of(type(message))
     packed = pack_header({f.name: getattr(message, f.name) for f in shape.header}, header)
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
     seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
@@ -92,13 +116,28 @@ def encode(message: Message, *, header: HeaderLimits = HEADER) -> list[Frame]:
     return [prefix.join(packed, body, digests), *body]
 
 
-def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True, header: HeaderLimits = HEADER) -> Message:
+def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
     """Decode and check a message. Its frames can come from an untrusted peer.
 
     Args:
         frames: All frames of the message.
         max_bytes: Largest message to accept, in bytes. A larger message is refused before anything is read.
         verify: True to check the checksum; False if this process has already checked it.
+
+    Raises:
+        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
+    """
+    return decode_as(_KINDS, frames, max_bytes, verify, HEADER)
+
+
+def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool, header: HeaderLimits) -> M:
+    """Decode and check a message of one of several kinds.
+
+    Args:
+        kinds: The classes of the messages that can arrive, by their ``KIND``.
+        frames: All frames of the message.
+        max_bytes: Largest message to accept, in bytes.
+        verify: True to check the checksum.
         header: The limits on the header.
 
     Raises:
@@ -110,39 +149,38 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
     if total > max_bytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
     prefix = Prefix.unpack(frames, verify=verify)
-    shape = _SHAPES.get(prefix.kind)
-    if shape is None:
+    cls = kinds.get(prefix.kind)
+    if cls is None:
         raise ProtocolError(RefusalReason.KIND, f"message kind {prefix.kind} is unknown")
+    shape = _fields_of(cls)
     if not shape.body and len(frames) > 1:
-        raise ProtocolError(
-            RefusalReason.FRAMES, f"{shape.cls.__name__} has no body, but {len(frames) - 1} body frames were received"
-        )
-    values = _fields(shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), prefix.minor)
+        raise ProtocolError(RefusalReason.FRAMES, f"{cls.__name__} has no body, but {len(frames) - 1} body frames were received")
+    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), prefix.minor)
     if shape.sequenced:
         if prefix.seq > MAX_COUNT:
             raise ProtocolError(RefusalReason.RANGE, f"sequence number {prefix.seq}; the limit is {MAX_COUNT}")
         values.update(first_seq=prefix.seq, count=prefix.count)
     if shape.body:
         values["body"] = tuple(frames[1:])
-    return cast(Message, shape.cls(**values))
+    return cls(**values)
 
 
-def _fields(shape: _MessageFields, header: Any, minor: int) -> dict[str, Any]:
+def _fields(name: str, shape: _MessageFields, header: Any, minor: int) -> dict[str, Any]:
     if type(header) is not dict:
-        raise ProtocolError(RefusalReason.MALFORMED, f"the header of {shape.cls.__name__} is not a map")
+        raise ProtocolError(RefusalReason.MALFORMED, f"the header of {name} is not a map")
     values: dict[str, Any] = {}
     for f in shape.header:
         if f.name not in header:
             if f.required:
-                raise ProtocolError(RefusalReason.MALFORMED, f"{shape.cls.__name__} lacks {f.name!r}")
+                raise ProtocolError(RefusalReason.MALFORMED, f"{name} lacks {f.name!r}")
             continue
         value = header[f.name]
         if not f.check(value):
-            raise ProtocolError(RefusalReason.MALFORMED, f"{shape.cls.__name__}.{f.name} is {value!r:.80}")
+            raise ProtocolError(RefusalReason.MALFORMED, f"{name}.{f.name} is {value!r:.80}")
         if type(value) is int and value > MAX_COUNT and f.name not in _UNBOUNDED:
-            raise ProtocolError(RefusalReason.RANGE, f"{shape.cls.__name__}.{f.name} is {value}; the limit is {MAX_COUNT}")
+            raise ProtocolError(RefusalReason.RANGE, f"{name}.{f.name} is {value}; the limit is {MAX_COUNT}")
         values[f.name] = value
     if len(values) != len(header) and minor <= MINOR:
         unknown = sorted(set(header) - {f.name for f in shape.header})
-        raise ProtocolError(RefusalReason.MALFORMED, f"{shape.cls.__name__} has the unknown key {unknown[0]!r:.80}")
+        raise ProtocolError(RefusalReason.MALFORMED, f"{name} has the unknown key {unknown[0]!r:.80}")
     return values

@@ -17,7 +17,8 @@ from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner.deadletters import DeadLetterFolder
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import QuarantinedSegment, StatusRequest
+from rl4sys_zmq.wire.messages import StatusRequest
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
 NOON = 1_700_000_000.0
 

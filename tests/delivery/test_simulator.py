@@ -49,7 +49,8 @@ from rl4sys_zmq.learner.operator import OperatorCommandExecutor, Steps
 from rl4sys_zmq.learner.restored import RestoredClient
 from rl4sys_zmq.transports import Frame
 from rl4sys_zmq.wire import PackedSegment
-from rl4sys_zmq.wire.messages import Ack, CheckpointResult, Hello, Message, Refused, Submit, ThreadReady, Verdict, Welcome
+from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, Submit, Verdict, Welcome
+from rl4sys_zmq.wire.thread_messages import CheckpointResult, ThreadReady
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
 SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "20000" if SOAK else "300"))

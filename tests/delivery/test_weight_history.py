@@ -22,7 +22,8 @@ from rl4sys_zmq.weights import (
     encode_update,
     round_to,
 )
-from rl4sys_zmq.wire.messages import Beacon, PolicyPublished
+from rl4sys_zmq.wire.messages import Beacon
+from rl4sys_zmq.wire.thread_messages import PolicyPublished
 
 POLICY = b"policy-1"
 GENERATION = 17

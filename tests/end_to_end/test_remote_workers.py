@@ -25,7 +25,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
+from rl4sys_zmq.wire.thread_messages import DeliverSegments, SegmentVerdicts, StreamEnded, ThreadFailed
 
 from .conftest import Lab, play
 from .engine_lab import PATIENCE_S, balanced, client_of, trained, until

@@ -44,7 +44,7 @@ case  attack                                          what the attacker gets    
 34    floods: messages, bytes, segments, credit       quota
 35    FETCH without end, false held versions          quota; replies not read: dropped         replies_dropped.full >=
 36    200 000 subscriptions; data on the XPUB         the connection ends                      subscriptions_refused >=
-37    messages of a learner or of a learner thread    direction
+37    messages of a learner, or of a learner thread    direction or kind
 38    names: ../, control characters, 300, 64 KiB     config; 64 KiB: malformed                no file outside dead/
 39    half-open, silent, a byte now and then          the connection ends                      connections.handshake_failed.* >=
 40    an evil learner, to an actor                    the actor keeps the old policy           ignored.*, weights_refused.*, ...
@@ -676,15 +676,18 @@ def _(siege: Siege) -> None:
     until(lambda: siege.moved()["subscriptions_refused"] > refused, "the last of it")
 
 
-OF_THE_OTHER_SIDE = {message.KIND: message for message in build().values() if message.KIND >= 17}
-"""One message of each kind that no actor sends to a learner."""
+OF_A_LEARNER = [message for message in build().values() if isinstance(message, m.ToActor)]
+OF_THREADS = [message for message in build().values() if not isinstance(message, m.ToActor | m.ToLearner)]
 
 
-@case(37, "words-of-the-other-side", {"refused.direction": len(OF_THE_OTHER_SIDE)})
+@case(37, "words-of-the-other-side", {"refused.direction": len(OF_A_LEARNER), "refused.kind": len(OF_THREADS)})
 def _(siege: Siege) -> None:
+    """A learner refuses the messages that only it sends. It does not decode the messages of learner threads."""
     attacker = siege.attacker()
-    for message in OF_THE_OTHER_SIDE.values():
-        assert attacker.refused(message) == "direction", message
+    for answer in OF_A_LEARNER:
+        assert attacker.refused(answer) == "direction", answer
+    for message in OF_THREADS:
+        assert attacker.refused(list(encode(message))) == "kind", message
 
 
 ODD = ["a\0b", "a\nb", "\x1b[2J", "x" * 201, "\u202egnirts"]
@@ -947,7 +950,9 @@ def words(host: Host) -> None:
     host.suffers([b"W" + evil.TOPIC, b"", b""], policy=True, refused__malformed=1)
     host.suffers([b"W" + evil.TOPIC], [b"B" + evil.TOPIC, *encode(m.Heartbeat(0))], policy=True)
     for message in build().values():
-        if not isinstance(message, m.Welcome | m.Ack | m.Refused | m.WeightsReply):
+        if not isinstance(message, m.ToActor | m.ToLearner):
+            host.suffers(message, refused__kind=1)
+        elif not isinstance(message, m.Welcome | m.Ack | m.Refused | m.WeightsReply):
             host.suffers(message)
 
 

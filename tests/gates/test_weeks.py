@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.recorder import RunDirectoryWriter
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
-from rl4sys_zmq.wire.messages import TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.engines import gateway_storage
 from rl4sys_zmq.learner.engines.gateway_storage import GatewayStorage
 from rl4sys_zmq.learner.engines.remote_worker import run_remote_worker
 from rl4sys_zmq.learner.suspect_files import SuspectFiles
-from rl4sys_zmq.wire.messages import CheckpointPart
+from rl4sys_zmq.wire.thread_messages import CheckpointPart
 
 
 def no_access(self: object, *args: object, **kwargs: object) -> None:

@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import building
 from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.wire.messages import AssignClient, ChangeParameters
+from rl4sys_zmq.wire.thread_messages import AssignClient, ChangeParameters
 
 pytest.importorskip("torch")
 
@@ -26,7 +26,7 @@ CODE = """
 import sys, threading
 from rl4sys_zmq.learner.building import build_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 spaces = space_to_json(BoxSpace((3,))), space_to_json(DiscreteSpace(2))
 assign = AssignClient(

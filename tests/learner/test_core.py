@@ -31,30 +31,34 @@ from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Ack,
-    AssignClient,
     Beacon,
     Bye,
-    CheckpointResult,
-    DataDemand,
-    DeliverSegments,
     FetchWeights,
     Frame,
     Heartbeat,
     Hello,
     Message,
     OperatorCommand,
-    PolicyPublished,
     Refused,
-    SaveCheckpoint,
-    SegmentVerdicts,
     StatusReply,
     StatusRequest,
     Submit,
-    ThreadFailed,
-    ThreadReady,
     Verdict,
     WeightsReply,
     Welcome,
+)
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
+    AssignClient,
+    CheckpointResult,
+    DataDemand,
+    DeliverSegments,
+    PolicyPublished,
+    SaveCheckpoint,
+    SegmentVerdicts,
+    ThreadFailed,
+    ThreadMessage,
+    ThreadReady,
 )
 
 SPEC = mlp_spec(BoxSpace((1,)), DiscreteSpace(2), "categorical", ())
@@ -66,7 +70,7 @@ class FakeWorker:
     """A fake learner thread, which records the messages that it receives."""
 
     key: bytes
-    given: list[Message] = field(default_factory=list)
+    given: list[ThreadMessage] = field(default_factory=list)
     alive: bool = True
     full: bool = False
     ended: list[bool] = field(default_factory=list)
@@ -76,7 +80,7 @@ class FakeWorker:
 
     def send(self, frames: Sequence[Frame]) -> bool:
         if not self.full:
-            self.given.append(decode(frames))
+            self.given.append(decode_thread_message(frames))
         return not self.full
 
     def end(self, *, replaced: bool) -> None:
@@ -190,12 +194,12 @@ class Rig:
         self._sent = [(to, message) for to, message in self._sent if to != peer]
         return found
 
-    def words(self, *messages: Message, worker: FakeWorker | None = None) -> None:
+    def words(self, *messages: ThreadMessage, worker: FakeWorker | None = None) -> None:
         """Deliver messages of a learner thread."""
         for message in messages:
             self.core.on_worker([(worker or self.worker).key, *encode(message)])
 
-    def report(self, message: Message) -> None:
+    def report(self, message: ThreadMessage) -> None:
         """Deliver a message of the learner thread as its own sender encodes it."""
 
         def send_wait(frames: Sequence[Frame], timeout_s: float | None) -> bool:
@@ -246,7 +250,7 @@ def submit(first_seq: int, count: int = 1, want_steps: int = 0) -> Message:
     return join_submit(first_seq, want_steps, segments)
 
 
-def only(messages: Sequence[Message], kind: type[Any]) -> Any:
+def only(messages: Sequence[Any], kind: type[Any]) -> Any:
     assert [type(message) for message in messages] == [kind]
     return messages[0]
 

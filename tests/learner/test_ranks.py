@@ -28,7 +28,7 @@ from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, AlgorithmEntry,
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.values.spaces import FlatSpace
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 torch = pytest.importorskip("torch")
 

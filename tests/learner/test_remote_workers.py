@@ -32,7 +32,7 @@ from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointFound,
     CheckpointPart,

@@ -19,7 +19,8 @@ from rl4sys_zmq.learner.reporting import (
     GatewaySender,
     LearnerThreadReporter,
 )
-from rl4sys_zmq.wire.messages import DataDemand, SegmentVerdicts, TrainingMetrics, Verdict
+from rl4sys_zmq.wire.messages import Verdict
+from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, TrainingMetrics
 
 A, B = ("a", 1), ("b", 1)
 

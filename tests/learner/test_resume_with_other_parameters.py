@@ -12,7 +12,7 @@ import pytest
 
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")

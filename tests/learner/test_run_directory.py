@@ -15,7 +15,7 @@ from rl4sys_zmq.learner import recorder as recorder_module
 from rl4sys_zmq.learner.log_files import read_log
 from rl4sys_zmq.learner.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run_paths import move_old_files
-from rl4sys_zmq.wire.messages import QuarantinedSegment, TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
 

@@ -16,7 +16,8 @@ from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, division_of, encode_update, round_to
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Frame, Message, PolicyPublished, WeightsSource
+from rl4sys_zmq.wire.messages import Frame, Message, WeightsSource
+from rl4sys_zmq.wire.thread_messages import PolicyPublished
 
 POLICY = b"policy-1"
 SIZES = (300, 20)

@@ -16,21 +16,20 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, spec_to_document
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire.messages import Frame, Submit, Verdict
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointResult,
     DataDemand,
     DeliverSegments,
-    Frame,
-    Message,
     PolicyPublished,
     SaveCheckpoint,
     SegmentVerdicts,
     StreamEnded,
-    Submit,
     ThreadFailed,
+    ThreadMessage,
     ThreadReady,
-    Verdict,
 )
 from simulation.history import History
 from simulation.schedule import Schedule
@@ -119,7 +118,7 @@ class SimThread:
             judged: The state of the thread before this one, if there was one and there is no disk to load from.
             site: Its surroundings.
         """
-        self.inbox: deque[Message | Given] = deque()
+        self.inbox: deque[ThreadMessage | Given] = deque()
         self.words: list[list[Frame]] = []
         self.progress = CheckpointProgress()
         self.judged = list(judged or ())
@@ -140,7 +139,7 @@ class SimThread:
         """Queue a message and return True, or return False if there is no room."""
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
-        message = decode(frames)
+        message = decode_thread_message(frames)
         self.inbox.append(Given(message) if isinstance(message, DeliverSegments) else message)
         return True
 
@@ -160,7 +159,7 @@ class SimThread:
         """Return the name of the engine."""
         return {"engine": "simulated"}
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: ThreadMessage) -> None:
         self.words.append([self._site.key, *encode(message)])
 
     def fail(self) -> None:
@@ -244,7 +243,7 @@ class SimThread:
             self._demand = demand
             self._say(DataDemand(self.wants_steps, self.taken_messages, 0))
 
-    def _follow(self, message: Message | Given) -> None:
+    def _follow(self, message: ThreadMessage | Given) -> None:
         match message:
             case AssignClient():
                 self._begin(message)

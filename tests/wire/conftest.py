@@ -12,6 +12,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.weights import PayloadEncoding, WeightsHeader
 from rl4sys_zmq.wire import join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire import thread_messages as t
 
 GENERATION = 1_700_000_000_000
 DIGEST = 0xFEDCBA9876543210
@@ -49,14 +50,14 @@ def update() -> tuple[bytes, bytes]:
     return header.pack(), payload
 
 
-def build() -> dict[str, m.Message]:
+def build() -> dict[str, m.Message | t.ThreadMessage]:
     """Return the messages, by the names of their kinds."""
     box, two = space_to_json(BOX), space_to_json(TWO)
     spec = spec_to_document(mlp_spec(BOX, TWO, "categorical", (4,)))
     submit = join_submit(7, 64, [pack_segment(segment()), pack_segment(segment(1, masks=True, terminated=False))])
     policy_id = b"\x01" + bytes(7)
     verdicts = {"trained": 5, "stale": 1, "quarantined": 0, "refused": 1, "duplicate": 2}
-    found: list[m.Message] = [
+    found: list[m.Message | t.ThreadMessage] = [
         m.Hello(
             "cart",
             "a1",
@@ -111,7 +112,7 @@ def build() -> dict[str, m.Message]:
         m.Beacon(GENERATION, 3, DIGEST, {"update_undone": 2}),
         m.WeightsSource("cart", policy_id, b"\x03" + bytes(7), GENERATION, 3, DIGEST, spec["tensors"], "tcp://*:5557"),
         m.OperatorCommandDone("a1 is dropped", {"pending": 2}),
-        m.AssignClient(
+        t.AssignClient(
             "cart",
             policy_id,
             GENERATION,
@@ -129,9 +130,9 @@ def build() -> dict[str, m.Message]:
             60.0,
             LEDGER,
         ),
-        m.DeliverSegments("a1", 8, 1, 2, (b"first", b"second")),
-        m.StopThread(),
-        m.ThreadReady(
+        t.DeliverSegments("a1", 8, 1, 2, (b"first", b"second")),
+        t.StopThread(),
+        t.ThreadReady(
             spec,
             "onpolicy",
             32,
@@ -147,35 +148,35 @@ def build() -> dict[str, m.Message]:
             [[1.5, 20], [2.0, 30]],
             ["cuda:0"],
         ),
-        m.PolicyPublished(3, DIGEST, (np.arange(3, dtype="<f4").tobytes(), *update())),
-        m.SegmentVerdicts("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
-        m.DataDemand(128, 12, 3),
-        m.ThreadFailed("ValueError: no", "Traceback"),
-        m.TrainingMetrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]], 3, [128, 0, 0, 0, 0, 0, 0, 0, 0]),
-        m.SaveCheckpoint(5, True),
-        m.StreamEnded("a1", 8),
-        m.ChangeParameters({"learning_rate": 0.001}),
-        m.CheckpointResult(5, 13, 3, [["a1", 8, 7]], 0.25, ""),
-        m.QuarantinedSegment("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
-        m.OperatorAlarm("update_undone", "1 segment is quarantined", 2),
-        m.GatewayAlive(41, 97),
-        m.ReplaceWorker(),
-        m.CheckpointFound(12, 14, {"manifest.json": 700, "state.safetensors": 9000}, ["00000013"], True, "", (b"{}", b"R4TM")),
-        m.CheckpointPartReply(12, "state.safetensors", 8 << 20, (b"part",)),
-        m.CheckpointStored(14, True, ""),
-        m.TrainingRecorded(3),
-        m.WorkerAlive("node-7", 4711, 0.25, False, 40),
-        m.WorkerLog("rl4sys_zmq.learner", 30, "client cart: a line"),
-        m.FindCheckpoint(),
-        m.FetchCheckpointPart(12, "state.safetensors", 8 << 20),
-        m.RecordTraining(3, (b"", b"R4TM")),
-        m.CheckpointPart(14, "state.safetensors", 4 << 20, False, (b"part",)),
+        t.PolicyPublished(3, DIGEST, (np.arange(3, dtype="<f4").tobytes(), *update())),
+        t.SegmentVerdicts("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
+        t.DataDemand(128, 12, 3),
+        t.ThreadFailed("ValueError: no", "Traceback"),
+        t.TrainingMetrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]], 3, [128, 0, 0, 0, 0, 0, 0, 0, 0]),
+        t.SaveCheckpoint(5, True),
+        t.StreamEnded("a1", 8),
+        t.ChangeParameters({"learning_rate": 0.001}),
+        t.CheckpointResult(5, 13, 3, [["a1", 8, 7]], 0.25, ""),
+        t.QuarantinedSegment("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
+        t.OperatorAlarm("update_undone", "1 segment is quarantined", 2),
+        t.GatewayAlive(41, 97),
+        t.ReplaceWorker(),
+        t.CheckpointFound(12, 14, {"manifest.json": 700, "state.safetensors": 9000}, ["00000013"], True, "", (b"{}", b"R4TM")),
+        t.CheckpointPartReply(12, "state.safetensors", 8 << 20, (b"part",)),
+        t.CheckpointStored(14, True, ""),
+        t.TrainingRecorded(3),
+        t.WorkerAlive("node-7", 4711, 0.25, False, 40),
+        t.WorkerLog("rl4sys_zmq.learner", 30, "client cart: a line"),
+        t.FindCheckpoint(),
+        t.FetchCheckpointPart(12, "state.safetensors", 8 << 20),
+        t.RecordTraining(3, (b"", b"R4TM")),
+        t.CheckpointPart(14, "state.safetensors", 4 << 20, False, (b"part",)),
     ]
     return {type(message).__name__: message for message in found}
 
 
 @pytest.fixture
-def samples() -> dict[str, m.Message]:
+def samples() -> dict[str, m.Message | t.ThreadMessage]:
     """Return one message of each kind, by the name of its kind."""
     return build()
 

@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire import thread_messages as t
+from rl4sys_zmq.wire.codec import decode_as, kinds_of
 from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES, PREFIX_BYTES, WRAPPERS, Prefix, checksum
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.values import HEADER
 
-KINDS = get_args(m.Message)
+KINDS = (*get_args(m.Message), *get_args(t.ThreadMessage))
+CLASSES = kinds_of(m.Message) | kinds_of(t.ThreadMessage)
+Samples = dict[str, m.Message | t.ThreadMessage]
 GOLDEN = Path(__file__).with_name("golden.json")
 MAX_COUNT = 2**63 - 1
 
@@ -80,36 +86,41 @@ def header_of(message: Any) -> dict[str, Any]:
     return header
 
 
+def read(frames: Any, *, max_bytes: int = 1 << 32, verify: bool = True) -> Any:
+    """Decode a message of any kind."""
+    return decode_as(CLASSES, frames, max_bytes, verify, HEADER)
+
+
 def code_of(frames: Any, **kwargs: Any) -> RefusalReason:
     with pytest.raises(ProtocolError) as caught:
-        decode(frames, **kwargs)
+        read(frames, **kwargs)
     return caught.value.code
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
-def test_every_message_comes_back_as_it_went(cls: type[m.Message]) -> None:
+def test_every_message_comes_back_as_it_went(cls: type[Any]) -> None:
     @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
     @given(strategy(cls))
     def there_and_back(message: Any) -> None:
         frames = encode(message)
-        assert decode(frames) == message
-        assert decode([memoryview(f) for f in frames]) == message
+        assert read(frames) == message
+        assert read([memoryview(f) for f in frames]) == message
 
     there_and_back()
 
 
-def test_kinds_are_distinct_and_all_have_a_sample(samples: dict[str, m.Message]) -> None:
+def test_kinds_are_distinct_and_all_have_a_sample(samples: Samples) -> None:
     assert len({cls.KIND for cls in KINDS}) == len(KINDS) == len(samples)
     assert [type(s) for s in samples.values()] == list(KINDS)
 
 
-def test_golden_vectors(samples: dict[str, m.Message]) -> None:
+def test_golden_vectors(samples: Samples) -> None:
     """The bytes on the wire are fixed. A change here is a new version of the protocol."""
     golden = json.loads(GOLDEN.read_text())
     assert set(golden) == set(samples)
     for name, message in samples.items():
         assert [bytes(f).hex() for f in encode(message)] == golden[name]["frames"], name
-        assert decode([bytes.fromhex(f) for f in golden[name]["frames"]]) == message
+        assert read([bytes.fromhex(f) for f in golden[name]["frames"]]) == message
         assert golden[name]["kind"] == message.KIND
 
 
@@ -117,10 +128,10 @@ def test_golden_vectors(samples: dict[str, m.Message]) -> None:
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
-def test_headers_are_strict(cls: Any, samples: dict[str, m.Message]) -> None:
+def test_headers_are_strict(cls: Any, samples: Samples) -> None:
     message = samples[cls.__name__]
     header = header_of(message)
-    assert decode(with_header(message, header)) == message
+    assert read(with_header(message, header)) == message
     assert code_of(with_header(message, {**header, "extra": 1})) is RefusalReason.MALFORMED
     bad: Any
     for bad in ([], None, 3, "text", list(header.items())):
@@ -132,7 +143,7 @@ def test_headers_are_strict(cls: Any, samples: dict[str, m.Message]) -> None:
         if key in required:
             assert code_of(with_header(message, without)) is RefusalReason.MALFORMED, key
         else:
-            assert decode(with_header(message, without)) == dataclasses.replace(message, **{key: default_of(cls, key)})
+            assert read(with_header(message, without)) == dataclasses.replace(message, **{key: default_of(cls, key)})
         wrong: Any = {
             int: [True, None, "1", 1.0, -2, [1]],
             float: [True, None, "1", float("nan"), float("inf"), -float("inf")],
@@ -154,16 +165,16 @@ def default_of(cls: Any, name: str) -> Any:
     return f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator]
 
 
-def test_a_newer_minor_may_add_keys(samples: dict[str, m.Message]) -> None:
+def test_a_newer_minor_may_add_keys(samples: Samples) -> None:
     message = samples["Heartbeat"]
     first = bytearray(with_header(message, {**header_of(message), "mood": "good"})[0])
     first[5] = 1
-    assert decode(signed(first)) == message
+    assert read(signed(first)) == message
 
 
-def test_only_no_limit_is_negative(samples: dict[str, m.Message]) -> None:
+def test_only_no_limit_is_negative(samples: Samples) -> None:
     message = samples["Welcome"]
-    unlimited: Any = decode(with_header(message, {**header_of(message), "max_policy_lag": -1}))
+    unlimited: Any = read(with_header(message, {**header_of(message), "max_policy_lag": -1}))
     assert unlimited.max_policy_lag == -1
     assert code_of(with_header(message, {**header_of(message), "max_policy_lag": -2})) is RefusalReason.MALFORMED
 
@@ -176,7 +187,7 @@ def test_only_no_limit_is_negative(samples: dict[str, m.Message]) -> None:
         m.StatusReply({"x": object()}),
         m.StatusReply({"x": {1, 2}}),
         m.StatusReply({"x": "\ud800"}),
-        m.ThreadFailed("x" * (1 << 20), ""),
+        t.ThreadFailed("x" * (1 << 20), ""),
         m.WeightsReply((b"",) * (MAX_BODY_FRAMES + 1)),
         m.Submit(-1, 1, 0, [], m.AnyBytes(b""), ()),
         m.Submit(0, 2**32, 0, [], m.AnyBytes(b""), ()),
@@ -191,7 +202,7 @@ def test_what_cannot_travel_is_refused_before_it_leaves(message: Any) -> None:
 # ---- prefix
 
 
-def test_the_prefix_is_the_documented_one(samples: dict[str, m.Message]) -> None:
+def test_the_prefix_is_the_documented_one(samples: Samples) -> None:
     first, *body = encode(samples["Submit"])
     magic, major, minor, kind, count, flags, header, size, seq, items, reserved, check = struct.unpack_from("<4s4B2I2Q2IQ", first)
     assert (magic, major, minor, kind, count, flags, reserved) == (b"R4SZ", 1, 0, 2, len(body), 0, 0)
@@ -218,15 +229,13 @@ def test_the_prefix_is_the_documented_one(samples: dict[str, m.Message]) -> None
         (36, "<I", 1, RefusalReason.MALFORMED),
     ],
 )
-def test_a_wrong_prefix_is_refused_by_name(
-    samples: dict[str, m.Message], offset: int, form: str, value: bytes | int, code: Any
-) -> None:
+def test_a_wrong_prefix_is_refused_by_name(samples: Samples, offset: int, form: str, value: bytes | int, code: Any) -> None:
     first = bytearray(encode(samples["Heartbeat"])[0])
     struct.pack_into(form, first, offset, value)
     assert code_of(signed(first)) is code
 
 
-def test_the_bodies_of_wrappers_are_not_looked_at(samples: dict[str, m.Message]) -> None:
+def test_the_bodies_of_wrappers_are_not_looked_at(samples: Samples) -> None:
     for name in ("DeliverSegments", "PolicyPublished", "QuarantinedSegment"):
         first, *body = encode(samples[name])
         wrapper: Any = samples[name]
@@ -235,34 +244,34 @@ def test_the_bodies_of_wrappers_are_not_looked_at(samples: dict[str, m.Message])
     assert len(WRAPPERS) == 3
 
 
-def test_what_was_compared_before_need_not_be_compared_again(samples: dict[str, m.Message]) -> None:
+def test_what_was_compared_before_need_not_be_compared_again(samples: Samples) -> None:
     first, body = encode(samples["Submit"])
     assert code_of([first, body[::-1]]) is RefusalReason.CHECKSUM
-    message: Any = decode([first, body[::-1]], verify=False)
+    message: Any = read([first, body[::-1]], verify=False)
     assert message.body == (body[::-1],)
 
 
-def test_digests_that_are_known_are_not_made_again(samples: dict[str, m.Message]) -> None:
+def test_digests_that_are_known_are_not_made_again(samples: Samples) -> None:
     submit: Any = samples["Submit"]
     known = tuple(xxhash.xxh3_64_intdigest(f) for f in submit.body)
     assert encode(dataclasses.replace(submit, digests=known)) == encode(dataclasses.replace(submit, digests=()))
     assert encode(dataclasses.replace(submit, digests=(1,))) != encode(submit)
 
 
-def test_flags_that_may_be_ignored_are(samples: dict[str, m.Message]) -> None:
+def test_flags_that_may_be_ignored_are(samples: Samples) -> None:
     first = bytearray(encode(samples["Heartbeat"])[0])
     struct.pack_into("<I", first, 8, 0xFFFF0000)
-    assert decode(signed(first)) == samples["Heartbeat"]
+    assert read(signed(first)) == samples["Heartbeat"]
 
 
-def test_a_number_that_nobody_can_count_to_is_refused(samples: dict[str, m.Message]) -> None:
+def test_a_number_that_nobody_can_count_to_is_refused(samples: Samples) -> None:
     head, *body = encode(samples["Submit"])
     first = bytearray(head)
     struct.pack_into("<Q", first, 24, 2**63)
     assert code_of(signed(first, tuple(body))) is RefusalReason.RANGE
 
 
-def test_frames_and_sizes(samples: dict[str, m.Message]) -> None:
+def test_frames_and_sizes(samples: Samples) -> None:
     assert code_of([]) is RefusalReason.FRAMES
     for size in range(PREFIX_BYTES):
         assert code_of([bytes(size)]) is RefusalReason.MAGIC
@@ -275,9 +284,9 @@ def test_frames_and_sizes(samples: dict[str, m.Message]) -> None:
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
-def test_every_single_changed_byte_is_noticed(cls: Any, samples: dict[str, m.Message]) -> None:
+def test_every_single_changed_byte_is_noticed(cls: Any, samples: Samples) -> None:
     frames = [bytes(f) for f in encode(samples[cls.__name__])]
-    wrapper = cls in (m.DeliverSegments, m.PolicyPublished, m.QuarantinedSegment)  # their bodies have checksums of their own
+    wrapper = cls in (t.DeliverSegments, t.PolicyPublished, t.QuarantinedSegment)  # their bodies have checksums of their own
     for index, frame in enumerate(frames[:1] if wrapper else frames):
         for position in range(len(frame)):
             for change in (0x01, 0x80, 0xFF):
@@ -292,7 +301,17 @@ def test_every_single_changed_byte_is_noticed(cls: Any, samples: dict[str, m.Mes
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
+def test_each_decoder_reads_the_messages_of_its_peers_only(cls: type[Any], samples: Samples) -> None:
+    message = samples[cls.__name__]
+    own, other = (decode, decode_thread_message) if cls in get_args(m.Message) else (decode_thread_message, decode)
+    assert own(encode(message)) == message
+    with pytest.raises(ProtocolError) as caught:
+        other(encode(message))
+    assert caught.value.code is RefusalReason.KIND
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
 def test_each_message_goes_one_way(cls: type[Any]) -> None:
-    directions = [base for base in (m.ToLearner, m.ToActor, m.ToLearnerThread, m.FromLearnerThread) if issubclass(cls, base)]
+    directions = [base for base in (m.ToLearner, m.ToActor, t.ToLearnerThread, t.FromLearnerThread) if issubclass(cls, base)]
     assert len(directions) == 1
     assert not hasattr(object.__new__(cls), "__dict__")  # a base without slots would give each message one

@@ -14,6 +14,7 @@ from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import rpc, trees
+from rl4sys_zmq.wire import thread_messages as t
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/wire.md"
 IN_PREFIX = {"first_seq", "count", "body", "digests"}
@@ -24,7 +25,7 @@ def page() -> str:
     return PAGE.read_text()
 
 
-@pytest.mark.parametrize("cls", get_args(m.Message), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("cls", (*get_args(m.Message), *get_args(t.ThreadMessage)), ids=lambda c: c.__name__)
 def test_every_message_is_described(page: str, cls: Any) -> None:
     lines = [line for line in page.splitlines() if line.startswith("|") and f"`{cls.__name__}`" in line]
     if cls is m.Beacon:

@@ -15,11 +15,15 @@ import numpy as np
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.wire import SegmentSchema, decode, encode, read_submit, spec_from_document
+from rl4sys_zmq.wire import SegmentSchema, encode, read_submit, spec_from_document
 from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire import thread_messages as t
+from rl4sys_zmq.wire.codec import decode_as, kinds_of
 from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix, checksum
+from rl4sys_zmq.wire.values import HEADER
 
 MUTATIONS = int(os.environ.get("RL4SYS_MUTATIONS", "20000"))
+CLASSES = kinds_of(m.Message) | kinds_of(t.ThreadMessage)
 MAX_BYTES = 1 << 16
 SCHEMA = SegmentSchema(BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(2), 8)
 DECODER_CODES = {
@@ -48,13 +52,13 @@ ODD: list[Any] = [
 
 def read(frames: Any) -> None:
     """Decode and check frames as a receiver does before it uses them."""
-    message = decode(frames, max_bytes=MAX_BYTES)
+    message = decode_as(CLASSES, frames, MAX_BYTES, True, HEADER)
     if isinstance(message, m.Submit):
         for segment in read_submit(message):
             error = segment if isinstance(segment, ProtocolError) else SCHEMA.check(segment)
             if error is not None:
                 raise error
-    if isinstance(message, m.Welcome | m.ThreadReady):
+    if isinstance(message, m.Welcome | t.ThreadReady):
         spec_from_document(message.spec, message.body)
 
 
@@ -163,7 +167,7 @@ class Mutator:
         return rng.choice(ODD)
 
 
-def test_changed_messages_are_read_or_refused_by_name(seed: int, samples: dict[str, m.Message]) -> None:
+def test_changed_messages_are_read_or_refused_by_name(seed: int, samples: dict[str, m.Message | t.ThreadMessage]) -> None:
     mutator = Mutator(seed, samples)
     codes: Counter[str] = Counter()
     intact = 0

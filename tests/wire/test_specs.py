@@ -16,6 +16,8 @@ from rl4sys_zmq.values import MAX_BLOB_BYTES, BoxSpace, DiscreteSpace, PolicySpe
 from rl4sys_zmq.values.tensors import TENSOR_DTYPES
 from rl4sys_zmq.wire import decode, encode, spec_body, spec_from_document, spec_to_document
 from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire import thread_messages as t
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
 
 FOUR, TWO = BoxSpace((4,)), DiscreteSpace(2)
 BLOB = bytes(range(256)) * 300
@@ -56,27 +58,28 @@ def test_a_spec_of_float32_alone_has_no_dtypes() -> None:
 def test_specs_of_all_dtypes_survive_the_codec(tensors: Any, blob: bytes) -> None:
     sizes = [size for shape, _ in tensors.values() for size in shape]
     spec = PolicySpec(FOUR, TWO, "graph", {}, tuple(TensorSpec(name, *rest) for name, rest in tensors.items()), blob)
-    ready = m.ThreadReady(spec_to_document(spec), "onpolicy", 1, 0, 0, [], {}, [], spec_body(spec))
+    ready = t.ThreadReady(spec_to_document(spec), "onpolicy", 1, 0, 0, [], {}, [], spec_body(spec))
     if max(sizes, default=0) < 1 << 64:
-        again = decode([bytes(frame) for frame in encode(ready)])
-        assert isinstance(again, m.ThreadReady) and spec_from_document(again.spec, again.body) == spec
+        again = decode_thread_message([bytes(frame) for frame in encode(ready)])
+        assert isinstance(again, t.ThreadReady) and spec_from_document(again.spec, again.body) == spec
     else:
         with pytest.raises(ProtocolError):
             encode(ready)
 
 
 @pytest.mark.parametrize("name", ["Welcome", "ThreadReady"])
-def test_a_blob_travels_as_the_body(samples: dict[str, m.Message], name: str) -> None:
+def test_a_blob_travels_as_the_body(samples: dict[str, m.Message | t.ThreadMessage], name: str) -> None:
     plain = samples[name]
-    assert isinstance(plain, m.Welcome | m.ThreadReady)
+    assert isinstance(plain, m.Welcome | t.ThreadReady)
     assert len(encode(plain)) == 1
     message = dataclasses.replace(plain, spec=spec_to_document(SPEC), body=spec_body(SPEC))
-    again = decode(encode(message))
-    assert isinstance(again, m.Welcome | m.ThreadReady)
+    read = decode if isinstance(message, m.Welcome) else decode_thread_message
+    again = read(encode(message))
+    assert isinstance(again, m.Welcome | t.ThreadReady)
     assert again == message and spec_from_document(again.spec, again.body) == SPEC
     frames = [bytes(frame) for frame in encode(message)]
     with pytest.raises(ProtocolError) as caught:
-        decode([frames[0], frames[1][:-1] + b"!"])
+        read([frames[0], frames[1][:-1] + b"!"])
     assert caught.value.code is RefusalReason.CHECKSUM
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.engines.worker_link import WorkerLink

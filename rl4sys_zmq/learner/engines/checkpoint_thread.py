@@ -26,7 +26,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.folder import POLICY_FILES
 from rl4sys_zmq.private import open_private, sync_folder
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointFound,
     CheckpointPart,

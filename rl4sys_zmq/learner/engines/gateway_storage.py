@@ -18,7 +18,8 @@ from rl4sys_zmq.learner.checkpoints import CheckpointManifest, encode_checkpoint
 from rl4sys_zmq.learner.engines.checkpoint_thread import PART_BYTES, StorageRequest
 from rl4sys_zmq.learner.suspect_files import encode_mark
 from rl4sys_zmq.policies import StoredPolicy
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointFound,
     CheckpointPart,
@@ -26,7 +27,6 @@ from rl4sys_zmq.wire.messages import (
     CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
-    Frame,
     RecordTraining,
     ToRemoteWorker,
     TrainingRecorded,

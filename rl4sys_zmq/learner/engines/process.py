@@ -52,7 +52,8 @@ from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
 
 __all__ = ["ENTRY", "LearnerProcess", "ProcessEngine"]
 

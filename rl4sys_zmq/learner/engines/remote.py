@@ -20,7 +20,8 @@ from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.wire.messages import Frame, ThreadFailed
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import ThreadFailed
 
 __all__ = ["RemoteProcess", "RemoteWorker"]
 

@@ -28,17 +28,18 @@ from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.transports.network import curve
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
     CheckpointFound,
     CheckpointPartReply,
     CheckpointStored,
-    Frame,
     GatewayAlive,
-    Message,
     ReplaceWorker,
     StopThread,
     ThreadFailed,
+    ThreadMessage,
     TrainingRecorded,
     WorkerAlive,
     WorkerLog,
@@ -140,9 +141,9 @@ class _GatewayConnection(Worker):
         self._wakeup = Wakeup()
         self._open = threading.Event()
         self._finishing = False
-        self._posted: deque[Message] = deque()
+        self._posted: deque[ThreadMessage] = deque()
         self._sign_due = self._ending = False
-        self._logs: deque[Message] = deque(maxlen=MAX_LOGS)
+        self._logs: deque[ThreadMessage] = deque(maxlen=MAX_LOGS)
         self._out: deque[Sequence[Frame]] = deque()
         self._in: deque[Sequence[Frame]] = deque()
         self._sent = self._arrived = self._received = 0
@@ -177,7 +178,7 @@ class _GatewayConnection(Worker):
             return str(exc)
         return ""
 
-    def _post(self, message: Message) -> None:
+    def _post(self, message: ThreadMessage) -> None:
         """Queue a message for the gateway. Any thread can call this."""
         self._posted.append(message)
         self._wakeup.set()
@@ -287,7 +288,7 @@ class _GatewayConnection(Worker):
 
     def _on_gateway(self, frames: Sequence[Frame]) -> None:
         try:
-            message = decode(frames)
+            message = decode_thread_message(frames)
         except ProtocolError as exc:
             self._give_up(f"a message of the gateway is invalid: {exc}")
             return

@@ -10,7 +10,8 @@ from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, Worke
 from rl4sys_zmq.learner.learner_thread import LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame, StopThread, ThreadFailed
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
 
 __all__ = ["ENTRY", "InProcessLearnerThread", "ThreadEngine"]
 

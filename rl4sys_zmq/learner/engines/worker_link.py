@@ -24,13 +24,14 @@ from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import WorkerAccess, WorkerKeys
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import (
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
     CheckpointPart,
     CheckpointStored,
     FetchCheckpointPart,
     FindCheckpoint,
-    Frame,
     GatewayAlive,
     RecordTraining,
     ReplaceWorker,
@@ -198,7 +199,7 @@ class WorkerLink(Resource):
                 self._shared.counters.add(f"worker_messages_refused.{exc.code.value}")
 
     def _handle(self, frames: Sequence[Frame]) -> None:
-        message = decode(frames)
+        message = decode_thread_message(frames)
         if isinstance(message, WorkerAlive):
             signs = self.signs
             signs.host, signs.pid, signs.busy_s, signs.at = message.host, message.pid, message.busy_s, time.monotonic()

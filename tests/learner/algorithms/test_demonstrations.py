@@ -30,7 +30,7 @@ from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import SegmentSchema
-from rl4sys_zmq.wire.messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 OBS = BoxSpace((3,))
 CHOICE, FORCE = DiscreteSpace(3, 1), BoxSpace((2,), low=-2.0, high=2.0)

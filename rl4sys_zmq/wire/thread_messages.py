@@ -1,0 +1,637 @@
+"""The messages between the learner's own threads: one dataclass for each kind. An actor never imports this module.
+
+The gateway (the learner's network thread) and a learner thread (it trains one client) exchange them in both directions, over PUSH
+and PULL. The base class of a message gives its direction, and `ThreadMessage` is the union of all of them. The words are those of
+`rl4sys_zmq.wire.messages`.
+
+A field named ``body`` holds the frames after the first one. The other fields are in the msgpack header of the first frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from rl4sys_zmq.wire.messages import Document, Frame
+
+__all__ = [
+    "AssignClient",
+    "ChangeParameters",
+    "CheckpointFound",
+    "CheckpointPart",
+    "CheckpointPartReply",
+    "CheckpointResult",
+    "CheckpointStored",
+    "DataDemand",
+    "DeliverSegments",
+    "FetchCheckpointPart",
+    "FindCheckpoint",
+    "FromLearnerThread",
+    "FromRemoteWorker",
+    "GatewayAlive",
+    "OperatorAlarm",
+    "PolicyPublished",
+    "QuarantinedSegment",
+    "RecordTraining",
+    "ReplaceWorker",
+    "SaveCheckpoint",
+    "SegmentVerdicts",
+    "StopThread",
+    "StreamEnded",
+    "ThreadFailed",
+    "ThreadMessage",
+    "ThreadReady",
+    "ToLearnerThread",
+    "ToRemoteWorker",
+    "TrainingMetrics",
+    "TrainingRecorded",
+    "WorkerAlive",
+    "WorkerLog",
+]
+
+
+class ToLearnerThread:
+    """The base class of messages from the gateway (the learner's network thread) to a learner thread."""
+
+    __slots__ = ()
+
+
+class FromLearnerThread:
+    """The base class of messages from a learner thread to the gateway (the learner's network thread)."""
+
+    __slots__ = ()
+
+
+class ToRemoteWorker(ToLearnerThread):
+    """The base class of messages from the gateway to the connection of a remote worker, not to its learner thread.
+
+    A remote worker trains one client on another machine. A thread of it, the connection, exchanges messages with the gateway.
+    """
+
+    __slots__ = ()
+
+
+class FromRemoteWorker(FromLearnerThread):
+    """The base class of messages from the connection of a remote worker (see `ToRemoteWorker`) to the gateway."""
+
+    __slots__ = ()
+
+
+# ---- gateway to learner thread
+
+
+@dataclass(frozen=True, slots=True)
+class AssignClient(ToLearnerThread):
+    """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
+
+    Attributes:
+        client_id: Name of the client (a policy with its learner).
+        policy_id: 8 bytes that identify the policy, as in `Welcome`.
+        generation: Number of this learner thread. All policy versions that it publishes have this generation.
+        algorithm_name: Registered name of the algorithm.
+        parameters: Parameters of the algorithm.
+        observation_space: The space in JSON form.
+        action_space: The space in JSON form.
+        seed: Seed of the algorithm.
+        max_policy_lag: Largest policy lag in versions, as in `Welcome`; -1 for the algorithm's own limit.
+        on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
+        pacing_lag: Number of batches that actors can collect ahead of the training; -1 for the default of the algorithm's kind.
+        publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
+        max_parameters: Largest number of parameters of a policy.
+        checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
+        checkpoint_every_s: Time between two checkpoints, in seconds.
+        journal_id: Id of the journal (the record of accepted segments). The thread stores it in the checkpoints.
+        wire_dtype: Number format of the weights that are sent to the actors: ``fp32``, ``bf16`` or ``grid`` (multiples of a
+            power of two).
+        weights_level: Compression level of the weights: 0, 1 or 2.
+        max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
+        max_reward: Largest absolute value of a reward.
+        torch_threads: Number of threads that torch uses in the learner thread; 0 leaves it unchanged.
+        init: File or folder with the weights with which a client without a checkpoint starts; empty for random weights.
+        device: Device on which the client trains: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        tf32: True to let GPUs multiply float32 matrices with the precision of TensorFloat-32.
+        learners: Number of ranks, the processes that train the client together.
+        demonstrations: Options of demonstrations, as in the client's configuration; empty for none.
+    """
+
+    KIND: ClassVar[int] = 32
+    client_id: str
+    policy_id: bytes
+    generation: int
+    algorithm_name: str
+    parameters: Document
+    observation_space: Document
+    action_space: Document
+    seed: int
+    max_policy_lag: int
+    on_lag: str
+    pacing_lag: int
+    publish_every_updates: int
+    max_parameters: int
+    checkpoints: str
+    checkpoint_every_s: float
+    journal_id: int
+    wire_dtype: str = "fp32"
+    weights_level: int = 1
+    max_magnitude: float = 1e15
+    max_reward: float = 1e12
+    torch_threads: int = 0
+    init: str = ""
+    device: str = "cpu"
+    tf32: bool = False
+    learners: int = 1
+    demonstrations: Document = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverSegments(ToLearnerThread):
+    """A message to a learner thread with segments from one actor, for training. The gateway (network thread) accepted them.
+
+    Attributes:
+        actor_id: The actor.
+        origin: Number of the actor's start that began the numbering of its segments.
+        skip: Number of segments at the beginning of the message that the thread has received before and must skip.
+        refused: Number of the other segments that the gateway has refused. The thread finds them with the same check.
+        body: The frames of the actor's `Submit`, as they were received.
+    """
+
+    KIND: ClassVar[int] = 33
+    actor_id: str
+    origin: int
+    skip: int
+    refused: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopThread(ToLearnerThread):
+    """A request to a learner thread to process the messages that it has received, and then to end."""
+
+    KIND: ClassVar[int] = 34
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint(ToLearnerThread):
+    """A request to a learner thread to write a checkpoint now. The answer is `CheckpointResult`.
+
+    Attributes:
+        token: A number that the answer repeats.
+        partial: True to train first on the received data that does not fill a batch.
+    """
+
+    KIND: ClassVar[int] = 35
+    token: int
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded(ToLearnerThread):
+    """A message to a learner thread that one actor's numbered segments (a *stream*) have ended.
+
+    The journal (record of accepted segments) has no segments of the stream any more, so the thread can leave the stream's
+    sequence number out of the checkpoints.
+
+    Attributes:
+        actor_id: The actor.
+        origin: Number of the actor's start that began the numbering of the segments.
+    """
+
+    KIND: ClassVar[int] = 36
+    actor_id: str
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeParameters(ToLearnerThread):
+    """A message to a learner thread with new parameters for its algorithm. They are in force from the next update on.
+
+    Attributes:
+        parameters: All parameters of the algorithm, as in `AssignClient`.
+    """
+
+    KIND: ClassVar[int] = 37
+    parameters: Document
+
+
+# ---- learner thread to gateway
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReady(FromLearnerThread):
+    """The report that a learner thread has built its algorithm and restored its state. A `PolicyPublished` follows.
+
+    Attributes:
+        spec: The policy spec, from which actors build the policy (`rl4sys_zmq.wire.specs`).
+        kind: Kind of the algorithm: ``onpolicy`` or ``offpolicy``.
+        rollout_length: Longest segment that an actor should send, in steps.
+        max_policy_lag: Largest policy lag in versions, after the algorithm's default was applied; -1 for no limit.
+        checkpoint: Number of the checkpoint that the thread resumed from; 0 if it resumed from none.
+        marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream (numbered segments of an actor since its start
+            ``origin``). The restored state includes the segments below ``next_seq``; ``verdicts`` counts them by verdict
+            (trained, stale, ...).
+        verdicts: Dict from each verdict to the number of the client's segments with that verdict, in the restored state.
+        damaged: Names of newer checkpoints that failed verification.
+        body: One frame with the blob of the spec; empty if the spec has no blob.
+        steps: Number of environment steps that the restored state has observed.
+        updates: Number of updates that led to the restored state.
+        episodes: Number of episodes that ended in these steps.
+        recent: A list ``[return, length]`` for each of the latest of these episodes, at most 100.
+        devices: The device of each rank (process that computes the gradients together with others), such as ``cpu``.
+    """
+
+    KIND: ClassVar[int] = 48
+    spec: Document
+    kind: str
+    rollout_length: int
+    max_policy_lag: int
+    checkpoint: int
+    marks: list[Any]
+    verdicts: Document
+    damaged: list[Any]
+    body: tuple[Frame, ...] = field(default=(), repr=False)
+    steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    recent: list[Any] = field(default_factory=list)
+    devices: list[Any] = field(default_factory=lambda: ["cpu"])
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPublished(FromLearnerThread):
+    """A new version of the policy, which a learner thread has published for the actors.
+
+    Attributes:
+        version: Version number, without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
+        digest: Checksum (xxh3-64) of the state (all weights of the version).
+        body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
+            state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
+            and state are equal, the payload is left out.
+    """
+
+    KIND: ClassVar[int] = 49
+    version: int
+    digest: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentVerdicts(FromLearnerThread):
+    """The verdict of a learner thread (trained, stale, ...) for segments of one actor.
+
+    Attributes:
+        actor_id: The actor.
+        origin: Number of the actor's start that began the numbering of its segments.
+        ranges: The segments: a list of pairs ``[first, end]`` of sequence numbers, ``end`` exclusive.
+        verdict: One of the values of `Verdict`.
+        reason: The reason, as text for a person.
+        replaces: The earlier verdict on the same segments, which this verdict replaces; empty if they had no verdict.
+    """
+
+    KIND: ClassVar[int] = 50
+    actor_id: str
+    origin: int
+    ranges: list[Any]
+    verdict: str
+    reason: str = ""
+    replaces: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataDemand(FromLearnerThread):
+    """A learner thread's report of the data that it has received so far and of the data that it can still use.
+
+    Attributes:
+        usable_steps: Number of steps that the thread can use in addition to those it has received.
+        messages: Number of `DeliverSegments` messages that the thread has received since its start. The gateway knows which
+            segments they contained.
+        min_version: Lowest policy version with which actors should start a segment.
+    """
+
+    KIND: ClassVar[int] = 51
+    usable_steps: int
+    messages: int
+    min_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFailed(FromLearnerThread):
+    """The last message of a learner thread that an exception has ended, with the exception.
+
+    Attributes:
+        error: Class and message of the exception, as text.
+        trace: The traceback, as text.
+        crashed: True if the cause is the end of a process that the learner thread needs. The gateway (the learner's network
+            thread) then starts the client again from its checkpoint.
+    """
+
+    KIND: ClassVar[int] = 52
+    error: str
+    trace: str
+    crashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMetrics(FromLearnerThread):
+    """Figures of a learner thread's training, for TensorBoard and the learner's status.
+
+    Attributes:
+        step: Environment steps that the algorithm has observed so far: the x-axis.
+        update: Number of updates so far.
+        scalars: Dict from TensorBoard tags to numbers.
+        episodes: A list ``[step, return, length]`` for each of the latest episodes that ended since the last message.
+        ended: Number of all episodes that have ended in these steps, before the last message and before a restart too.
+        lags: Steps observed since the last message, by the number of versions by which they were behind: one count for each
+            bucket of the histogram. Empty if there are none.
+        evaluations: A list ``[version, return, length]`` for each of the latest episodes of actors that do not explore, since
+            the last message.
+    """
+
+    KIND: ClassVar[int] = 53
+    step: int
+    update: int
+    scalars: Document
+    episodes: list[Any]
+    ended: int
+    lags: list[Any]
+    evaluations: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointResult(FromLearnerThread):
+    """The report of a learner thread that it has written a checkpoint, or could not write one.
+
+    Attributes:
+        token: Token of the `SaveCheckpoint` request; 0 if the thread wrote the checkpoint without a request.
+        number: Number of the checkpoint; 0 if none was written.
+        version: Policy version in the checkpoint.
+        marks: A list ``[actor_id, origin, next_seq]`` for each stream (numbered segments of an actor since its start
+            ``origin``). The checkpoint covers the segments below ``next_seq``, so the journal can drop them.
+        duration_s: Time that writing took, in seconds.
+        error: Reason why the checkpoint could not be written; empty if it was written.
+    """
+
+    KIND: ClassVar[int] = 54
+    token: int
+    number: int
+    version: int
+    marks: list[Any]
+    duration_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedSegment(FromLearnerThread):
+    """A quarantined segment (accepted, but unfit for training). It is kept in a file, so that a person can inspect it.
+
+    Attributes:
+        actor_id: The actor that sent the segment.
+        origin: Number of the actor's start that began the numbering of its segments.
+        seq: Sequence number of the segment.
+        reason: The fault in the segment, as text for a person.
+        body: The frames of a `Submit` with only this segment.
+    """
+
+    KIND: ClassVar[int] = 55
+    actor_id: str
+    origin: int
+    seq: int
+    reason: str
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAlarm(FromLearnerThread):
+    """A report of a learner thread about a problem that stops nothing, but that an operator should see.
+
+    Attributes:
+        name: Kind of the alarm. The learner's status shows the alarms by this name.
+        text: The problem in one line for a person, with the numbers.
+        count: Number of occurrences that this message reports.
+    """
+
+    KIND: ClassVar[int] = 56
+    name: str
+    text: str
+    count: int
+
+
+# ---- gateway and remote worker, in addition to the messages of its learner thread
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAlive(ToRemoteWorker):
+    """A sign of life of the gateway for a remote worker: once a second, and at once after the last message of the worker.
+
+    Attributes:
+        messages: Number of messages that the gateway has received from this worker.
+        sent: Number of messages that the gateway has sent to this worker before this one. If the worker has received fewer, the
+            network has lost some, and the worker ends.
+    """
+
+    KIND: ClassVar[int] = 64
+    messages: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceWorker(ToRemoteWorker):
+    """A request to a remote worker to end at once, without a checkpoint: another worker has its client, or none has."""
+
+    KIND: ClassVar[int] = 65
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound(ToRemoteWorker):
+    """The answer to `FindCheckpoint`.
+
+    Attributes:
+        number: Number of the client's newest intact checkpoint; 0 if there is none.
+        next_number: Number for the next checkpoint that this worker writes.
+        sizes: Dict from the name of each file that the worker needs from the checkpoint to its size in bytes.
+        damaged: One text for each newer checkpoint that was damaged and has been put aside.
+        careful: True if the worker before this one has ended without having been asked to. Segments could be the cause, so this
+            worker waits for the answer to each `RecordTraining`.
+        error: The reason why the checkpoints cannot be used; empty if they can.
+        body: Two frames: the list of suspects (segments that could have crashed earlier workers), as JSON, and the segments that
+            the worker before this one had in training when it ended (`rl4sys_zmq.learner.suspects`). Either can be empty.
+    """
+
+    KIND: ClassVar[int] = 66
+    number: int
+    next_number: int
+    sizes: Document
+    damaged: list[Any]
+    careful: bool
+    error: str
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPartReply(ToRemoteWorker):
+    """The answer to `FetchCheckpointPart`: a part of one file of a checkpoint on the gateway's disk.
+
+    Attributes:
+        number: Number of the checkpoint.
+        name: Name of the file.
+        offset: Position of the part in the file, in bytes.
+        body: One frame with the bytes, at most 4 MiB.
+    """
+
+    KIND: ClassVar[int] = 67
+    number: int
+    name: str
+    offset: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStored(ToRemoteWorker):
+    """The answer to each `CheckpointPart` of a remote worker.
+
+    Attributes:
+        number: Number of the checkpoint.
+        done: True if the whole checkpoint is on the gateway's disk now. False if the part was taken.
+        error: The reason why the checkpoint was not stored; empty if there is no error. Its parts are discarded.
+    """
+
+    KIND: ClassVar[int] = 68
+    number: int
+    done: bool
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecorded(ToRemoteWorker):
+    """The answer to `RecordTraining`: the gateway has recorded the message.
+
+    Attributes:
+        count: The number in that message.
+    """
+
+    KIND: ClassVar[int] = 69
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAlive(FromRemoteWorker):
+    """A sign of life of a remote worker, once a second.
+
+    Attributes:
+        host: Name of the worker's machine.
+        pid: Id of the worker's process on that machine.
+        busy_s: Time since the learner thread last looked for messages, in seconds.
+        ending: True if this is the last message of the worker. It ends when `GatewayAlive` counts this message.
+        sent: Number of messages that the worker has sent before this one. If the gateway has received fewer, it replaces the
+            worker.
+    """
+
+    KIND: ClassVar[int] = 80
+    host: str
+    pid: int
+    busy_s: float
+    ending: bool
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLog(FromRemoteWorker):
+    """A log record of a remote worker, for the learner's log.
+
+    Attributes:
+        name: Name of the logger.
+        level: Level of the record, as a number of Python's logging.
+        text: The text, with a traceback if there is one.
+    """
+
+    KIND: ClassVar[int] = 81
+    name: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindCheckpoint(FromRemoteWorker):
+    """A request of a remote worker, at its start, for the state to continue from. The answer is `CheckpointFound`."""
+
+    KIND: ClassVar[int] = 82
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCheckpointPart(FromRemoteWorker):
+    """A request of a remote worker for one part of a file of a checkpoint. The answer is `CheckpointPart`.
+
+    Attributes:
+        number: Number of the checkpoint.
+        name: Name of the file.
+        offset: Position of the part in the file, in bytes.
+    """
+
+    KIND: ClassVar[int] = 83
+    number: int
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTraining(FromRemoteWorker):
+    """The segments that a remote worker has in training now, so that the next worker can find those that end the process.
+
+    Attributes:
+        count: Number of this message, from 1.
+        body: Two frames as in `CheckpointFound`: the suspects, empty if they have not changed, and the segments in training.
+    """
+
+    KIND: ClassVar[int] = 84
+    count: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPart(FromRemoteWorker):
+    """A part of one file of a checkpoint that a remote worker stores on the gateway's disk. The answer is `CheckpointStored`.
+
+    Attributes:
+        number: Number of the checkpoint.
+        name: Name of the file.
+        offset: Position of the part in the file, in bytes. The parts of a file are sent in order.
+        last: True for the last part of the last file.
+        body: One frame with the bytes, at most 4 MiB; no frame for an empty file.
+    """
+
+    KIND: ClassVar[int] = 85
+    number: int
+    name: str
+    offset: int
+    last: bool
+    body: tuple[Frame, ...]
+
+
+ThreadMessage = (
+    AssignClient
+    | DeliverSegments
+    | StopThread
+    | ThreadReady
+    | PolicyPublished
+    | SegmentVerdicts
+    | DataDemand
+    | ThreadFailed
+    | TrainingMetrics
+    | SaveCheckpoint
+    | StreamEnded
+    | ChangeParameters
+    | CheckpointResult
+    | QuarantinedSegment
+    | OperatorAlarm
+    | GatewayAlive
+    | ReplaceWorker
+    | CheckpointFound
+    | CheckpointPartReply
+    | CheckpointStored
+    | TrainingRecorded
+    | WorkerAlive
+    | WorkerLog
+    | FindCheckpoint
+    | FetchCheckpointPart
+    | RecordTraining
+    | CheckpointPart
+)

@@ -183,5 +183,6 @@ def test_an_older_process_that_wakes_stays_fenced_while_the_newer_lives(folder: 
         stats = [lab.traces[relic.name].last("done")["stats"] for relic in relics]
         clocks.check(report, returned_s=returned_s, lease_s=LEASE_S, in_doubt=[s["in_doubt"] for s in stats])
         outcome = lab.outcome()
-        assert outcome.submitted - outcome.applied == sum(s["in_doubt"] for s in stats)
+        missing = outcome.submitted - outcome.applied  # an acknowledgement can be lost with a learner that is killed
+        assert 0 <= missing <= sum(s["in_doubt"] for s in stats)
         assert stats[1]["in_doubt"] == 0

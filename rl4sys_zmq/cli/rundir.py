@@ -108,4 +108,4 @@ def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
             counts = f"version {found.version:,}, {found.steps:,} steps, {found.episodes:,} episodes"
             yield f"  {found.client_id}: checkpoint {found.number:,} with {counts}"
     if (saved.run_dir / JOURNAL).exists():
-        yield f"  {JOURNAL} has the segments accepted since the checkpoints; {saved.again}"
+        yield f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {saved.again}"

@@ -116,8 +116,7 @@ def train(algorithm: str, values: dict[str, Any], segments: list[Segment], gradi
     with Learner(config) as learner:
         began = time.monotonic()
         accepted = send_recorded(learner.address, "offline", OBSERVATIONS, ACTIONS, segments, timeout_s=LIMIT_S)
-        while (updates := learner.status()["clients"]["offline"]["updates"]) < UNITS:
-            learner.wait(client_id="offline", version=updates + 1, timeout_s=LIMIT_S)
+        learner.wait(client_id="offline", version=UNITS, timeout_s=LIMIT_S)
         seconds = time.monotonic() - began
         returns = greedy_returns(ENV, learner.address, "offline", episodes=EPISODES, first_seed=FIRST_SEED)
     found = {"greedy": round(float(np.mean(returns)), 1), "worst": round(min(returns), 1)}

@@ -59,9 +59,7 @@ def import_plugins(modules: Iterable[str]) -> None:
         try:
             importlib.import_module(module)
         except Exception as exc:  # a foreign module can raise anything; it is raised again as our error
-            message = (
-                f"plugin {module!r} cannot be imported: {_reason(exc)}; give a module that `python -c 'import {module}'` finds"
-            )
+            message = f"plugin {module!r} cannot be imported: {_reason(exc)}; install it, or add its folder to PYTHONPATH"
             raise ConfigError(message, key="plugins") from exc
         _imported[module] = None
 

@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig
-from rl4sys_zmq.config.options import SPACE, InvalidValue
+from rl4sys_zmq.config.options import OBSERVATION_SPACE, SPACE, InvalidValue
 from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "options", "parameters"]
@@ -186,8 +186,8 @@ def _key(name: str, synonyms: tuple[str, ...]) -> str:
 
 def _accepts(check: Any) -> str:
     """Return what a check accepts, in the words with which it refuses something else."""
-    if check is SPACE:
-        return "a Box or Discrete space, or null"
+    if check in (SPACE, OBSERVATION_SPACE):
+        return "a space of Gymnasium or its JSON form, or null"
     try:
         check(object())
     except InvalidValue as exc:

@@ -243,7 +243,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "ppo-taxi": Case(
-        algorithm="PPO", env="Taxi-v4", steps=120_000, num_envs=8, reference="solved at 8",
+        algorithm="PPO", env="Taxi-v4", steps=120_000, num_envs=8, reference="solved at 8; the best mean is 7.93",
         values={
             "steps_per_update": 2048, "rollout_length": 64, "minibatch_size": 512, "update_epochs": 10, "learning_rate": 2e-3,
             "anneal_lr": True, "total_steps": 120_000, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.01, "reward_scale": 0.1,

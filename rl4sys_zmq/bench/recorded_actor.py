@@ -25,7 +25,7 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import LearnerUnavailable, RL4SysError
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import ObservationSpace, Segment, Space, space_to_json
+from rl4sys_zmq.values import Segment, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.wire import decode, encode, pack_segment
 from rl4sys_zmq.wire.messages import Hello
 
@@ -38,8 +38,8 @@ MAX_FRAMES = 256
 def send_recorded(
     address: str,
     client_id: str,
-    observation_space: ObservationSpace,
-    action_space: Space,
+    observation_space: object,
+    action_space: object,
     segments: Sequence[Segment],
     *,
     timeout_s: float = 600.0,
@@ -51,8 +51,8 @@ def send_recorded(
     Args:
         address: The address of the learner.
         client_id: The client that trains on the segments.
-        observation_space: The space of the observations.
-        action_space: The space of the actions.
+        observation_space: The space of the observations: a space of this package or of Gymnasium, or its JSON form.
+        action_space: The space of the actions, in the same forms.
         segments: The segments, in the order in which they are sent.
         timeout_s: The longest time without an acknowledgement, in seconds.
 
@@ -60,10 +60,12 @@ def send_recorded(
         The number of segments that the learner accepted.
 
     Raises:
+        ConfigError: If a space is not one that learners support.
         RL4SysError: If the learner refuses the actor. The message has its reason.
         LearnerUnavailable: If no segment was acknowledged within `timeout_s`.
     """
-    spaces = {"observation_space": space_to_json(observation_space), "action_space": space_to_json(action_space)}
+    spaces = {"observation_space": space_to_json(observation_space_from(observation_space))}
+    spaces["action_space"] = space_to_json(space_from(action_space))
     rng = random.Random(0)
     hello = Hello(client_id, "recorded", first_incarnation(time.time(), rng), 0, 0, 0, **spaces)  # type: ignore[arg-type]
     session = ActorSession(hello, Counters(), rng)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["check_file", "list_algorithms"]
 
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
-EXAMPLE_OBSERVATIONS = BoxSpace((4,))
+EXAMPLE_OBSERVATIONS = (BoxSpace((4,)), BoxSpace((84, 84, 3), "|u1", low=0, high=255))
 EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))
 """Spaces for which the size of a policy is computed if a file has none.
 
-The second action space is for algorithms that refuse the first.
+The second spaces are for networks and algorithms that refuse the first.
 """
 
 
@@ -126,18 +126,9 @@ def _algorithm(
 
     An algorithm whose entry has no function ``plan`` is created, because only that checks everything.
     """
-    observed = observations or EXAMPLE_OBSERVATIONS
     try:
         check_learning_options(parameters)
-        try:
-            kind, used, size = _planned(name, parameters, observed, actions or EXAMPLE_ACTIONS[0])
-        except ConfigError as refusal:
-            if actions is not None:
-                raise
-            try:
-                kind, used, size = _planned(name, parameters, observed, EXAMPLE_ACTIONS[1])
-            except ConfigError:
-                raise refusal from None
+        kind, used, size = _planned_with_examples(name, parameters, observations, actions)
     except ConfigError as exc:
         raise under(where, exc) from exc
     said = f"{name} ({kind})" if kind else name
@@ -146,6 +137,25 @@ def _algorithm(
     yield from (f"    {line}" for line in readings(used))
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
+
+
+def _planned_with_examples(
+    name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None
+) -> tuple[str, object, int]:
+    """Return what `_planned` returns for the given spaces, with example spaces in the place of those that are None.
+
+    Raises:
+        ConfigError: If the algorithm refuses all example spaces. The message is that for the first ones.
+    """
+    refusal: ConfigError | None = None
+    for observed in EXAMPLE_OBSERVATIONS if observations is None else (observations,):
+        for acted in EXAMPLE_ACTIONS if actions is None else (actions,):
+            try:
+                return _planned(name, parameters, observed, acted)
+            except ConfigError as exc:
+                refusal = refusal or exc
+    assert refusal is not None
+    raise refusal
 
 
 def _planned(

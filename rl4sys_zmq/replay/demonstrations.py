@@ -115,10 +115,14 @@ def _form(space: ObservationSpace) -> tuple[object, ...]:
     ]
 
 
-def write_demonstrations(
-    path: Path, observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
-) -> None:
+def write_demonstrations(path: Path, observation_space: object, action_space: object, episodes: Sequence[Demonstration]) -> None:
     """Write episodes to a new file, which gets mode 0600.
+
+    Args:
+        path: The file.
+        observation_space: The space of the observations: a space of this package or of Gymnasium, or its JSON form.
+        action_space: The space of the actions, in the same forms.
+        episodes: The episodes.
 
     Raises:
         ConfigError: If there is no episode, the arrays do not fit together or to the spaces, or the file exists or cannot be
@@ -154,9 +158,7 @@ def read_demonstrations(path: Path) -> Demonstrations:
         ) from exc
 
 
-def demonstrations_of(
-    observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
-) -> Demonstrations:
+def demonstrations_of(observation_space: object, action_space: object, episodes: Sequence[Demonstration]) -> Demonstrations:
     """Return what `read_demonstrations` would return for a file of these episodes, with the same digest.
 
     Raises:
@@ -166,7 +168,7 @@ def demonstrations_of(
 
 
 def _checked(
-    observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
+    observation_space: object, action_space: object, episodes: Sequence[Demonstration]
 ) -> tuple[dict[str, NDArray[Any]], Demonstrations]:
     """Return the arrays of a file of these episodes, and what `read_demonstrations` would return for it.
 
@@ -174,14 +176,14 @@ def _checked(
         ConfigError: If there is no episode, or the arrays do not fit together or to the spaces.
     """
     try:
-        arrays = _arrays(observation_space, action_space, episodes)
+        arrays = _arrays(observation_space_from(observation_space), space_from(action_space), episodes)
         return arrays, _parse(arrays)
     except ValueError as exc:
         raise ConfigError(f"demonstrations: the episodes cannot be used: {exc}", key="demonstrations") from exc
 
 
 def _arrays(
-    observation_space: ObservationSpace, action_space: LeafSpace, episodes: Sequence[Demonstration]
+    observation_space: ObservationSpace, action_space: Space, episodes: Sequence[Demonstration]
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file of these episodes.
 

@@ -127,8 +127,9 @@ class _ArraySpace(_BaseSpace):
 class BoxSpace(_ArraySpace):
     """The space of arrays of one shape and dtype, with a lower and an upper bound for each array element.
 
-    `low` and `high` are a single number for all array elements, or a tuple with one number for each, in row-major order. Bounds
-    can be infinite. Those of a box of float32 or float16 are rounded to this dtype, as Gymnasium does.
+    `low` and `high` are a single number for all array elements, or a tuple with one number for each, in row-major order. A list
+    or an array becomes such a tuple. Bounds can be infinite. Those of a box of float32 or float16 are rounded to this dtype, as
+    Gymnasium does.
     """
 
     KIND: ClassVar[str] = "Box"
@@ -142,6 +143,9 @@ class BoxSpace(_ArraySpace):
         _check_shape(self, self.shape)
         for key in ("low", "high"):
             bound = getattr(self, key)
+            if isinstance(bound, list | np.ndarray):
+                bound = tuple(np.ravel(bound).tolist())
+                object.__setattr__(self, key, bound)
             if isinstance(bound, tuple) and len(bound) != self.size:
                 raise ConfigError(f"{key} has {len(bound)} numbers; the box has {self.size} elements", key=key)
             if self.dtype in ("<f2", "<f4") and (rounded := _rounded(bound, self.dtype)) != bound:

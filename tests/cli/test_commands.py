@@ -231,6 +231,10 @@ def test_an_unknown_environment_is_named() -> None:
         (SECTIONS, ["an actor's configuration", "client_id: not in the file", "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
         (GLOBAL, ["a learner's configuration", "algorithms.PPO", "NAF: this learner does not have this algorithm"]),
         ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
+        (
+            {"clients": {"eye": {"algorithm_name": "PPO", "algorithm_parameters": {"network": {"kind": "cnn"}}}}},
+            ["clients.eye: PPO"],
+        ),
         ({"client_id": "luna"}, ["from the learner's configuration"]),
     ],
 )

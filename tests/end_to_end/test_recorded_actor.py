@@ -8,7 +8,7 @@ import pytest
 from rl4sys_zmq.bench.recorded_actor import send_recorded
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.errors import RL4SysError
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 
 from .conftest import Lab
 from .engine_lab import client_of, until
@@ -40,7 +40,8 @@ def episodes(count: int, steps: int = 8) -> list[Segment]:
 
 def test_each_recorded_segment_is_trained_on_once(lab: Lab) -> None:
     learner = lab.learner(clients={"recorded": ClientConfig(algorithm_name="FAKE_OFF")})
-    assert send_recorded(learner.address, "recorded", OBS, ACTIONS, episodes(12)) == 12
+    forms = space_to_json(OBS), space_to_json(ACTIONS)
+    assert send_recorded(learner.address, "recorded", *forms, episodes(12)) == 12
     client = until(lambda: (c := client_of(learner, "recorded"))["updates"] == 6 and c, "six updates of 16 steps")
     assert client["verdicts"]["trained"] == 12 and client["steps"] == 96
     assert client["verdicts"]["refused"] == client["verdicts"]["duplicate"] == 0

@@ -28,6 +28,13 @@ def episodes(*lengths: int, rewarded: bool = True) -> list[Demonstration]:
     ]
 
 
+def test_the_spaces_can_be_those_of_gymnasium(tmp_path: Path) -> None:
+    spaces = pytest.importorskip("gymnasium.spaces")
+    write_demonstrations(tmp_path / "d.npz", spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3, start=1), episodes(3))
+    found = read_demonstrations(tmp_path / "d.npz")
+    assert (found.observation_space, found.action_space) == (OBS, ACT)
+
+
 def test_the_episodes_come_back_as_segments(tmp_path: Path) -> None:
     given = episodes(3, 5)
     write_demonstrations(tmp_path / "d.npz", OBS, ACT, given)

@@ -59,6 +59,13 @@ def test_what_a_box_says() -> None:
     assert BoxSpace(()).size == 1
 
 
+@pytest.mark.parametrize("form", [list, np.array])
+def test_bounds_of_a_box_can_be_lists_and_arrays(form: Callable[..., Any]) -> None:
+    space = BoxSpace((2,), low=form([-1.0, 0.0]), high=form([1.0, 2.0]))
+    assert space == BoxSpace((2,), low=(-1.0, 0.0), high=(1.0, 2.0))
+    assert hash(space) == hash(BoxSpace((2,), low=(-1.0, 0.0), high=(1.0, 2.0)))
+
+
 def test_what_a_discrete_space_says() -> None:
     assert (DiscreteSpace(4).shape, DiscreteSpace(4).dtype) == ((), "<i8")
 

@@ -178,6 +178,7 @@ EXECUTED = {
     *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
     "docs/howto/deploy.md",  # tests/docs/test_deploy.py
     "docs/howto/engines.md",  # test_the_engine_of_the_page_is_a_valid_entry
+    "docs/howto/libraries.md",  # tests/docs/test_recorded_data.py
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
     "docs/reference/networks.md",  # tests/learner/algorithms/test_network_kinds.py
     "docs/howto/environments.md",  # tests/serving/test_environments.py

@@ -168,8 +168,8 @@ def test_make_demo_is_the_demo() -> None:
     assert re.search(r"^demo: venv .*\n\t\$\(VENV\)/bin/rl4sys-learner demo ", makefile, re.MULTILINE)
 
 
-ALONE = ("docs/reference/bandit.md", "docs/howto/demonstrations.md")
-"""Pages whose blocks need no learner."""
+ALONE: dict[str, tuple[str, ...]] = {"docs/reference/bandit.md": (), "docs/howto/demonstrations.md": ("gymnasium",)}
+"""Pages whose blocks need no learner, with the packages that they need beside an actor's."""
 
 EXECUTED = {
     *ALONE,  # test_the_blocks_of_a_page_run
@@ -199,6 +199,8 @@ def test_every_page_with_python_is_executed() -> None:
 
 @pytest.mark.parametrize("page", ALONE)
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ALONE[page]:
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in blocks(page):

@@ -19,8 +19,10 @@ from rl4sys_zmq.learner.algorithms.network_kinds import NETWORKS, network_names
 from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.parameters import algorithm_parameters
 from rl4sys_zmq.learner.static_check import check_demonstrations, entry_parameters, under
+from rl4sys_zmq.ops.episodes import make_environment
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space, observation_space_from, space_from
+from rl4sys_zmq.values.observations import have_same_form
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -102,21 +104,47 @@ def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
     if config.default_algorithm is not None:
         ALGORITHMS.get(config.default_algorithm)
     for client_id, entry in config.clients.items():
-        chosen = entry.algorithm_name or config.default_algorithm
-        if chosen is not None:
-            yield from _client(client_id, chosen, entry, config)
+        yield from _client(f"clients.{client_id}", entry.algorithm_name or config.default_algorithm, entry, config)
 
 
-def _client(client_id: str, name: str, entry: ClientConfig, config: LearnerConfig) -> Iterator[str]:
+def _client(where: str, name: str | None, entry: ClientConfig, config: LearnerConfig) -> Iterator[str]:
     try:
+        observations, actions = _spaces(entry)
+        if entry.evaluation is not None:
+            yield f"  {where}.evaluation: {entry.evaluation.make_arguments['id']} can be created"
+        if name is None:
+            return
         kind = ALGORITHMS.get(name)
         check_engine(kind, entry.engine or config.engine)
         check_demonstrations(kind, entry, config)
     except ConfigError as exc:
-        raise under(f"clients.{client_id}", exc) from exc
-    yield from _algorithm(
-        name, entry_parameters(kind, entry, config), entry.observation_space, entry.action_space, f"clients.{client_id}"
-    )
+        raise under(where, exc) from exc
+    yield from _algorithm(name, entry_parameters(kind, entry, config), observations, actions, where)
+
+
+def _spaces(entry: ClientConfig) -> tuple[ObservationSpace | None, Space | None]:
+    """Return the spaces of a client. Those that its entry does not give are those of the environment of its evaluation, if any.
+
+    Raises:
+        ConfigError: If the environment cannot be created, or has other spaces than the entry.
+    """
+    observations, actions = entry.observation_space, entry.action_space
+    if entry.evaluation is None:
+        return observations, actions
+    arguments = entry.evaluation.make_arguments
+    try:
+        env = make_environment(arguments)
+        try:
+            played = observation_space_from(env.observation_space), space_from(env.action_space)
+        finally:
+            env.close()
+    except Exception as exc:  # the code of an environment can raise anything
+        text = str(exc) if isinstance(exc, ConfigError) else f"{arguments['id']} raised {type(exc).__name__}: {exc!s:.400}"
+        raise ConfigError(f"evaluation.env: {text}", key="evaluation.env") from exc
+    for key, ours, theirs in (("observation_space", observations, played[0]), ("action_space", actions, played[1])):
+        if ours is not None and not have_same_form(ours, theirs):
+            raise ConfigError(f"{key}: {ours}, but {arguments['id']} of evaluation has {theirs}; change one of them", key=key)
+    return observations or played[0], actions or played[1]
 
 
 def _algorithm(

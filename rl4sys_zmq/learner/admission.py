@@ -310,7 +310,7 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
     if kind.isolated and not ENGINES.get(engine).isolated:
         raise ConfigError(
             f"engine: {kind.name} draws from global random generators, so it needs a process of its own and not the engine "
-            f"{engine}; set engine: process",
+            f"{engine}; set engine: process in the learner's configuration",
             key="engine",
         )
 

@@ -161,6 +161,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     mean = "-" if row.mean_return is None else f"{row.mean_return:.1f}"
     pace = f"steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}"
     yield f"  return {mean}  episodes {row.episodes:,}  {pace}  lag {row.policy_lag:.2f}"
+    yield from _evaluation_lines(client)
     parts = _disposed(client)
     yield f"  accepted {client['accepted']:,}: " + "  ".join(f"{name} {count:,}" for name, count in parts.items())
     verdicts = client["verdicts"]
@@ -179,6 +180,20 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
         yield f"  !! alarm {name}: {alarm['count']:,}, the last one {age} ago: {alarm['text']}"
     if client["actors"]:
         yield from _actor_lines(client["actors"], client["actors_total"])
+
+
+def _evaluation_lines(client: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about returns without exploration: of evaluated versions, and of actors with ``explore: false``."""
+    if found := client.get("evaluator"):
+        results = [("evaluation", found["mean_return"], found["version"]), ("best", found["best_return"], found["best_version"])]
+        known = [f"{name} {value:.1f} (version {version:,})" for name, value, version in results if version is not None]
+        skipped = [f"skipped {found['skipped']:,}"] if found["skipped"] else []
+        yield "  " + "  ".join([*(known or ["evaluation: no result yet"]), *skipped])
+        if found["busy_s"] >= BUSY_S:
+            yield f"  an evaluation has run for {span_text(found['busy_s'])}"
+    if found := client.get("evaluation"):
+        count, version = found["episodes"], found["version"]
+        yield f"  actors without exploration {found['mean_return']:.1f} (to version {version:,})  episodes {count:,}"
 
 
 def worker_text(client: Mapping[str, Any]) -> str:

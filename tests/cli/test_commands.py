@@ -341,6 +341,41 @@ def test_a_learner_does_not_start_with_a_client_that_can_never_be_built(
 
 
 @pytest.mark.usefixtures("learners_extra")
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"evaluation": {"env": "CartPole-v9"}}, "clients.pole.evaluation.env: environment 'CartPole-v9': "),
+        (
+            {"evaluation": {"env": {"id": "CartPole-v1", "gravity": 1}}},
+            "clients.pole.evaluation.env: environment 'CartPole-v1': ",
+        ),
+        ({"evaluation": {"env": "CartPole-v1"}, "act_dim": 3}, "clients.pole.action_space: Discrete(3), but CartPole-v1 of "),
+        (
+            {"evaluation": {"env": {"id": "FrozenLake-v1", "map_name": "none"}}, "algorithm_name": "PPO"},
+            "clients.pole.evaluation.env: FrozenLake-v1 raised KeyError: 'none'",
+        ),
+        ({"evaluation": {"env": "CartPole-v1"}, "algorithm_name": "SAC", "input_size": 2}, "clients.pole.observation_space: Box"),
+        ({"evaluation": {"env": "Pendulum-v1"}, "algorithm_name": "DQN"}, "clients.pole: DQN needs a Discrete action space"),
+    ],
+)
+def test_the_environment_of_an_evaluation_is_created(tmp_path: Path, entry: dict[str, Any], said: str) -> None:
+    pytest.importorskip("gymnasium")
+    (tmp_path / "file.json").write_text(json.dumps({"clients": {"pole": entry}}))
+    assert said in refused(invoke(learner, "config", "check", "file.json"))
+
+
+@pytest.mark.usefixtures("learners_extra")
+def test_the_spaces_of_an_evaluation_are_those_of_the_client(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    for entry in ({"algorithm_name": "PPO"}, {}):
+        (tmp_path / "file.json").write_text(json.dumps({"clients": {"pole": {"evaluation": {"env": "CartPole-v1"}, **entry}}}))
+        result = invoke(learner, "config", "check", "file.json")
+        assert result.exit_code == 0, result.output
+        assert "clients.pole.evaluation: CartPole-v1 can be created" in result.stdout
+        assert "example spaces" not in result.stdout
+
+
+@pytest.mark.usefixtures("learners_extra")
 def test_ignored_keys_are_printed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file.json").write_text(json.dumps({**GLOBAL, "model_paths": {}, "tensorboard": {}}))
     result = invoke(learner, "config", "check", "file.json")

@@ -61,6 +61,21 @@ def client(**changes: Any) -> dict[str, Any]:
     }
 
 
+def evaluator(**changes: Any) -> dict[str, Any]:
+    return {
+        "evaluations": 12,
+        "skipped": 0,
+        "busy_s": 0.1,
+        "version": 1234,
+        "mean_return": -475.25,
+        "best_version": 1100,
+        "best_return": -400.125,
+        "best": "run/best/luna/policy",
+        "error": "",
+        **changes,
+    }
+
+
 def report(**changes: Any) -> dict[str, Any]:
     return {
         "address": "tcp://127.0.0.1:50051",
@@ -182,6 +197,27 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
             "  engine ray, process 7 on node-3",
         ),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  !! checkpoint: no space"),
+        ({"clients": {"a": client(evaluator=evaluator(version=None, best_version=None))}}, "  evaluation: no result yet"),
+        (
+            {"clients": {"a": client(evaluator=evaluator(version=None))}},
+            "  best -400.1 (version 1,100)",
+        ),
+        (
+            {"clients": {"a": client(evaluator=evaluator(skipped=3))}},
+            "  evaluation -475.2 (version 1,234)  best -400.1 (version 1,100)  skipped 3",
+        ),
+        (
+            {"clients": {"a": client(evaluator=evaluator(busy_s=600.0))}},
+            "  an evaluation has run for 10 min",
+        ),
+        (
+            {
+                "clients": {
+                    "a": client(evaluation={"episodes": 1030, "mean_return": 480.0, "mean_length": 480.0, "version": 1234})
+                }
+            },
+            "  actors without exploration 480.0 (to version 1,234)  episodes 1,030",
+        ),
     ],
 )
 def test_what_is_wrong_has_a_line(changes: dict[str, Any], line: str) -> None:

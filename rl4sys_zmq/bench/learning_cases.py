@@ -134,13 +134,16 @@ def _dqn(env: str, steps: int, values: Mapping[str, Any], *, quantiles: int | No
     return Case(env=env, steps=steps, fair=True, pacing_lag=0, reference=reference, **both)
 
 
-def _off_policy(algorithm: str, env: str, steps: int, values: dict[str, Any], reference: str = "") -> Case:
-    """A case of SAC, TD3 or DDPG: the names of the values are those of both libraries, but for two."""
-    theirs = {key: value for key, value in values.items() if key not in ("hidden_sizes", "rollout_length")}
+def _off_policy(
+    algorithm: str, env: str, steps: int, values: dict[str, Any], reference: str = "", *, pacing_lag: int | None = None
+) -> Case:
+    """A case of SAC, TD3 or DDPG: the names of the values are those of both libraries, but for three."""
+    own = ("hidden_sizes", "rollout_length", "publish_every_updates")
+    theirs = {key: value for key, value in values.items() if key not in own}
     theirs = {"batch_size": 256, "train_freq": 1, "gradient_steps": 1, "learning_starts": 1000, "learning_rate": 3e-4, **theirs}
     theirs["policy_kwargs"] = {"net_arch": values.get("hidden_sizes", [256, 256])}
     both: dict[str, Any] = {"algorithm": algorithm, "peer": algorithm, "values": values, "peer_values": theirs}
-    return Case(env=env, steps=steps, fair=True, reference=reference, **both)
+    return Case(env=env, steps=steps, fair=True, pacing_lag=pacing_lag, reference=reference, **both)
 
 
 _LANDER: dict[str, Any] = {
@@ -206,7 +209,8 @@ CASES: dict[str, Case] = {
     "td3-pendulum": _off_policy("TD3", "Pendulum-v1", 20_000, _DETERMINISTIC, "rl-zoo: -152, greedy"),
     "ddpg-pendulum": _off_policy("DDPG", "Pendulum-v1", 20_000, _DETERMINISTIC, "rl-zoo: -152, greedy"),
     "sac-lunarlander-continuous": _off_policy(
-        "SAC", "LunarLanderContinuous-v3", 120_000, _LARGE, "SLM-Lab 5: 125 at 300 k"
+        "SAC", "LunarLanderContinuous-v3", 120_000, {**_LARGE, "publish_every_updates": 1}, "SLM-Lab 5: 125 at 300 k",
+        pacing_lag=0,
     ),
     "sac-halfcheetah": _off_policy("SAC", "HalfCheetah-v5", 200_000, _LARGE),
     "tqc-pendulum": Case(

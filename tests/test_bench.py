@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from rl4sys_zmq.bench import ingress, peers
 from rl4sys_zmq.bench.guard import regressions
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs, spread
+
+RESULTS = Path(__file__).parents[1] / "benchmarks/results"
 
 
 def test_pairs_are_measured_in_turn_and_compared_pair_by_pair() -> None:
@@ -35,6 +39,18 @@ def test_a_record_says_where_and_what() -> None:
     record = machine_record()
     assert record["machine"]["cores"] and record["versions"]["numpy"]
     assert record["commit"] == "unknown" or len(record["commit"]) == 40
+
+
+def test_a_record_has_no_path_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/rl4sys-learner", "bench", "--json", "/tmp/some/file.json"])
+    assert machine_record()["command"] == "rl4sys-learner bench --json file.json"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/lag.py", "--json", "results/lag.json"])
+    assert machine_record()["command"] == "python benchmarks/lag.py --json results/lag.json"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_committed_record_has_no_path_of_the_machine(path: Path) -> None:
+    assert not re.search(r'"(?:[^"]* )?/[^"]*"', path.read_text())
 
 
 def figures(ratio: float, *, better: str = "lower") -> dict[str, object]:

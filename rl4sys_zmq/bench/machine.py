@@ -19,7 +19,8 @@ PACKAGES = ("rl4sys-zmq", "numpy", "pyzmq", "msgpack", "gymnasium", "torch")
 def machine_record() -> dict[str, Any]:
     """Return a description of this machine and program, as JSON values.
 
-    The keys are ``time``, ``command``, ``machine`` (with the load), ``versions`` and ``commit`` (or ``"unknown"``).
+    The keys are ``time``, ``command``, ``machine`` (with the load), ``versions`` and ``commit`` (or ``"unknown"``). The
+    command has only the last part of an absolute path.
     """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -38,8 +39,8 @@ def machine_record() -> dict[str, Any]:
 
 def _command() -> str:
     program, *arguments = sys.argv
-    words = [Path(program).name] if Path(program).is_absolute() else ["python", program]
-    return " ".join([*words, *arguments])
+    words = [program] if Path(program).is_absolute() else ["python", program]
+    return " ".join(Path(word).name if Path(word).is_absolute() else word for word in [*words, *arguments])
 
 
 def _cpu() -> str:

@@ -1,4 +1,4 @@
-"""What the environment did beside what DQN received: the path that `dqn_twin.py` leaves out.
+"""Compare what the environment did with what DQN received: the path that ``dqn_twin.py`` leaves out.
 
     python benchmarks/actor_path.py                       # 25,000 steps of dqn-lunarlander: four minutes
     python benchmarks/actor_path.py --case dqn-cartpole --steps 5000

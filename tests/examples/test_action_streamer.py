@@ -15,6 +15,7 @@ pytest.importorskip("PIL")
 SCRIPT = Path(__file__).parents[2] / "examples" / "action_streamer.py"
 SMALL = ["--width", "64", "--height", "48", "--fps", "200"]
 LIMIT_S = 60.0
+ATTEMPTS = 20
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -25,6 +26,23 @@ def start(*words: str) -> subprocess.Popen[str]:
         text=True,
         cwd=SCRIPT.parents[1],
     )
+
+
+def start_server(*words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start the server on a free port and the next one. Return it with the port. Another test can take one of the two first."""
+    for _ in range(ATTEMPTS):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        server = start("--server", "--port", port, *words)
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if f"streaming at tcp://127.0.0.1:{port}" in line:
+            return server, port
+        server.kill()
+        out, err = server.communicate(timeout=LIMIT_S)
+        assert "is already in use" in err, line + out + err
+    raise AssertionError(f"no two free ports in {ATTEMPTS} attempts")
 
 
 def rows(out: str) -> dict[tuple[str, str], list[str]]:
@@ -44,13 +62,8 @@ def test_both_roles_in_one_process_compare_jpeg_with_raw() -> None:
 
 
 def test_two_processes_and_ctrl_c() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    server = start("--server", "--port", port, "--quality", "60")
+    server, port = start_server("--quality", "60")
     try:
-        assert server.stdout is not None
-        assert f"streaming at tcp://127.0.0.1:{port}" in server.stdout.readline()
         client = start("--client", "--port", port, "--quality", "60", "--frames", "5")
         out, err = client.communicate(timeout=LIMIT_S)
         assert (client.returncode, err) == (0, "")
@@ -64,4 +77,4 @@ def test_two_processes_and_ctrl_c() -> None:
         assert (server.returncode, err) == (130, "")
     finally:
         server.kill()
-        server.wait()
+        server.communicate(timeout=LIMIT_S)

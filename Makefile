@@ -17,7 +17,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev docs demo test coverage soak long-gate check test-base dist bench guard peers jobs clean
+.PHONY: help venv venv-test venv-dev docs demo test test-skipped coverage soak long-gate check test-base dist bench guard peers jobs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,12 @@ SUITE := pytest -q -n $(WORKERS) --dist worksteal
 
 test: venv-test  ## the whole test suite, in WORKERS (3) processes
 	$(VENV)/bin/python -m $(SUITE)
+
+# The tests that `RL4SYS_SKIPPED_TESTS=FILE make test` skipped, once each, where all extras are installed.
+SKIPPED ?= .skipped-tests
+test-skipped: venv-dev  ## the tests that an earlier run noted in SKIPPED, with all extras
+	sort -u $(SKIPPED) > $(SKIPPED).once
+	$(VENV)/bin/python -m $(SUITE) @$(SKIPPED).once
 
 coverage: venv-test  ## the same with coverage over every process; fails below the floor in pyproject.toml
 	rm -rf .coverage && mkdir .coverage
@@ -119,5 +125,5 @@ peers: .venv-peers/.installed  ## an environment for the programs that benchmark
 	@touch $@
 
 clean:  ## remove the environments, caches and build outputs; run directories stay
-	rm -rf .venv .venv-base-* .venv-peers build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-base-* .venv-peers build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .skipped-tests*
 	find rl4sys_zmq tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

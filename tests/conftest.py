@@ -126,6 +126,24 @@ def no_leaks() -> Iterator[None]:
         pytest.fail("left behind: " + ", ".join(leaked), pytrace=False)
 
 
+def _note_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Add a skipped test, or a skipped file, to the file RL4SYS_SKIPPED_TESTS, which `make test-skipped` runs again."""
+    path = os.environ.get("RL4SYS_SKIPPED_TESTS")
+    if path and report.skipped:
+        with open(path, "a") as file:
+            file.write(f"{report.nodeid}\n")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note each skipped test, in each process of the run."""
+    _note_skipped(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note each file that is skipped as a whole."""
+    _note_skipped(report)
+
+
 @pytest.fixture
 def seed() -> int:
     """Return a fresh seed, and print it so that a failure shows it. RL4SYS_TEST_SEED repeats one."""

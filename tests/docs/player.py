@@ -26,7 +26,9 @@ PATIENT = {
 }
 """Longer timeouts, for a busy machine."""
 
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(sh|python|yaml|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\w+\.(?:py|ya?ml|toml))\b")
+"""The first line of a block that is a file of the reader's."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ def script_of(text: str) -> str:
     """Return the shell script of a document, without the installation, which `check_installation` checks."""
     parts = []
     for language, block in BLOCK.findall(text):
-        name = re.match(r"# (\w+\.py)\n", block)
-        if language == "python" and name:
+        name = FILE.match(block)
+        if language != "sh" and name:
             parts.append(f"cat > {name[1]} <<'END_OF_FILE'\n{block}END_OF_FILE")
         elif language == "sh":
             for line in block.splitlines():
@@ -69,8 +71,9 @@ def check_installation(line: str) -> None:
     for word in rest:
         if word == "-c":
             assert (ROOT / next(rest)).is_file(), line
-        elif word.startswith("."):
-            extras = word.removeprefix(".").strip("[]")
+        elif match := re.fullmatch(r"(?:\.|rl4sys-zmq)(?:\[([\w,]+)\])?", word):
+            extras = match[1] or ""
+            assert word.startswith(".") or extras, f"{line}: the package is on no index"
             assert set(filter(None, extras.split(","))) <= set(setup["options.extras_require"]), line
         else:
             assert re.search(rf"^{re.escape(word)}==", (ROOT / "constraints.txt").read_text(), re.MULTILINE), line
@@ -102,6 +105,7 @@ def play(document: Path, folder: Path, shorter: Mapping[str, str] | None = None)
         script = script.replace(words, instead)
     for port in sorted(set(re.findall(r"\b(?:5005[12]|5555|5556)\b", script))):
         script = re.sub(rf"\b{port}\b", str(free_port()), script)
+    (folder / "examples").symlink_to(ROOT / "examples")  # the reader's working directory is the clone
     prologue = "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n"
     path = [str(Path(sys.executable).parent), os.environ["PATH"]]
     shell = subprocess.Popen(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -128,13 +129,12 @@ def test_an_engine_that_shares_a_process_is_refused_in_one_line(inproc_lab: Lab)
 
 def test_the_gateway_imports_no_library(lab: Lab, tmp_path: Path) -> None:
     """The learner's process lists the client's algorithm and checks its parameters without an import of its library."""
+    needs("sb3:TRPO")
     with Learner(LearnerConfig(bind=f"ipc://{tmp_path}/l", run_dir=None, engine="process")) as learner:
         with pytest.raises(HandshakeRefused, match="sb3:TRPO has no such parameter"):
             lab.agent(learner, algorithm_name="sb3:TRPO", algorithm_parameters={"speed": 1})
         code = "import sys; from rl4sys_zmq.cli.learner import main; main(['algorithms'], standalone_mode=False); "
         code += "print('loaded', sorted({'torch', 'stable_baselines3', 'sb3_contrib', 'torchrl'} & set(sys.modules)))"
-        import subprocess
-
         shown = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
         ).stdout

@@ -1,0 +1,80 @@
+"""The shell blocks of all pages run as typed, from the clone, in order; pages that cannot run here say why."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from .player import ROOT, play
+
+DOCS = ROOT / "docs"
+
+
+@dataclass(frozen=True)
+class Page:
+    """How a page is played: the packages that it needs, and what replaces words of its commands to make them shorter."""
+
+    needs: tuple[str, ...] = ("torch", "gymnasium")
+    shorter: Mapping[str, str] = field(default_factory=dict)
+    shows: tuple[str, ...] = ()
+    """Regular expressions that the output matches."""
+
+
+PLAYED = {
+    "howto/adaptive_compression.md": Page(
+        shorter={"compression.py": "compression.py --train-steps 2000 --seconds 0.5 --blocks 8 --only fast"}, shows=("fast",)
+    ),
+    "howto/libraries.md": Page(
+        needs=("sb3_contrib", "torchrl", "gymnasium"),
+        shorter={"UNITS = 50": "UNITS = 3", '"gradient_steps": 100': '"gradient_steps": 2'},
+        shows=("sb3:TRPO", "3 of 3 units"),
+    ),
+    "howto/multi_agent.md": Page(needs=("torch", "pettingzoo", "mpe2"), shorter={"--episodes 2000": "--episodes 20"}),
+    "howto/operate.md": Page(shows=("accepted",)),
+    "howto/store_tuning.md": Page(shorter={"tuning.py": "tuning.py --steps 2000 --evaluate 400"}),
+}
+NOT_PLAYED = {
+    "howto/capacity.md": "its first command measures for a minute; tests/cli plays it in a short form",
+    "howto/engines.md": "its Ray cluster has several machines, and its plug-in is the reader's",
+    "howto/fleet.md": "its Ray cluster has several machines",
+}
+OTHERS = {"howto/deploy.md"}
+"""Pages that tests/docs/test_deploy.py plays. test_tutorials.py plays all tutorials."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PLAYED)
+def test_the_commands_of_a_page_run_as_typed(name: str, tmp_path: Path) -> None:
+    page = PLAYED[name]
+    for package in page.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    played = play(DOCS / name, tmp_path, page.shorter)
+    for pattern in page.shows:
+        assert re.search(pattern, played.output), f"{name} does not show {pattern}:\n{played.output[-2000:]}"
+
+
+def test_every_page_with_commands_is_played() -> None:
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if re.search(r"^```sh\n", page.read_text(), re.M)}
+    assert {page for page in pages if not page.startswith("tutorials/")} == set(PLAYED) | set(NOT_PLAYED) | OTHERS
+
+
+def test_a_new_environment_gets_the_package_from_the_clone() -> None:
+    """The package is on no index: its name with extras serves only where it is installed already."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    found = 0
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        for line in page.read_text().splitlines():
+            for name, extras in re.findall(r"pip install[^`\n]*?\s'?(rl4sys-zmq|\.)(?:\[([\w,]+)\])?", line):
+                found += 1
+                assert set(filter(None, extras.split(","))) <= set(setup["options.extras_require"]), f"{page.name}: {line}"
+                new = "venv" in line or "/bin/pip" in line
+                assert name == "." or (extras and not new), f"{page.name}: {line}"
+    assert found > 10

@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 
 @dataclass(frozen=True)
 class Page:
-    """How a page is played: the packages that it needs, and what replaces words of its commands to make them shorter."""
+    """A page that is played: the packages that it needs, and words of its commands with those that replace them."""
 
     needs: tuple[str, ...] = ("torch", "gymnasium")
     shorter: Mapping[str, str] = field(default_factory=dict)

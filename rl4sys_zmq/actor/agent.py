@@ -48,7 +48,7 @@ log = get_logger(__name__)
 EXIT_FLUSH_S = 1.0
 """Longest delay of the interpreter's exit, in seconds, for all agents together that were not closed.
 
-The agents use that time to send their finished segments.
+The agents use that time to send their finished segments, as many as the learner can store.
 """
 
 EXIT_STOP_S = 0.5
@@ -426,7 +426,9 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     # ---- internals
 
     def _flush_or_log(self, timeout_s: float, words: str) -> None:
-        """Wait until the learner has recorded all finished segments (runs of steps). On a timeout, log how many are missing."""
+        """Wait until the learner has recorded all finished segments. On a timeout, log how many are missing."""
+        io = self._io
+        io.session.leaving = io.spool is None  # training can take longer than the wait; a spool keeps the rest
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:

@@ -44,6 +44,7 @@ def client(**changes: Any) -> dict[str, Any]:
         "steps_per_s": 12345.6,
         "episodes": 123_456,
         "mean_return": -475.25,
+        "mean_reward": 0.98765,
         "policy_lag": 0.5,
         "accepted": 131,
         "pending": 7,
@@ -125,7 +126,8 @@ def test_everything_is_there_in_80_columns() -> None:
         "messages refused: 2 forbidden, 1 malformed",
         "",
         "luna: running, PPO, version 1,234, generation 5 min old",
-        "  return -475.2  episodes 123,456  steps 12,345,678  steps/s 12,346  lag 0.50",
+        "  return -475.2  reward/step 0.988  episodes 123,456",
+        "  steps 12,345,678  steps/s 12,346  lag 0.50",
         "  accepted 131: trained 100  stale 10  quarantined 3  pending 7  rolled_back 11",
         "  refused 2  duplicate 9  gap 4  queue 5 (1.2 MB)",
         "  checkpoint 12: version 59, 3.2 s ago",
@@ -230,7 +232,7 @@ def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
     assert lines[-1] == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
     fewer = report_lines(report(clients={"luna": client(actors=actors, actors_total=450)}), NOW)
     assert fewer[-1] == f"  and {450 - MAX_ACTORS_SHOWN} more (--json shows 45)"
-    assert lines[12].split()[:2] == ["a040", "yes"]
+    assert lines[13].split()[:2] == ["a040", "yes"]
     assert sum(" yes " in line for line in lines) == 5
 
 

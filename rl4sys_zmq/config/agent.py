@@ -111,7 +111,7 @@ class AgentConfig:
     jpeg_quality: int = option(integer(1, 100), 90)
     """Quality of ``jpeg`` images, from 1 (smallest) to 100 (best)."""
     max_traj_length: int = option(integer(1), 10_000)
-    """Number of steps after which a trajectory is split. Each part counts as a trajectory."""
+    """Number of steps after which a trajectory is split. Each part counts as a trajectory, but not as an episode with a return."""
     rollout_length: int | None = option(optional(integer(1, 1 << 20)), None)
     """Largest number of steps of a segment, the unit in which steps are sent. Default: the algorithm's choice."""
     overflow: str = option(one_of("drop_oldest", "wait"), "drop_oldest")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rl4sys_zmq.errors import restart_command
 from rl4sys_zmq.liveness import WORKER_SILENCE_S
 from rl4sys_zmq.ops.status import HEADINGS, client_rows
 from rl4sys_zmq.version import package_version
@@ -155,7 +156,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     age = span_text(max(0.0, now_unix_s - client["generation"] / 1000))  # a generation is the Unix time in ms
     yield f"{client_id}: {state}, {row.algorithm}, version {row.version:,}, generation {age} old"
     if row.error:
-        yield f"  !! {row.error}"
+        yield f"  !! {row.error}" + (f"; to restart it: {restart_command(client_id)}" if row.state == "failed" else "")
     if broken := conservation_error(client):
         yield f"  !! SEGMENTS ARE UNACCOUNTED FOR: {broken}"
     named = dict(zip(HEADINGS, row.cells(), strict=True))

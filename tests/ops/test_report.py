@@ -177,6 +177,10 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
         ),
         ({"clients": {}}, "no clients yet"),
         ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),
+        (
+            {"clients": {"a b": client(state="failed", error="no")}},
+            "  !! no; to restart it: rl4sys-learner client ADDRESS 'a b' restart",
+        ),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  no checkpoint yet"),
         (
             {"clients": {"a": client(worker={"engine": "thread", "devices": ["cuda:0", "cuda:1"]}, restarts=3)}},

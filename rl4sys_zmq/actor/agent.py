@@ -135,7 +135,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         level = "DEBUG" if self.debug else config.log_level
         if level is not None:
             logging.getLogger("rl4sys_zmq").setLevel(level)
-        import_plugins(config.plugins)
+        import_plugins(config.plugins, conf_path)
         if config.inference != "remote":
             check_runtime(config.run_with)  # it imports torch here, not in the I/O thread, whose messages would wait for it
         self.config = config

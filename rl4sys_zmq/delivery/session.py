@@ -195,8 +195,8 @@ class ActorSession:
         credit_steps: The credit: the total number of steps that the actor may have sent; 0 before the handshake.
         sent_steps: The total number of steps that the learner has accepted or that are in flight.
         min_version: The lowest policy version with which the actor should start a segment.
-        leaving: True if the actor is about to leave. It then also sends segments for which it has no credit, as far as the learner
-            can store them.
+        leaving: True if the actor is about to leave. It then also sends segments for which it has no credit in steps, as many as
+            the learner can store.
         generation: The number of the present learner thread; 0 before the first handshake.
         journal_id: The id of the journal (record of accepted segments) of the learner that last sent a `Welcome`; 0 before the
             first one.

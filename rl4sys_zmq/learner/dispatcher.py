@@ -107,8 +107,8 @@ class SegmentDispatcher:
                 client.dirty.update(s.actor_id for s in client.table.live())
             reason = client.look_for_stall(now)
             if client.stalled_s > STALL_S:
-                text = f"nothing has moved for {client.stalled_s:.1f} s: {reason}; if it stays: {restart_command(client.client_id)}"
-                client.alarms.note(STALLED, text)
+                text = f"nothing has moved for {client.stalled_s:.1f} s: {reason}"
+                client.alarms.note(STALLED, f"{text}; if it stays so: {restart_command(client.client_id)}")
 
     def _on_page(self, client: ClientState, page: JournalPage) -> None:
         if page.damaged:

@@ -39,6 +39,8 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
     answer = _request(address, StatusRequest(), timeout_s, keys)
     if not isinstance(answer, StatusReply):
         raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
+    if limited := answer.report.get("limited"):
+        raise ProtocolError(RefusalReason.FORBIDDEN, str(limited))
     return answer.report
 
 

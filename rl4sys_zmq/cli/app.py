@@ -168,17 +168,14 @@ def _fitted(text: str, stream: TextIO) -> str:
     width = shutil.get_terminal_size().columns
     if not stream.isatty() or text.startswith(("{", "[")) or all(len(line) <= width for line in text.splitlines()):
         return text
-    lines = [
-        textwrap.fill(
-            line,
-            width,
-            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in text.splitlines()
-    ]
-    return "\n".join(lines)
+    return "\n".join(_filled(line, width) for line in text.splitlines())
+
+
+def _filled(line: str, width: int) -> str:
+    """Break a line between words. The rest is indented, or stands under the last column of a table in the left half."""
+    columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}", line) if found.end() <= width // 2]
+    indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 class _Formatter(logging.Formatter):

@@ -100,7 +100,7 @@ SECONDS = FiniteRange(0, 86_400, min_open=True)
 """The type of an option that is a time to wait: seconds above 0, at most a day."""
 
 
-class _Address(click.ParamType):
+class _Address(click.types.StringParamType):
     """The type of an argument that is the address of a running learner or relay."""
 
     name = "address"

@@ -1088,6 +1088,7 @@ def test_a_leaving_agent_sends_what_the_learner_can_store_and_not_only_what_it_c
         traj, action = agent.request_for_action(traj, obs(step))
         agent.add_to_trajectory(traj, action)
         action.update_reward(1)
+    assert traj is not None
     agent.mark_end_of_trajectory(traj, action)
     agent.close()
     accepted = bench.learner.status()["clients"]["lab"]["accepted"]

@@ -31,7 +31,6 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
-from tests.ops.test_report import client, report
 
 LUNA = {
     "client_id": "luna",
@@ -155,30 +154,6 @@ def test_wrong_usage_is_one_line_and_2(group: click.Group, arguments: list[str],
     assert said in refused(invoke(group, *arguments))
 
 
-ALARM = {"stalled": {"count": 1, "text": "it waits", "first_unix_s": 1.0, "last_unix_s": 1.0}}
-WELL = {"security": None, "counters": {}}
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]])
-@pytest.mark.parametrize(
-    ("found", "code"),
-    [
-        (report(**WELL), 0),
-        (report(**WELL, clients={"luna": client(alarms=ALARM)}), 3),
-        (report(**WELL, warnings=["others can write"]), 3),
-        (report(**WELL, clients={"luna": client(alarms=ALARM), "pole": client(state="failed", error="no")}), 1),
-    ],
-    ids=["well", "alarm", "warning", "failed"],
-)
-def test_a_checked_status_has_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], code: int, form: list[str]
-) -> None:
-    monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: found)
-    plain, checked = invoke(learner, "status", "a:1", *form), invoke(learner, "status", "a:1", "--check", *form)
-    assert (plain.exit_code, checked.exit_code) == (0, code)
-    assert checked.stdout == plain.stdout
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -194,10 +169,8 @@ def test_a_line_ends_between_words_on_a_narrow_terminal(monkeypatch: pytest.Monk
     print_line(document)
     with pytest.raises(SystemExit, match="1"):
         learner.main(["status", "127.0.0.1:1", "--timeout", "0.05"])
-    handler = logging.StreamHandler(sys.stderr)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     configure_logging(False)
-    logging.getLogger().handlers[0].setStream(handler.stream)
     logging.getLogger("test").warning("%s", " ".join(words))
     *lines, last = cast(Terminal, sys.stdout).getvalue().splitlines()
     assert last == document

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from rl4sys_zmq import __version__
+from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, printable, report_lines, span_text
 
@@ -265,3 +267,27 @@ def test_spans_and_sizes() -> None:
         "4.3 GB",
     ]
     assert printable("a\x1b[2J\u202eb\u00e9") == "a\\x1b[2J\\u202eb\u00e9"
+
+
+ALARM = {"stalled": {"count": 1, "text": "it waits", "first_unix_s": 1.0, "last_unix_s": 1.0}}
+WELL: dict[str, Any] = {"security": None, "counters": {}}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (report(**WELL), 0),
+        (report(**WELL, clients={"luna": client(alarms=ALARM)}), 3),
+        (report(**WELL, warnings=["others can write"]), 3),
+        (report(**WELL, clients={"luna": client(alarms=ALARM), "pole": client(state="failed", error="no")}), 1),
+    ],
+    ids=["well", "alarm", "warning", "failed"],
+)
+def test_a_checked_status_has_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], code: int, form: list[str]
+) -> None:
+    monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: found)
+    plain, checked = (CliRunner().invoke(main, ["status", "a:1", *words]) for words in (form, ["--check", *form]))
+    assert (plain.exit_code, checked.exit_code) == (0, code)
+    assert checked.stdout == plain.stdout

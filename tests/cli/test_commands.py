@@ -143,6 +143,7 @@ def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pyt
             (learner, [command, "runs/plant"], "'runs/plant' is a folder; give the address from the first line of the learner's")
             for command in ("status", "doctor", "relay")
         ),
+        (actor, ["run", "--env", "CartPole-v1", "--learner", "runs/plant"], "'runs/plant' is a folder; give the address"),
         (learner, ["client", "runs/other", "luna", "restart"], "expected an address"),
         (learner, ["plot", "nowhere"], "nowhere"),
         (actor, ["run"], "--env"),

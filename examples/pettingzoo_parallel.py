@@ -1,7 +1,7 @@
 """Several agents in one PettingZoo environment: a policy for each agent, or one that all agents share.
 
-    pip install 'rl4sys-zmq[pettingzoo]'
-    rl4sys-learner serve --port 50051
+    pip install -c constraints.txt '.[learner,pettingzoo]'
+    rl4sys-learner serve --port 50051 --run-dir runs/zoo > learner.log &
     python examples/pettingzoo_parallel.py --episodes 2000
     python examples/pettingzoo_parallel.py --episodes 2000 --shared
 

@@ -48,6 +48,7 @@ usually attributes too. If another library raises, its exception becomes the ``_
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -93,6 +94,7 @@ __all__ = [
     "TransportError",
     "WeightsError",
     "WorkerDied",
+    "restart_command",
 ]
 
 
@@ -316,6 +318,11 @@ class HandshakeRefused(RL4SysError):
         super().__init__(f"the learner refused this actor ({code.value}): {reason}")
 
 
+def restart_command(client_id: str) -> str:
+    """Return the command with which an operator restarts the training of a client."""
+    return f"rl4sys-learner client ADDRESS {shlex.quote(client_id)} restart"
+
+
 class ClientFailed(RL4SysError):
     """A client (one policy and its training) whose training thread ended with an exception. Other clients continue.
 
@@ -327,7 +334,7 @@ class ClientFailed(RL4SysError):
     def __init__(self, client_id: str, error: str) -> None:
         self.client_id = client_id
         self.error = error
-        super().__init__(f"client {client_id!r} failed on the learner: {error}; restart it with Learner.restart({client_id!r})")
+        super().__init__(f"client {client_id!r} failed on the learner: {error}; restart it with: {restart_command(client_id)}")
 
 
 class TrainingDiverged(RL4SysError):

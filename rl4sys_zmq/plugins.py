@@ -16,7 +16,9 @@ used.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from rl4sys_zmq.errors import ConfigError
@@ -49,8 +51,12 @@ def load_object(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def import_plugins(modules: Iterable[str]) -> None:
+def import_plugins(modules: Iterable[str], file: str | os.PathLike[str] | None = None) -> None:
     """Import modules that register algorithms or policies as they are imported.
+
+    Args:
+        modules: The names of the modules.
+        file: The configuration file that names them. If such a module is in its folder, the error says so.
 
     Raises:
         ConfigError: If a module does not exist or raises while it is imported. The original exception is the cause.
@@ -59,9 +65,21 @@ def import_plugins(modules: Iterable[str]) -> None:
         try:
             importlib.import_module(module)
         except Exception as exc:  # a foreign module can raise anything; it is raised again as our error
-            message = f"plugin {module!r} cannot be imported: {_reason(exc)}; install it, or add its folder to PYTHONPATH"
+            message = f"plugin {module!r} cannot be imported: {_reason(exc)}; {_remedy(module, exc, file)}"
             raise ConfigError(message, key="plugins") from exc
         _imported[module] = None
+
+
+def _remedy(module: str, error: Exception, file: str | os.PathLike[str] | None) -> str:
+    path = Path(module)
+    if path.suffix == ".py" or len(path.parts) > 1:
+        return f"give the module's name, {path.stem}, and start with PYTHONPATH={path.parent}"
+    top = module.partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name == top:
+        for folder in (Path(file or ".").parent, Path()):
+            if (folder / f"{top}.py").is_file() or (folder / top).is_dir():
+                return f"Python does not look in the folder of {folder / top}: start with PYTHONPATH={folder}"
+    return "install it, or add its folder to PYTHONPATH"
 
 
 def imported_plugins() -> list[str]:

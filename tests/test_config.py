@@ -339,6 +339,7 @@ def test_addresses(written: str, uri: str) -> None:
 AGENT_ERRORS = [
     ({"send_frequncy": 1}, "send_frequncy", "no such key; did you mean 'send_frequency'?"),
     ({"zzz": 1}, "zzz", "no such key; if it is a parameter of the algorithm, put it under 'algorithm_parameters'"),
+    ({"port": 50051}, "port", "did you mean 'train_server_address'?"),
     ({"steps_per_update": 512}, "steps_per_update", "put it under 'algorithm_parameters'"),
     ({"training": {"zzz": 1}}, "training.zzz", "the valid ones are batch_size, epochs"),
     ({"guard_rails": {}}, "guard_rails", "this version does not have this option yet"),
@@ -448,6 +449,8 @@ def test_a_file_suggests_a_key_for_each_misspelt_one(cls: type[Any], given: dict
 def test_an_argument_that_is_missing_or_only_a_size() -> None:
     with pytest.raises(ConfigError, match="client_id is missing; give it as an argument"):
         AgentConfig()
+    with pytest.raises(ConfigError, match=r"gamma: AgentConfig has no such argument; .* put it under 'algorithm_parameters'$"):
+        AgentConfig(client_id="a", gamma=0.9)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="input_siz: AgentConfig has no such argument; did you mean 'input_size'"):
         AgentConfig(client_id="x", input_siz=3)  # type: ignore[call-arg]
     with pytest.raises(
@@ -484,6 +487,7 @@ def test_what_is_no_host_for_published_addresses_is_refused(host: Any) -> None:
 
 LEARNER_ERRORS = [
     ({"bnd": "x"}, "bnd", "did you mean 'bind'?"),
+    ({"port": 50051}, "port", "did you mean 'bind'?"),
     ({"bind": "0.0.0.0:50051"}, "bind", "--insecure (insecure: true)"),
     ({"bind": "*:50051"}, "bind", "--insecure (insecure: true)"),
     ({"pub": "tcp://10.0.0.1:0"}, "pub", "--insecure (insecure: true)"),

@@ -143,8 +143,23 @@ def test_configurations_name_plugins(tmp_path: Any, monkeypatch: pytest.MonkeyPa
             LearnerConfig(plugins=bad)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="plugin 'no_such_module' cannot be imported: ModuleNotFoundError"):
         RL4SysAgent(config=AgentConfig(client_id="a", plugins=["no_such_module"]))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"add its folder to PYTHONPATH$"):
         import_plugins(["no_such_module"])
+
+
+def test_a_plugin_where_python_does_not_look_is_found_for_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside/aside_by_file.py").touch()
+    (tmp_path / "aside_by_folder").mkdir()
+    (tmp_path / "actor.json").write_text('{"client_id": "a", "plugins": ["aside_by_folder.inner"]}')
+    with pytest.raises(ConfigError, match=r"folder of beside/aside_by_file: start with PYTHONPATH=beside$"):
+        import_plugins(["aside_by_file"], "beside/learner.yaml")
+    with pytest.raises(ConfigError, match=r"folder of aside_by_folder: start with PYTHONPATH=.$"):
+        RL4SysAgent("actor.json")
+    for given in ("beside/aside_by_file.py", "beside/aside_by_file"):
+        with pytest.raises(ConfigError, match=r"give the module's name, aside_by_file, and start with PYTHONPATH=beside$"):
+            import_plugins([given])
 
 
 @dataclass(frozen=True)

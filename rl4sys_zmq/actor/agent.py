@@ -48,7 +48,7 @@ log = get_logger(__name__)
 EXIT_FLUSH_S = 1.0
 """Longest delay of the interpreter's exit, in seconds, for all agents together that were not closed.
 
-The agents use that time to send their finished segments.
+The agents use that time to send their finished segments, as many as the learner can store.
 """
 
 EXIT_STOP_S = 0.5
@@ -135,7 +135,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         level = "DEBUG" if self.debug else config.log_level
         if level is not None:
             logging.getLogger("rl4sys_zmq").setLevel(level)
-        import_plugins(config.plugins)
+        import_plugins(config.plugins, conf_path)
         if config.inference != "remote":
             check_runtime(config.run_with)  # it imports torch here, not in the I/O thread, whose messages would wait for it
         self.config = config
@@ -426,7 +426,9 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     # ---- internals
 
     def _flush_or_log(self, timeout_s: float, words: str) -> None:
-        """Wait until the learner has recorded all finished segments (runs of steps). On a timeout, log how many are missing."""
+        """Wait until the learner has recorded all finished segments. On a timeout, log how many are missing."""
+        io = self._io
+        io.session.leaving = io.spool is None  # training can take longer than the wait; a spool keeps the rest
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:

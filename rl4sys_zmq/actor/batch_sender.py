@@ -137,7 +137,7 @@ class BatchSender:
         while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(self._min_batch_items, MAX_BATCH_ITEMS):
             self._yield_to_host()
             head = segment_queue.peek()
-            if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
+            if head is None or (batch and (not self._session.has_room(len(batch), steps) or size + 2 * head.nbytes > limit)):
                 break
             if len(batch) >= self._min_batch_items and size + head.nbytes > MAX_BATCH_BYTES:
                 break
@@ -154,10 +154,6 @@ class BatchSender:
             batch.append(packed)
             steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
         return batch
-
-    def _room(self, steps: int, items: int) -> bool:
-        session = self._session
-        return session.sent_steps + steps < session.credit_steps and session.has_room(items)
 
     def _drop_stale(self, generation: int, version: int) -> None:
         """Drop segments (runs of steps) that an old policy version collected, because sending them is of no use.
@@ -180,7 +176,7 @@ class BatchSender:
             return
         lowest = version - session_parameters.max_policy_lag
         room = self._session.credit_steps - self._session.sent_steps
-        if self._prefers_new and room > 0:
+        if self._prefers_new and room > 0 and not self._session.leaving:
             lowest = max(lowest, segment_queue.outbox.newest_version(room, generation))
         while (head := segment_queue.peek()) is not None:
             oldest = head.oldest_version

@@ -25,6 +25,7 @@ from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
 from rl4sys_zmq.ops.episodes import MASK_KEY, make_environment
+from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, observation_space_from, space_from
 from rl4sys_zmq.values.action_layout import action_layout
@@ -204,7 +205,9 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     if run.client_id is None and "client_id" not in given:
         raise ConfigError("client_id is missing; give --client-id NAME or set it in the --config file", key="client_id")
     chosen = {k: v for k, v in overrides.items() if v is not None}
-    return AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
+    config = AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
+    import_plugins(config.plugins, run.config_path)
+    return config
 
 
 def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # numpy reads this at its import; small products are slower with two threads
 
 from rl4sys_zmq.cli.app import (  # noqa: E402 - this imports numpy
+    ADDRESS,
     FILE,
     CommandGroup,
     FiniteRange,
@@ -50,7 +51,7 @@ def main() -> None:
 
 @main.command()
 @option("--env", required=True, metavar="ID", help="A Gymnasium environment.")
-@option("--learner", metavar="ADDRESS", help="host:port or a URI.  [default: from the file, else localhost:50051]")
+@option("--learner", type=ADDRESS, metavar="ADDRESS", help="host:port or a URI.  [default: from the file, else localhost:50051]")
 @option("--client-id", metavar="NAME", help="The client: the policy to act with and to train. Required unless in the file.")
 @option("--config", type=FILE, metavar="FILE", help="The configuration file of an actor.")
 @option("--num-envs", type=click.IntRange(1, 4096), default=4, help="Number of environments in this process, in one batch.")

@@ -8,16 +8,19 @@ import logging
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from rl4sys_zmq.cli.signals import INTERRUPTED, SignalHandlers, StopSignalReceived
+from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.errors import (
     CheckpointError,
     ConfigError,
@@ -32,6 +35,8 @@ from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.version import package_version
 
 __all__ = [
+    "ADDRESS",
+    "ALARMS",
     "FAILED",
     "FILE",
     "USAGE",
@@ -48,7 +53,7 @@ __all__ = [
     "size",
 ]
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, ALARMS = 1, 2, 3
 
 FILE = click.Path(path_type=Path)
 """The type of an option or an argument that is the path of a file or a folder. The path need not exist."""
@@ -94,6 +99,30 @@ class FiniteRange(click.FloatRange):
 SECONDS = FiniteRange(0, 86_400, min_open=True)
 """The type of an option that is a time to wait: seconds above 0, at most a day."""
 
+
+class _Address(click.types.StringParamType):
+    """The type of an argument that is the address of a running learner or relay."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the address, and return it unchanged.
+
+        Raises:
+            click.BadParameter: If it is not an address. The message says what to give, also for a run directory.
+        """
+        try:
+            connect_uri(value)
+        except ValueError as exc:
+            if Path(value).is_dir():
+                words = "is a folder; give the address from the first line of the learner's output, such as localhost:50051"
+                self.fail(f"{value!r} {words}", param, ctx)
+            self.fail(f"expected {exc}, not {value!r}", param, ctx)
+        return value
+
+
+ADDRESS = _Address()
+
 MIN_SIZE = 1 << 20
 _UNITS: dict[str, int] = {
     "": 1,
@@ -129,8 +158,29 @@ def size(value: str) -> int:
 
 def print_line(text: str = "", *, err: bool = False) -> None:
     """Print a line and flush the output, so that the line appears at once even if the output is a pipe."""
-    click.echo(text, err=err)
-    (sys.stderr if err else sys.stdout).flush()
+    stream = sys.stderr if err else sys.stdout
+    click.echo(_fitted(text, stream), err=err)
+    stream.flush()
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    """Break the lines of a text between words, if the stream is a terminal that is too narrow. JSON stays as it is."""
+    width = shutil.get_terminal_size().columns
+    if not stream.isatty() or text.startswith(("{", "[")) or all(len(line) <= width for line in text.splitlines()):
+        return text
+    return "\n".join(_filled(line, width) for line in text.splitlines())
+
+
+def _filled(line: str, width: int) -> str:
+    """Break a line between words. The rest is indented, or stands under the last column of a table in the left half."""
+    columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}", line) if found.end() <= width // 2]
+    indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return _fitted(super().format(record), sys.stderr)
 
 
 class CommandGroup(click.Group):
@@ -236,8 +286,10 @@ def require(extra: str, *modules: str) -> None:
 
 def configure_logging(debug: bool, handler: logging.Handler | None = None) -> None:
     """Send the log to stderr or to `handler`: warnings, or with `debug` everything of this library."""
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.WARNING, format=form, handlers=[handler] if handler is not None else None)
+    if handler is None:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if debug:
         logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
 

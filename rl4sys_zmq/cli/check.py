@@ -63,7 +63,7 @@ def is_learner_file(given: Mapping[str, object]) -> bool:
     The function counts keys that only one of the two has. RL4Sys's global file counts as a learner's. If the counts are equal, a
     file with ``client_id`` is an actor's.
     """
-    agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL
+    agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL | {"port"}  # an option of `serve`
     learner, agent = len(given.keys() & (learners - agents)), len(given.keys() & (agents - learners))
     return learner > agent or (learner == agent > 0 and "client_id" not in given)
 
@@ -75,7 +75,7 @@ def _keys(config: type[DataclassInstance]) -> set[str]:
 def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
     missing = "client_id" not in given
     config = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(path))
-    import_plugins(config.plugins)
+    import_plugins(config.plugins, path)
     yield f"{path}: an actor's configuration"
     if missing:
         yield "  client_id: not in the file; the program must set it (rl4sys-actor run --client-id NAME)"
@@ -90,7 +90,7 @@ def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
 
 def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
     config = LearnerConfig.from_mapping(given, source=str(path))
-    import_plugins(config.plugins)
+    import_plugins(config.plugins, path)
     yield f"{path}: a learner's configuration"
     yield from _values(config.to_json())
     if config.ignored:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from rl4sys_zmq.cli.app import FILE, SECONDS, option
+from rl4sys_zmq.cli.app import ADDRESS, FILE, SECONDS, option
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import CommandTarget
@@ -23,7 +23,7 @@ class _ClientCommandGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert placeholder values for the group's arguments if the command line only asks for the help of a command."""
         asks = args[1:] and args[0] in self.commands and set(args[1:]) & set(ctx.help_option_names)
-        return super().parse_args(ctx, ["ADDRESS", "ID", *args] if asks else args)
+        return super().parse_args(ctx, ["localhost:50051", "ID", *args] if asks else args)
 
 
 @click.group("client", cls=_ClientCommandGroup)
@@ -39,6 +39,8 @@ def client_commands(context: click.Context, address: str, client_id: str) -> Non
     from rl4sys_zmq.cli.client import CommandTarget
 
     context.obj = CommandTarget(address, client_id)
+    if context.obj.run_dir is None:
+        ADDRESS.convert(address, None, context)
 
 
 class ClientCommandOptions(TypedDict):

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rl4sys_zmq.cli.app import (
+    ADDRESS,
     FILE,
     SECONDS,
     CommandGroup,
@@ -123,7 +124,7 @@ def serve(
 
 
 @main.command()
-@click.argument("upstream")
+@click.argument("upstream", type=ADDRESS)
 @option("--bind", metavar="ADDRESS", help="Listen at this address: host:port, tcp://, ipc://.  [default: 127.0.0.1:50061]")
 @option("--pub", metavar="ADDRESS", help="Publish weights at this address.  [default: a free port of the same host]")
 @option("--advertise", metavar="HOST", help="Send children this host for the weights.  [default: the host they connected to]")
@@ -202,28 +203,32 @@ def demo(env: str, **options: Any) -> int:
 
 
 @main.command()
-@click.argument("address")
+@click.argument("address", type=ADDRESS)
 @option("--json", is_flag=True, help="Print the whole report as JSON.")
 @option("--watch", is_flag=True, help="Repeat every second, until Ctrl-C.")
+@option("--check", is_flag=True, help="End with 1 if a client has failed, else with 3 if there is a line with !!, else with 0.")
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for a learner with keys.")
 @option("--timeout", type=SECONDS, default=3.0, help="Seconds to wait for the learner.")
-def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: float) -> None:
+def status(address: str, json: bool, watch: bool, check: bool, keys: Path | None, timeout: float) -> int:
     """Show the learner at ADDRESS (host:port or a URI): its clients (policies), their actors, its journal, and refusals.
 
     ADDRESS can also be that of a relay.
 
     Problems are marked with !!. The column "saved" counts the segments that a checkpoint covers.
     """
-    from rl4sys_zmq.cli.status import show_status
+    from rl4sys_zmq.cli.status import check_code, show_status
 
-    show_status(address, timeout, keys=keys, as_json=json, watch=watch)
+    if watch and check:
+        raise click.UsageError("give either --watch or --check")
+    report = show_status(address, timeout, keys=keys, as_json=json, watch=watch)
+    return check_code(report) if check else 0
 
 
 main.add_command(client_commands)
 
 
 @main.command()
-@click.argument("address")
+@click.argument("address", type=ADDRESS)
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys, for a learner with keys.  [default: the configuration's]")
 @option("--config", type=FILE, metavar="FILE", help="An actor's configuration, to compare with the learner's.")
 @option("--timeout", type=SECONDS, default=3.0, help="Time limit of each stage, in seconds.")

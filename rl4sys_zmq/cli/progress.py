@@ -114,7 +114,9 @@ class _LineDisplay(StatusDisplay):
                 self._lines[row.client_id] += 1
                 stamp = strftime("%Y-%m-%d %H:%M:%S")
                 text = f"{stamp} {row.line()}" + (f"; {note}" if note else "")
-                print_line(textwrap.fill(text, LINE_COLUMNS, subsequent_indent=" " * 4, break_on_hyphens=False))
+                if not sys.stdout.isatty():  # `print_line` knows the width of a terminal
+                    text = textwrap.fill(text, LINE_COLUMNS, subsequent_indent=" " * 4, break_on_hyphens=False)
+                print_line(text)
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""

@@ -71,7 +71,7 @@ def serve(given: ServeOptions) -> None:
     path, options = given.config_path, given.options
     config = LearnerConfig.load(path, **options) if path is not None else LearnerConfig.from_mapping(options)
     config = _with_init(config, given.init, given.client)
-    import_plugins(config.plugins)
+    import_plugins(config.plugins, path)
     _check(config, path)
     max_memory_bytes = given.max_memory_bytes
     if max_memory_bytes is not None or config.max_memory_bytes is None:

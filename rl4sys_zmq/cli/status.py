@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import print_line, require
+from rl4sys_zmq.cli.app import ALARMS, FAILED, print_line, require
 from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
@@ -18,14 +18,14 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.security import read_user_keys
 
-__all__ = ["plot", "show_status"]
+__all__ = ["check_code", "plot", "show_status"]
 
 WATCH_S = 1.0
 CLEAR = "\x1b[H\x1b[J"
 
 
-def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> None:
-    """Print a learner's status once, or with `watch` every second until Ctrl-C.
+def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> dict[str, Any]:
+    """Print a learner's status once, or with `watch` every second until Ctrl-C. Return the report.
 
     Raises:
         LearnerUnavailable: If the learner does not reply and `watch` is False.
@@ -49,8 +49,16 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
             lead = CLEAR if watch and sys.stdout.isatty() else ""
             print_line(lead + "\n".join(_lines(report)))
         if not watch:
-            return
+            return report
         _pause(signals)
+
+
+def check_code(report: Mapping[str, Any]) -> int:
+    """Return the exit code of ``status --check``: that of a failed client, of another problem, or 0."""
+    lines = _lines(report)
+    if any(client.get("state") == "failed" for client in report["clients"].values()):
+        return FAILED
+    return ALARMS if any(line.lstrip().startswith("!! ") for line in lines) else 0
 
 
 def _pause(signals: SignalHandlers | None) -> None:
@@ -83,7 +91,8 @@ def plot(runs: Sequence[Path], output: Path | None, target: float | None) -> Non
     require("learner", "matplotlib")
     curves = [curve for run in runs for curve in read_curves(run)]
     if not curves:
-        raise ConfigError(f"no episode has ended in {', '.join(map(str, runs))}")
+        remedy = "without episodes, see charts/mean_reward in TensorBoard"
+        raise ConfigError(f"no episode has ended in {', '.join(map(str, runs))}; {remedy}")
     output = output if output is not None else _free_name(Path("curve.png"))
     draw_curves(curves, output, target=target)
     for curve in curves:

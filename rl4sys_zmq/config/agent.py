@@ -12,6 +12,7 @@ from rl4sys_zmq.config.addresses import connect_uri, dialled
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
     OBSERVATION_SPACE,
+    PARAMETER_HINT,
     SPACE,
     as_json,
     check_fields,
@@ -33,7 +34,7 @@ from rl4sys_zmq.config.options import (
     with_source,
 )
 from rl4sys_zmq.config.relay_lists import RelayAddress, check_relay_keys, relay_addresses
-from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, PARAMETER_HINT, algorithm_name, expand_sections, lift_actor_keys
+from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, algorithm_name, expand_sections, lift_actor_keys
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
@@ -111,7 +112,7 @@ class AgentConfig:
     jpeg_quality: int = option(integer(1, 100), 90)
     """Quality of ``jpeg`` images, from 1 (smallest) to 100 (best)."""
     max_traj_length: int = option(integer(1), 10_000)
-    """Number of steps after which a trajectory is split. Each part counts as a trajectory."""
+    """Number of steps after which a trajectory is split. Each part counts as a trajectory, not as an episode."""
     rollout_length: int | None = option(optional(integer(1, 1 << 20)), None)
     """Largest number of steps of a segment, the unit in which steps are sent. Default: the algorithm's choice."""
     overflow: str = option(one_of("drop_oldest", "wait"), "drop_oldest")

@@ -11,6 +11,7 @@ from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
 from rl4sys_zmq.config.evaluation import EvaluationConfig
 from rl4sys_zmq.config.options import (
     OBSERVATION_SPACE,
+    PARAMETER_HINT,
     SPACE,
     as_json,
     check_fields,
@@ -27,7 +28,7 @@ from rl4sys_zmq.config.options import (
     path,
 )
 from rl4sys_zmq.config.resources import ResourcesConfig
-from rl4sys_zmq.config.rl4sys import PARAMETER_HINT, algorithm_name, expand_sections
+from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.values import ObservationSpace, Space

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OBSERVATION_SPACE",
+    "PARAMETER_HINT",
     "SPACE",
     "TIMEOUT_S",
     "CALL_TIMEOUT_MS",
@@ -404,6 +405,13 @@ def _dotted(section: str, key: str) -> str:
     return f"{section}.{key}" if section else key
 
 
+PARAMETER_HINT = "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
+"""The advice about an unknown key of an actor or a client that resembles no valid key."""
+
+_MEANT = dict.fromkeys(("port", "host", "address", "server", "learner", "listen"), ("bind", "train_server_address"))
+"""Words that users try for options with other names, and the names of these options."""
+
+
 def closest(word: str, choices: Collection[str]) -> list[str]:
     """Return a list with the choice that has the most similar spelling; an empty list if none is similar."""
     import difflib  # rarely needed: only for a message about a typing error
@@ -424,7 +432,7 @@ def unknown_key(
         problem: What is wrong, as text.
         hint: What to do if no valid key has a similar spelling. Empty: the message lists the valid keys.
     """
-    near = closest(key, valid)
+    near = closest(key, valid) or [name for name in _MEANT.get(key, ()) if name in valid]
     advice = f"did you mean {near[0]!r}?" if near else hint or f"the valid ones are {', '.join(sorted(valid))}"
     dotted = _dotted(section, key)
     return ConfigError(f"{dotted}: {problem}; {advice}", key=dotted)
@@ -447,7 +455,8 @@ def checked_arguments(cls: type[T]) -> type[T]:
                 problem = f"no such argument; did you mean {synonyms[key]!r}?"
                 raise ConfigError(f"{key}: {problem} {key!r} is its name in files", key=key)
             if key not in known:
-                raise unknown_key(key, known, problem=f"{cls.__name__} has no such argument")
+                hint = PARAMETER_HINT if "algorithm_parameters" in known else ""
+                raise unknown_key(key, known, problem=f"{cls.__name__} has no such argument", hint=hint)
         for key in required:
             if key not in given:
                 raise ConfigError(f"{key} is missing; give it as an argument", key=key)

@@ -11,7 +11,6 @@ from rl4sys_zmq.names import algorithm_key
 __all__ = [
     "ACTOR_KEYS",
     "IGNORED_BY_ACTORS",
-    "PARAMETER_HINT",
     "algorithm_name",
     "expand_sections",
     "lift_actor_keys",
@@ -28,8 +27,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
 _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "tensorboard")
 ACTOR_KEYS = ("max_traj_length", "type")
 """Keys that RL4Sys's files have among the algorithm's parameters, but that are options of the actor here."""
-PARAMETER_HINT = "if it is a parameter of the algorithm, put it under 'algorithm_parameters'"
-"""The advice about an unknown key of an actor or a client that resembles no valid key."""
 IGNORED_BY_ACTORS = {
     "request_timeout_seconds": "segments are acknowledged without a deadline; inference_timeout_s bounds remote inference",
 }

@@ -195,6 +195,8 @@ class ActorSession:
         credit_steps: The credit: the total number of steps that the actor may have sent; 0 before the handshake.
         sent_steps: The total number of steps that the learner has accepted or that are in flight.
         min_version: The lowest policy version with which the actor should start a segment.
+        leaving: True if the actor is about to leave. It then also sends segments for which it has no credit in steps, as many as
+            the learner can store.
         generation: The number of the present learner thread; 0 before the first handshake.
         journal_id: The id of the journal (record of accepted segments) of the learner that last sent a `Welcome`; 0 before the
             first one.
@@ -220,6 +222,7 @@ class ActorSession:
         self.credit_steps = 0
         self.sent_steps = 0
         self.min_version = 0
+        self.leaving = False
         self.received = self.durable = hello.first_seq
         self.journal_id = hello.journal_id
         self.in_doubt = 0
@@ -257,13 +260,13 @@ class ActorSession:
         return self._join(now, held)
 
     def can_take(self) -> bool:
-        """Return True if the learner has accepted the session and there is credit (its permission) for one more segment."""
-        credit = self.sent_steps < self.credit_steps and self._taken_bytes < self._credit_bytes
-        return self.state is SessionState.JOINED and credit and self._next_seq < self._credit_items
+        """Return True if the learner has accepted the session and permits one more segment."""
+        return self.state is SessionState.JOINED and self._taken_bytes < self._credit_bytes and self.has_room(0, 0)
 
-    def has_room(self, items: int) -> bool:
-        """Return True if the learner can accept one more segment after `items` others."""
-        return self._next_seq + items < self._credit_items
+    def has_room(self, items: int, steps: int) -> bool:
+        """Return True if the learner permits one more segment after `items` others, which have `steps` steps."""
+        credit = self.leaving or self.sent_steps + steps < self.credit_steps
+        return credit and self._next_seq + items < self._credit_items
 
     def take(self, now: float, packed: Sequence[PackedSegment], ahead_steps: int = 0) -> list[Action]:
         """Send segments, and keep them until they are in the learner's journal. Call this only while `can_take` is true.

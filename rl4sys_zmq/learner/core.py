@@ -16,7 +16,7 @@ from typing import Any, assert_never
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalContent
-from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError, restart_command
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
 from rl4sys_zmq.learner.client import MAX_FAILED_STARTS, ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
@@ -249,8 +249,7 @@ class LearnerCore:
             self.published.notify_all()
         self.counters.add("workers_crashed")
         if not restarts:
-            remedy = f"see the learner's log, then try again with: rl4sys-learner client ADDRESS {client.client_id} restart"
-            text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; {remedy}"
+            text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; see the learner's log"
             self._on_failed(client, ThreadFailed(text, ""))
             return
         self._suspended.append(client)
@@ -363,6 +362,7 @@ class LearnerCore:
                 continue
             if client.worker is not None and client.worker.silent_s > WORKER_SILENCE_S:
                 text = f"its worker has given no sign of life for {client.worker.silent_s:.0f} s; is it stopped?"
+                text += f" To replace it: {restart_command(client.client_id)}"
                 client.alarms.note(WORKER_SILENT, text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import STALL_S, Journal, JournalEntry, JournalPage
+from rl4sys_zmq.errors import restart_command
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.client_registry import ClientRegistry
@@ -106,7 +107,8 @@ class SegmentDispatcher:
                 client.dirty.update(s.actor_id for s in client.table.live())
             reason = client.look_for_stall(now)
             if client.stalled_s > STALL_S:
-                client.alarms.note(STALLED, f"nothing has moved for {client.stalled_s:.1f} s: {reason}")
+                text = f"nothing has moved for {client.stalled_s:.1f} s: {reason}"
+                client.alarms.note(STALLED, f"{text}; if it stays so: {restart_command(client.client_id)}")
 
     def _on_page(self, client: ClientState, page: JournalPage) -> None:
         if page.damaged:

@@ -27,6 +27,7 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security import Authorizer, User
 from rl4sys_zmq.transports import Address, SendResult
+from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
     AnyBytes,
@@ -204,8 +205,13 @@ class ActorSessionHandler:
                     raise
                 return None
             case StatusRequest():
-                self._authorizer.check_role(sender, "admin")
-                self._send_frames(peer, self._status_frames())
+                if limited := self._authorizer.limited_status(sender):
+                    names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
+                    pub = _advertised(self.pub_address, self._config.advertise)
+                    known = {"version": package_version(), "pub": pub, "clients": {name: {} for name in names}}
+                    self._send(peer, StatusReply(limited | known))
+                else:
+                    self._send_frames(peer, self._status_frames())
                 return None
             case OperatorCommand():
                 self._on_command(peer, sender, message)

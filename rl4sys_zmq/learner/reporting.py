@@ -50,6 +50,8 @@ METRICS_PERIOD_S = 0.1
 IDLE_S = 0.5
 RECENT_EPISODES = 100
 """Largest number of ended episodes that a report of metrics or a checkpoint lists: the latest ones. It counts the others too."""
+REWARD_STEPS = 10_000
+"""The number of latest steps in the metric ``charts/mean_reward``. It has more if they end within a message."""
 
 
 class GatewaySender:
@@ -139,6 +141,8 @@ class LearnerThreadReporter:
         self._episodes: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
         self._evaluations: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
         self._lags = np.zeros(len(LAG_LIMITS) + 1, np.int64)
+        self._rewards: deque[tuple[int, float]] = deque()
+        self._reward_steps = 0
         self._gathers = False
         self._reported_at = self._metrics_at = self._began = 0.0
 
@@ -238,15 +242,21 @@ class LearnerThreadReporter:
         """
         self._evaluations.append([version, total, length])
 
-    def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+    def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64], reward: float) -> None:
         """Count segments that the algorithm has observed, for the next report of metrics.
 
         Args:
             lags: The number of versions by which each segment was behind, ``[n]``.
             steps: The number of steps of each segment, ``[n]``.
+            reward: The sum of their rewards.
         """
-        self.observed_steps += int(steps.sum())
+        count = int(steps.sum())
+        self.observed_steps += count
         self._lags += count_lags(lags, steps)
+        self._rewards.append((count, reward))
+        self._reward_steps += count
+        while self._reward_steps - self._rewards[0][0] >= REWARD_STEPS:
+            self._reward_steps -= self._rewards.popleft()[0]
 
     @property
     def _news(self) -> bool:
@@ -265,6 +275,8 @@ class LearnerThreadReporter:
             self._metrics_at = now
             self._said_steps = self.observed_steps
             self.scalars["charts/SPS"] = (self.observed_steps - self._first_steps) / max(now - self._began, 1e-3)
+            if self._reward_steps:
+                self.scalars["charts/mean_reward"] = sum(reward for _, reward in self._rewards) / self._reward_steps
             scalars = {k: float(v) for k, v in self.scalars.items()}
             lags = self._lags.tolist() if self._lags.any() else []
             episodes, evaluations = list(self._episodes), list(self._evaluations)

@@ -345,18 +345,20 @@ class TrainLoop:
         if self._algorithm.kind == "onpolicy":
             self._suspects.clear()
         self._progress.take(key, first, batch.first_seq + place + 1)
-        self._note(key, batch, lags, observed)
+        self._note(message, lags, observed)
         return place + 1
 
-    def _note(self, key: Key, batch: SegmentBatchReader, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
+    def _note(self, message: DecodedSegmentMessage, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
         """Update counts and metrics for segments that the algorithm has accepted. Off-policy, they also count as trained now.
 
         Args:
-            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
-            batch: The message of segments.
+            message: The message of segments.
             lags: Number of versions by which each segment of the message is behind.
             observed: Indices of the accepted segments in the message.
         """
+        if not observed:
+            return
+        key, batch = message.key, message.batch
         for first, end in to_ranges(observed):
             if self._algorithm.kind != "onpolicy":
                 self._record_verdict(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
@@ -367,7 +369,8 @@ class TrainLoop:
         if ended:
             at = (self._reporter.observed_steps + steps.cumsum()).tolist()
             self._reporter.ended((at[place], total, length) for place, total, length in ended)
-        self._reporter.observed(lags[observed], steps)
+        rewards = np.concatenate([message.segments[place].rewards for place in observed])
+        self._reporter.observed(lags[observed], steps, float(rewards.sum(dtype=np.float64)))
 
     def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
         """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.

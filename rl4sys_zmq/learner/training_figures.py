@@ -85,6 +85,7 @@ class TrainingFigures:
             "episodes": metrics.ended,
             "mean_return": _mean([total for total, _ in self._returns]),
             "mean_length": _mean([length for _, length in self._returns]),
+            "mean_reward": metrics.scalars.get("charts/mean_reward"),
             "evaluation": self._evaluation_report(evaluated),
             "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
             "policy_lags": lag_report(self._lags),

@@ -7,21 +7,20 @@ name                  The host name is resolved (tcp).
 connect               A plain connection is opened and closed (tcp, ipc).
 greeting              The peer uses ZMTP 3; its security mechanism is reported (tcp, ipc).
 keys                  The ZeroMQ handshake succeeds, with the given keys or without keys (tcp, ipc).
-protocol              A `StatusRequest` gets a reply, which may be a refusal.
+protocol              A `StatusRequest` gets a reply, which is short for a key without the role ``admin``.
 configuration         With an actor's configuration: a `Hello` of an actor that only evaluates is accepted.
 weights               The PUB socket for weights is reached. If ``configuration`` ran, a beacon arrives.
 relays                The relays from which the actor should take its weights answer.
 ====================  ========================================================================================
 
 A `Hello` is an actor's handshake message. A beacon is the message with the newest version, which the learner publishes once a
-second. The diagnosis never creates a client: it first sends a `Hello` that is always refused, to find out whether the client
-exists.
+second. The diagnosis never creates a client: it sends a `Hello` only for a client that the reply to its `StatusRequest` names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.config import AgentConfig, RelayAddress
@@ -54,12 +53,6 @@ __all__ = ["STAGES", "StageResult", "diagnose"]
 STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights", "relays")
 
 BEACON_WAIT_S = 2 * BEACON_S
-NO_ALGORITHM = "(asked by doctor)"
-"""A name that no algorithm has, with which the diagnosis finds out if a client (a policy with its learner) exists.
-
-The learner refuses an actor's handshake message (`Hello`) with this name. The code of the refusal is ``mismatch`` if the client
-exists, and ``config`` if it does not.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ class _Diagnosis:
         self._secure: Secure | None = curve_client(keys) if keys is not None else None
         self._greeting = ZmtpGreeting("", "")
         self._dealer: Socket | None = None
-        self._report_pub = ""
+        self._report: dict[str, Any] = {}
         self._clients: dict[str, Any] = {}
         self._welcome: Welcome | None = None
 
@@ -229,13 +222,13 @@ class _Diagnosis:
         ours = f"rl4sys_zmq {package_version()}"
         speaks = f"a learner replies to {ours}, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
-            if answer.code == RefusalReason.FORBIDDEN:
-                return f"{speaks}; this key may not read its status"
             raise LearnerUnreachable(f"the learner refuses ({answer.code}): {answer.reason}", "see the log of the learner")
         assert isinstance(answer, StatusReply)
-        self._report_pub = str(answer.report.get("pub", ""))
+        self._report = answer.report
         clients = answer.report.get("clients")
         self._clients = clients if isinstance(clients, dict) else {}
+        if answer.report.get("limited"):
+            return f"{speaks}; this key may not read its status"
         count = len(self._clients)
         what = "a relay" if answer.report.get("relay") else "a learner"
         theirs = f"rl4sys_zmq {answer.report.get('version', 'of an earlier version')}"
@@ -245,16 +238,15 @@ class _Diagnosis:
         if self._config is None:
             raise _StageSkipped("no --config was given")
         client_id = self._config.client_id
-        hello = evaluating_hello(self._config)
-        probe = self._ask(replace(hello, algorithm_name=NO_ALGORITHM, algorithm_parameters={}), Welcome, Refused)
-        if isinstance(probe, Refused):
-            if probe.code == RefusalReason.DIRECTION:
-                raise _StageSkipped(probe.reason)
-            if probe.code == RefusalReason.CONFIG and probe.field not in ("client_id", "actor_id"):
-                raise _StageSkipped(f"client {client_id!r} does not exist; its first actor creates it")
-            if probe.code != RefusalReason.MISMATCH:
-                raise _refused(probe)
-        answer = self._ask(hello, Welcome, Refused)
+        if self._report.get("relay"):
+            raise _StageSkipped("this is a relay; actors send their data to the learner")
+        own = self._report.get("client_ids")
+        if isinstance(own, list) and client_id not in own:
+            words = f"this key is not valid for client {client_id!r}"
+            raise _refused(Refused(RefusalReason.IDENTITY, "keys", words, 0))
+        if client_id not in self._clients:
+            raise _StageSkipped(f"client {client_id!r} does not exist; its first actor creates it")
+        answer = self._ask(evaluating_hello(self._config), Welcome, Refused)
         if answer is None:
             words = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
             raise LearnerUnreachable(words, "wait until its learner thread has started, or increase --timeout")
@@ -262,15 +254,12 @@ class _Diagnosis:
             raise _refused(answer)
         assert isinstance(answer, Welcome)
         self._welcome = answer
-        client = self._clients.get(client_id)
-        trained = f", {worker_text(client)}" if client is not None else ""
+        client = self._clients[client_id]
+        trained = f", {worker_text(client)}" if client else ""
         return f"client {client_id!r}: {answer.algorithm_name}, version {answer.version}, no differences{trained}"
 
     def weights(self) -> str:
-        told = self._welcome.pub if self._welcome is not None else self._report_pub
-        if not told:
-            problem = "the port of the weights was not tested: its address is unknown"
-            raise _StageSkipped(f"{problem}; give --config, or keys with the role admin")
+        told = self._welcome.pub if self._welcome is not None else str(self._report.get("pub", ""))
         pub = _pub_address(told, self._address)
         try:
             if pub.scheme != "inproc":

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rl4sys_zmq.errors import restart_command
 from rl4sys_zmq.liveness import WORKER_SILENCE_S
-from rl4sys_zmq.ops.status import client_rows
+from rl4sys_zmq.ops.status import HEADINGS, client_rows
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Verdict
 
@@ -155,12 +156,12 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     age = span_text(max(0.0, now_unix_s - client["generation"] / 1000))  # a generation is the Unix time in ms
     yield f"{client_id}: {state}, {row.algorithm}, version {row.version:,}, generation {age} old"
     if row.error:
-        yield f"  !! {row.error}"
+        yield f"  !! {row.error}" + (f"; to restart it: {restart_command(client_id)}" if row.state == "failed" else "")
     if broken := conservation_error(client):
         yield f"  !! SEGMENTS ARE UNACCOUNTED FOR: {broken}"
-    mean = "-" if row.mean_return is None else f"{row.mean_return:.1f}"
-    pace = f"steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}"
-    yield f"  return {mean}  episodes {row.episodes:,}  {pace}  lag {row.policy_lag:.2f}"
+    named = dict(zip(HEADINGS, row.cells(), strict=True))
+    yield "  " + "  ".join(f"{name} {named[name]}" for name in ("return", "reward/step", "episodes"))
+    yield f"  steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}  lag {row.policy_lag:.2f}"
     yield from _evaluation_lines(client)
     parts = _disposed(client)
     yield f"  accepted {client['accepted']:,}: " + "  ".join(f"{name} {count:,}" for name, count in parts.items())

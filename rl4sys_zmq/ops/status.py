@@ -39,6 +39,8 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
     answer = _request(address, StatusRequest(), timeout_s, keys)
     if not isinstance(answer, StatusReply):
         raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
+    if limited := answer.report.get("limited"):
+        raise ProtocolError(RefusalReason.FORBIDDEN, str(limited))
     return answer.report
 
 
@@ -120,6 +122,8 @@ class ClientStatusRow:
 
     Attributes:
         mean_return: The mean return of the last 100 episodes. None before the first episode has ended.
+        mean_reward: The mean reward per step of the last 10,000 steps. None before the first data, and if the learner does not
+            report it.
         policy_lag: The mean number of policy versions by which the data of the last training was older than the policy.
         actors: The number of actors that are connected now.
         pending: The number of segments (pieces of trajectories) that are accepted but not used so far.
@@ -132,6 +136,7 @@ class ClientStatusRow:
     algorithm: str
     episodes: int
     mean_return: float | None
+    mean_reward: float | None
     steps: int
     steps_per_s: float
     version: int
@@ -148,10 +153,10 @@ class ClientStatusRow:
 
         While the client is starting, its checkpoint has not been loaded, so that most figures are unknown.
         """
-        mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
         trained = (
             f"{self.episodes:,}",
-            mean,
+            "-" if self.mean_return is None else f"{self.mean_return:.1f}",
+            "-" if self.mean_reward is None else f"{self.mean_reward:.3g}",
             f"{self.steps:,}",
             f"{self.steps_per_s:,.0f}",
             f"{self.version:,}" if self.version >= 0 else "-",
@@ -168,13 +173,10 @@ class ClientStatusRow:
         )
 
     def lines(self) -> list[str]:
-        """Return the figures as three short lines, for a narrow terminal."""
+        """Return the figures as short lines, for a narrow terminal."""
         named = [f"{name} {cell}" for name, cell in zip(HEADINGS, self.cells(), strict=True)]
-        return [
-            f"{self.client_id}: {self.state}, {self.algorithm}",
-            "  " + "   ".join(named[3:7]),
-            "  " + "   ".join(named[7:]),
-        ]
+        figures = ["  " + "   ".join(named[first:end]) for first, end in ((3, 6), (6, 10), (10, 13))]
+        return [f"{self.client_id}: {self.state}, {self.algorithm}", *figures]
 
     def line(self) -> str:
         """Return the most important figures, a state other than ``running``, and the error of the client as one line."""
@@ -182,7 +184,8 @@ class ClientStatusRow:
         state = f"state {self.state}, " if self.state != "running" else ""
         unused = f", unfit/stale {cells['unfit/stale']}" if self.unfit or self.stale else ""
         pace = f"{cells['steps']} steps, {cells['steps/s']}/s, version {cells['version']}"
-        return f"{self.client_id}: {state}return {cells['return']}, {pace}{unused}{self._error}"
+        means = f"return {cells['return']}, reward/step {cells['reward/step']}"
+        return f"{self.client_id}: {state}{means}, {pace}{unused}{self._error}"
 
     @property
     def _error(self) -> str:
@@ -195,6 +198,7 @@ HEADINGS = (
     "algorithm",
     "episodes",
     "return",
+    "reward/step",
     "steps",
     "steps/s",
     "version",
@@ -233,6 +237,7 @@ def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:
         algorithm=client["algorithm"],
         episodes=client["episodes"],
         mean_return=client["mean_return"],
+        mean_reward=client.get("mean_reward"),
         steps=client["steps"],
         steps_per_s=client["steps_per_s"],
         version=client["version"],

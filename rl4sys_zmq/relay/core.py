@@ -186,8 +186,11 @@ class RelayCore:
 
     def _on_request(self, peer: bytes, sender: User | None, message: Message, now: float) -> None:
         if isinstance(message, StatusRequest):
-            self._authorizer.check_role(sender, "admin")
-            self._send(peer, StatusReply(self._callbacks.status()))
+            report = self._callbacks.status()
+            if limited := self._authorizer.limited_status(sender):
+                known = {name: value for name, value in report.items() if name in ("relay", "version", "pub")}
+                report = {**limited, **known, "clients": {}}
+            self._send(peer, StatusReply(report))
         elif isinstance(message, FollowWeights):
             self._authorizer.check_reader(sender)
             self._authorizer.check_client(sender, message.client_id)

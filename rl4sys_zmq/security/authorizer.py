@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.security.access import AccessList, User
@@ -102,6 +103,14 @@ class Authorizer:
         """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role. If the user is None, never raise."""
         if user is not None and role not in user.roles:
             raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
+
+    @staticmethod
+    def limited_status(user: User | None) -> dict[str, Any]:
+        """Return what a user without the role ``admin`` gets in place of a status: its rights. Return ``{}`` for other users."""
+        if user is None or "admin" in user.roles:
+            return {}
+        client_ids = None if user.client_ids is None else sorted(user.client_ids)
+        return {"limited": f"the key of {user.name} does not have the role admin", "client_ids": client_ids}
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:

@@ -1079,6 +1079,23 @@ NOBODY: dict[str, Any] = {
 }
 
 
+def test_a_leaving_agent_sends_what_the_learner_can_store_and_not_only_what_it_can_train_on(bench: Bench) -> None:
+    release = threading.Event()
+    register_algorithm("BUSY", FakeAlgorithm.factory(steps_per_update=16, rollout_length=8, slow_s=1.0e3, release=release))
+    agent = bench.agent(algorithm_name="BUSY")
+    traj = None
+    for step in range(320):
+        traj, action = agent.request_for_action(traj, obs(step))
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1)
+    assert traj is not None
+    agent.mark_end_of_trajectory(traj, action)
+    agent.close()
+    accepted = bench.learner.status()["clients"]["lab"]["accepted"]
+    release.set()
+    assert (accepted, agent.stats()["in_actor"]) == (40, 0)
+
+
 def test_a_thread_that_ends_after_close_has_given_up_closes_its_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, on which the thread does not run for half a second."""
     descriptors = Descriptors(monkeypatch)

@@ -35,12 +35,13 @@ class Session:
     credit_steps: int
     sent_steps: int = 0
     sent: list[int] = field(default_factory=list)
+    leaving: bool = False
 
     def can_take(self) -> bool:
-        return self.sent_steps < self.credit_steps
+        return self.has_room(0, 0)
 
-    def has_room(self, items: int) -> bool:
-        return True
+    def has_room(self, items: int, steps: int) -> bool:
+        return self.leaving or self.sent_steps + steps < self.credit_steps
 
     def take(self, now: float, batch: list[Any], *, ahead_steps: int) -> list[Any]:
         self.sent_steps += sum(packed.steps for packed in batch)
@@ -86,6 +87,15 @@ def test_older_versions_go_when_newer_ones_fill_the_request(versions: list[int],
     made._drop_stale(GENERATION, 3)
     assert left(queue) == kept
     assert queue.dropped.get("lag", 0) == len(versions) - len(kept)
+
+
+def test_an_actor_that_leaves_sends_older_versions_too() -> None:
+    made, queue = sender([1, 1, 2, 2, 3, 3], 20)
+    session = cast(Session, made._session)
+    session.leaving = True
+    for _ in made.send_due(0.0, (GENERATION, 3), urgent=True):
+        pass
+    assert (session.sent, queue.items, queue.dropped) == ([6], 0, {})
 
 
 def test_a_simulator_that_waits_and_an_off_policy_learner_lose_nothing() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import logging
 import socket
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -20,6 +22,7 @@ from click.testing import CliRunner, Result
 from rl4sys_zmq import __version__
 from rl4sys_zmq.cli.act import RunOptions, agent_config, environment_spaces
 from rl4sys_zmq.cli.actor import main as actor
+from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.config import LearnerConfig
@@ -135,13 +138,48 @@ def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pyt
         (learner, ["demo", "--actors", "0"], "0"),
         (learner, ["status"], "ADDRESS"),
         (learner, ["status", "nonsense"], "nonsense"),
+        (learner, ["status", "a:1", "--watch", "--check"], "either --watch or --check"),
+        *(
+            (learner, [command, "runs/plant"], "'runs/plant' is a folder; give the address from the first line of the learner's")
+            for command in ("status", "doctor", "relay")
+        ),
+        (actor, ["run", "--env", "CartPole-v1", "--learner", "runs/plant"], "'runs/plant' is a folder; give the address"),
+        (learner, ["client", "runs/other", "luna", "restart"], "expected an address"),
         (learner, ["plot", "nowhere"], "nowhere"),
         (actor, ["run"], "--env"),
         (actor, ["run", "--env", "CartPole-v1", "--num-envs", "0", "--client-id", "a"], "0"),
     ],
 )
 def test_wrong_usage_is_one_line_and_2(group: click.Group, arguments: list[str], said: str) -> None:
+    Path("runs/plant").mkdir(parents=True)
     assert said in refused(invoke(group, *arguments))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_ends_between_words_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Terminal())
+    words = [f"word-{number:010}" for number in range(40)]
+    document = json.dumps({"words": words})
+    print_line("  " + " ".join(words))
+    print_line(document)
+    with pytest.raises(SystemExit, match="1"):
+        learner.main(["status", "127.0.0.1:1", "--timeout", "0.05"])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    configure_logging(False)
+    logging.getLogger("test").warning("%s", " ".join(words))
+    *lines, last = cast(Terminal, sys.stdout).getvalue().splitlines()
+    assert last == document
+    assert " ".join(lines).split() == words
+    assert all(line.startswith("      word") for line in lines[1:])
+    errors = cast(Terminal, sys.stderr).getvalue().splitlines()
+    assert " ".join(errors).split()[-40:] == words
+    assert max(map(len, (*lines, *errors))) <= 80
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "1e12", "-1", "0"])

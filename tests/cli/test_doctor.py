@@ -137,8 +137,25 @@ def test_keys_are_tried_with_both_sockets(start: Callable[..., Learner], keys: P
     actor = Visit(learner.address, "--config", configured(keys="k/actor.keys"))
     assert "this key may not read its status" in actor.text
     assert "announces version 0 as the newest" in actor.text
-    bare = Visit(learner.address, RL4SYS_LEARNER_DOCTOR_KEYS="k/actor.keys")
-    assert (bare.failed, bare.states["weights"]) == ("", "skipped")
+    assert refusals(learner) == {}
+
+
+def refusals(learner: Learner) -> dict[str, int]:
+    status = learner.status()
+    counts = {**status["counters"], **(status["security"] or {})}
+    return {name: count for name, count in counts.items() if name.startswith(("refused", "denied", "items_refused")) and count}
+
+
+@pytest.mark.parametrize("role", ["submit", "read_weights", "call", "relay", "admin"])
+def test_any_admitted_key_tests_both_ports_and_leaves_no_refusal(start: Callable[..., Learner], keys: Path, role: str) -> None:
+    assert run("keys", "k", "--user", "one", "--role", role, "--client-id", "luna").exit_code == 0
+    learner = start(keys=keys, luna=True)
+    visit = Visit(learner.address, RL4SYS_LEARNER_DOCTOR_KEYS="k/one.keys")
+    assert (visit.failed, visit.states["protocol"], visit.states["weights"]) == ("", "ok", "ok")
+    absent = Visit(learner.address, "--keys", "k/one.keys", "--config", configured(client_id="absent"))
+    if role != "admin":
+        assert absent.failed == "configuration" and "refused (identity, keys)" in absent.text
+    assert refusals(learner) == {}
 
 
 def test_a_client_that_is_not_there_is_not_founded(start: Callable[..., Learner]) -> None:
@@ -149,6 +166,7 @@ def test_a_client_that_is_not_there_is_not_founded(start: Callable[..., Learner]
         visit = Visit(learner.address, "--config", configured(client_id=client_id))
         assert (visit.failed, visit.states["configuration"]) == ("", "skipped")
         assert "does not exist" in visit.text
+    assert refusals(learner) == {}
     assert learner.status()["clients"] == {}
 
 

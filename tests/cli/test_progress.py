@@ -65,7 +65,7 @@ def test_a_line_begins_with_the_time_and_is_at_most_100_columns_wide(clock: Cloc
         shown.show(report(123_456_789, "failed", "ValueError: " + "it broke in many words " * 20))
     first, *rest = capsys.readouterr().out.splitlines()
     stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
-    assert re.match(stamp + "luna: return 1.5, 123,456,789 steps, 7/s, version 2$", first)
+    assert re.match(stamp + "luna: return 1.5, reward/step -, 123,456,789 steps, 7/s, version 2$", first)
     assert re.match(stamp + "luna: state failed, return 1.5, ", rest[0])
     assert all(len(line) <= 100 for line in (first, *rest))
     assert " ".join(" ".join(rest).split()).count("it broke") == 20

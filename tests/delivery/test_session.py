@@ -169,7 +169,18 @@ def test_no_credit_no_segment(session: ActorSession) -> None:
     assert session.can_take()
     session.take(0.0, [packed(2)])
     assert not session.can_take()
-    assert not session.has_room(0)
+    assert not session.has_room(0, 0)
+
+
+def test_a_session_that_is_left_sends_beyond_its_credit_what_the_learner_can_store(session: ActorSession) -> None:
+    session.on_message(0.0, ack(credit_steps=0, credit_items=2))
+    assert not session.can_take()
+    session.leaving = True
+    assert session.has_room(1, 2) and not session.has_room(2, 4)
+    session.take(0.0, [packed(2), packed(2)])
+    assert not session.can_take()
+    session.on_message(0.0, ack(2, 2, credit_steps=0, credit_items=9, credit_bytes=0, accepted_steps=4))
+    assert not session.can_take()
 
 
 def test_a_message_asks_for_the_credit_of_the_next(session: ActorSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import shlex
@@ -57,6 +58,11 @@ def accepted(*command: str | Path) -> str:
 # ---- the commands of all recipes
 
 
+def arguments_of(words: list[str]) -> list[str]:
+    """Return the words of a command of the shell up to a redirection or the next command."""
+    return list(itertools.takewhile(lambda word: word != "||" and not word.startswith(">"), words))
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Yield each command of this library in a recipe: the file, and the arguments that begin with the name of the program."""
     pattern = re.compile(r"(?:\S*/)?(rl4sys-(?:learner|actor))$")
@@ -65,23 +71,21 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             words = [word for part in shlex.split(line) for word in shlex.split(part)]
             for at, word in enumerate(words):
                 if found := pattern.match(word):
-                    ours = [w for w in words[at + 1 :] if not w.startswith(">")]
-                    yield (
-                        unit.name,
-                        [found[1], *(w.replace("%S", "/var/lib").replace("%i", "a").replace("%H", "h") for w in ours)],
-                    )
+                    text = " ".join(arguments_of(words[at + 1 :]))
+                    yield unit.name, [found[1], *text.replace("%S", "/var/lib").replace("%i", "a").replace("%H", "h").split()]
     compose = documents("docker/compose.yaml")[0]
     for name, service in compose["services"].items():
         yield "compose.yaml", [service["image"], *service["command"]]
         if "healthcheck" in service:
             assert name == "learner"
-            yield "compose.yaml", service["healthcheck"]["test"][1:]
+            yield "compose.yaml", arguments_of(shlex.split(service["healthcheck"]["test"][1]))
     for pod in pods():
         for container in pod["containers"]:
             yield "kubernetes", [container["image"], *container["args"]]
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 if probe in container:
-                    yield "kubernetes", container[probe]["exec"]["command"]
+                    command = container[probe]["exec"]["command"]
+                    yield "kubernetes", arguments_of(shlex.split(command[2]) if command[0] == "/bin/sh" else command)
     script = (RECIPES / "slurm/rl4sys.sbatch").read_text().replace("\\\n", " ")
     for program, rest in re.findall(r'"\$\{(learner|actor)\[@\]\}" (.*)', script):
         text = re.sub(r"\$\{RL4SYS_EPISODES:\+(.*)\}", r"\1", re.split(r" >/dev/null| &$", rest)[0])
@@ -117,6 +121,27 @@ def test_every_command_of_a_recipe_exists_with_its_options(monkeypatch: pytest.M
         ("rl4sys-learner.service", "rl4sys-learner status"),
         ("rl4sys.sbatch", "rl4sys-learner keys"),
     }
+
+
+def checks() -> dict[str, str]:
+    """Return the command of the shell in each probe that checks the clients, by recipe."""
+    (unit,) = re.findall(r"^ExecStartPost=/bin/sh -c '(.*)'$", (RECIPES / "systemd/rl4sys-learner.service").read_text(), re.M)
+    (kind, compose) = documents("docker/compose.yaml")[0]["services"]["learner"]["healthcheck"]["test"]
+    (learner_pod,) = (container for pod in pods() for container in pod["containers"] if "readinessProbe" in container)
+    shell, option, kubernetes = learner_pod["readinessProbe"]["exec"]["command"]
+    assert (kind, shell, option) == ("CMD-SHELL", "/bin/sh", "-c")
+    return {"systemd": unit.replace("$$", "$"), "compose": compose.replace("$$", "$"), "kubernetes": kubernetes}
+
+
+@pytest.mark.parametrize(("code", "passes"), [(0, True), (1, False), (2, False), (3, True), (130, False)])
+def test_a_probe_passes_if_no_client_has_failed(code: int, passes: bool, tmp_path: Path) -> None:
+    stub = tmp_path / "rl4sys-learner"
+    stub.write_text(f"#!/bin/sh\n[ $1 = status ] && [ $3 = --check ] && exit {code}\nexit 99\n")
+    stub.chmod(0o755)
+    for text in checks().values():
+        command = text.replace("/opt/rl4sys/bin", str(tmp_path))
+        done = subprocess.run(["/bin/sh", "-c", command], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, timeout=60, check=False)
+        assert (done.returncode == 0) is passes, text
 
 
 def test_no_recipe_holds_a_secret_or_turns_keys_off() -> None:

@@ -178,11 +178,11 @@ def test_every_command_has_a_section() -> None:
 
 
 def test_every_exit_code_is_on_the_page() -> None:
-    from rl4sys_zmq.cli.app import FAILED, USAGE
+    from rl4sys_zmq.cli.app import ALARMS, FAILED, USAGE
     from rl4sys_zmq.cli.signals import INTERRUPTED
 
     page = (DOCS / "reference/exit_codes.md").read_text()
-    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(code) for code in (0, FAILED, USAGE, INTERRUPTED)]
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(code) for code in (0, FAILED, USAGE, ALARMS, INTERRUPTED)]
 
 
 @pytest.mark.parametrize("module", tables.PUBLIC)

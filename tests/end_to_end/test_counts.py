@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, read_manifest
 from rl4sys_zmq.learner.log_files import read_log
 from rl4sys_zmq.ops.curves import read_curves
+from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.testing import FakeAlgorithm
 
 from .conftest import Lab
@@ -46,6 +48,24 @@ def play(lab: Lab, learner: Learner, rewards: list[float], algorithm: str) -> No
     assert stats["episodes"] == len(rewards)
     assert stats["mean_return"] == pytest.approx(3 * sum(rewards) / len(rewards))
     agent.close()
+
+
+@pytest.mark.parametrize("algorithm", ["EPISODES", "EPISODES_OFF"])
+def test_a_service_without_episodes_has_a_mean_reward(inproc_lab: Lab, tmp_path: Path, algorithm: str) -> None:
+    learner = start(inproc_lab, tmp_path / "run")
+    agent = inproc_lab.agent(learner, algorithm_name=algorithm, max_traj_length=12)
+    traj = None
+    for step in range(49):  # the steps before the last segment is open
+        traj, action = agent.request_for_action(traj, np.zeros(4, np.float32))
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(step % 4)
+    agent.flush(PATIENCE_S)
+    client = client_with(learner, steps=48, mean_reward=1.5)
+    assert (client["episodes"], client["mean_return"]) == (0, None)
+    assert "return -  reward/step 1.5  episodes 0" in "\n".join(report_lines(learner.status(), time.time()))
+    learner.close()
+    last = [event for event in read_log(tmp_path / "run") if event["event"] == "metrics"][-1]
+    assert last["scalars"]["charts/mean_reward"] == 1.5
 
 
 @pytest.mark.parametrize("algorithm", ["EPISODES", "EPISODES_OFF"])

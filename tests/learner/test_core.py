@@ -686,7 +686,7 @@ def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> 
         assert rig.client.state == "starting"
     crash(rig)
     assert rig.client.state == "failed" and "5 workers in a row have ended before they were ready" in rig.client.error
-    assert "rl4sys-learner client ADDRESS lab restart" in rig.client.error
+    assert "restart it with: rl4sys-learner client ADDRESS lab restart" in str(ClientFailed("lab", rig.client.error))
     assert rig.core.counters.snapshot()["workers_crashed"] == 5
     rig.now += 10.0
     rig.turn()

@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import Closed
@@ -137,6 +138,13 @@ def test_figures_are_said_ten_times_a_second_and_in_the_end(
     reporter.report_figures(4, at_once=True)
     assert said[1].step == 71
     assert not said[1].episodes and not said[1].evaluations
+
+
+def test_the_mean_reward_is_that_of_the_latest_steps(reporter: LearnerThreadReporter, said: list[Any]) -> None:
+    for reward in (1.0, 2.0, 3.0):
+        reporter.observed(np.array([0, 1]), np.array([3_000, 2_000]), 5_000 * reward)
+        reporter.report_figures(1, at_once=True)
+    assert [message.scalars["charts/mean_reward"] for message in said] == [1.0, 1.5, 2.5]
 
 
 @pytest.mark.parametrize("asked_after", [0, 3])

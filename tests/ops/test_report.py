@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from rl4sys_zmq import __version__
+from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, printable, report_lines, span_text
 
@@ -44,6 +46,7 @@ def client(**changes: Any) -> dict[str, Any]:
         "steps_per_s": 12345.6,
         "episodes": 123_456,
         "mean_return": -475.25,
+        "mean_reward": 0.98765,
         "policy_lag": 0.5,
         "accepted": 131,
         "pending": 7,
@@ -125,7 +128,8 @@ def test_everything_is_there_in_80_columns() -> None:
         "messages refused: 2 forbidden, 1 malformed",
         "",
         "luna: running, PPO, version 1,234, generation 5 min old",
-        "  return -475.2  episodes 123,456  steps 12,345,678  steps/s 12,346  lag 0.50",
+        "  return -475.2  reward/step 0.988  episodes 123,456",
+        "  steps 12,345,678  steps/s 12,346  lag 0.50",
         "  accepted 131: trained 100  stale 10  quarantined 3  pending 7  rolled_back 11",
         "  refused 2  duplicate 9  gap 4  queue 5 (1.2 MB)",
         "  checkpoint 12: version 59, 3.2 s ago",
@@ -175,6 +179,10 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
         ),
         ({"clients": {}}, "no clients yet"),
         ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),
+        (
+            {"clients": {"a b": client(state="failed", error="no")}},
+            "  !! no; to restart it: rl4sys-learner client ADDRESS 'a b' restart",
+        ),
         ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  no checkpoint yet"),
         (
             {"clients": {"a": client(worker={"engine": "thread", "devices": ["cuda:0", "cuda:1"]}, restarts=3)}},
@@ -230,7 +238,7 @@ def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
     assert lines[-1] == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
     fewer = report_lines(report(clients={"luna": client(actors=actors, actors_total=450)}), NOW)
     assert fewer[-1] == f"  and {450 - MAX_ACTORS_SHOWN} more (--json shows 45)"
-    assert lines[12].split()[:2] == ["a040", "yes"]
+    assert lines[13].split()[:2] == ["a040", "yes"]
     assert sum(" yes " in line for line in lines) == 5
 
 
@@ -259,3 +267,27 @@ def test_spans_and_sizes() -> None:
         "4.3 GB",
     ]
     assert printable("a\x1b[2J\u202eb\u00e9") == "a\\x1b[2J\\u202eb\u00e9"
+
+
+ALARM = {"stalled": {"count": 1, "text": "it waits", "first_unix_s": 1.0, "last_unix_s": 1.0}}
+WELL: dict[str, Any] = {"security": None, "counters": {}}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (report(**WELL), 0),
+        (report(**WELL, clients={"luna": client(alarms=ALARM)}), 3),
+        (report(**WELL, warnings=["others can write"]), 3),
+        (report(**WELL, clients={"luna": client(alarms=ALARM), "pole": client(state="failed", error="no")}), 1),
+    ],
+    ids=["well", "alarm", "warning", "failed"],
+)
+def test_a_checked_status_has_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], code: int, form: list[str]
+) -> None:
+    monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: found)
+    plain, checked = (CliRunner().invoke(main, ["status", "a:1", *words]) for words in (form, ["--check", *form]))
+    assert (plain.exit_code, checked.exit_code) == (0, code)
+    assert checked.stdout == plain.stdout

@@ -23,6 +23,7 @@ def client(**changes: Any) -> dict[str, Any]:
         "algorithm": "PPO",
         "episodes": 1200,
         "mean_return": 475.25,
+        "mean_reward": 0.98765,
         "steps": 65536,
         "steps_per_s": 12345.6,
         "version": 60,
@@ -42,13 +43,13 @@ def test_rows_are_in_order_and_count_live_actors_and_refusals() -> None:
     assert [row.client_id for row in rows] == ["a", "b"]
     assert rows[0].cells()[HEADINGS.index("return")] == "-"
     assert rows[1].cells() == (
-        *("b", "running", "PPO", "1,200", "475.2", "65,536", "12,346", "60", "0.50", "7", "1", "5/1"),
+        *("b", "running", "PPO", "1,200", "475.2", "0.988", "65,536", "12,346", "60", "0.50", "7", "1", "5/1"),
     )  # fmt: skip
 
 
 def test_the_figures_of_a_client_that_starts_are_unknown() -> None:
     (row,) = client_rows({"clients": {"luna": client(state="starting", version=-1, episodes=0, steps=0, mean_return=None)}})
-    assert row.cells() == ("luna", "starting", "PPO", *["-"] * 6, "7", "1", "5/1")
+    assert row.cells() == ("luna", "starting", "PPO", *["-"] * 7, "7", "1", "5/1")
     (row,) = client_rows({"clients": {"luna": client(version=-1)}})
     assert row.cells()[HEADINGS.index("version")] == "-"
 
@@ -62,7 +63,7 @@ def test_a_table_is_aligned_and_shows_errors_below() -> None:
 
 
 def test_lines_for_a_narrow_terminal_say_everything() -> None:
-    (row,) = client_rows({"clients": {"luna": client()}})
+    (row,) = client_rows({"clients": {"luna": client(steps=123_456_789_012, mean_reward=-1.234e-15)}})
     text = " ".join(row.lines())
     assert all(cell in text for cell in row.cells())
     assert all(len(line) < 80 for line in row.lines())

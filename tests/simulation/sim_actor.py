@@ -234,7 +234,7 @@ class SimActor:
             batch: list[PackedSegment] = []
             steps = 0
             while spool.waiting and len(batch) < BATCH_ITEMS:
-                if batch and not (session.sent_steps + steps < session.credit_steps and session.has_room(len(batch))):
+                if batch and not session.has_room(len(batch), steps):
                     break
                 _, segment, packed = spool.take()
                 self._sim.history.assign(self.stream, session.received + session.unreceived + len(batch), segment)

@@ -10,13 +10,31 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["child_environment", "end_text", "end_with_parent", "module_path", "start_error_text", "start_with_socket"]
+from rl4sys_zmq.standard_streams import replace_streams
+
+__all__ = [
+    "ChildProcess",
+    "begin_child",
+    "child_environment",
+    "end_group_with_process",
+    "end_text",
+    "end_with_parent",
+    "kill_group",
+    "module_path",
+    "reset_signals",
+    "start_error_text",
+    "start_with_socket",
+]
 
 _LOWEST_FD = 3
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.01
+_UNKNOWN_STATUS = 256
+"""The exit status of a process that was collected by the kernel or by another part of the program. It counts as a failure."""
 _MORE_PROCESSES = "raise the limit of processes and threads (ulimit -u, or the pids limit of the container)"
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -51,13 +69,56 @@ def module_path() -> list[str]:
     return [entry for entry in path if entry]
 
 
+class ChildProcess(subprocess.Popen[bytes]):
+    """A child process whose lost exit status counts as a failure.
+
+    If the program ignores SIGCHLD, or another part of it has collected the process, `subprocess.Popen` takes the status for 0.
+    """
+
+    def look(self, options: int = os.WNOHANG) -> int | None:
+        """Return the exit status, without collecting the process; None while it runs. With the option 0, wait for the end."""
+        if self.returncode is not None:
+            return self.returncode
+        try:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options)
+        except ChildProcessError:
+            return _UNKNOWN_STATUS
+        if end is None:
+            return None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+    def poll(self) -> int | None:
+        """Return the exit status as `look` does, and collect the process if it has ended."""
+        code = self.look()
+        if code is not None and self.returncode is None:
+            super().poll()
+            self.returncode = code
+        return code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process, collect it, and return its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: If it still runs after `timeout` seconds.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is None:
+                self.look(0)
+            elif (left_s := end - time.monotonic()) > 0:
+                time.sleep(min(_LOOK_S, left_s))
+            else:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+
 def start_with_socket(
     end: socket.socket,
     *command: str,
     stdout: int | None = None,
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
+) -> ChildProcess:
     """Start a Python process that inherits a socket. It is in a session of its own, and its standard input is empty.
 
     Args:
@@ -73,7 +134,7 @@ def start_with_socket(
     # In a program without standard streams, the socket could have one of their numbers, which the child replaces.
     number = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     try:
-        return subprocess.Popen(
+        return ChildProcess(
             [sys.executable, "-P", *command, str(number)],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -98,6 +159,53 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def reset_signals() -> None:
+    """Undo what this process has inherited: an ignored SIGCHLD, and blocked signals. Only the owner of the process calls it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def begin_child(*ignored: signal.Signals) -> None:
+    """Prepare a process that `start_with_socket` has started. It ends with its parent, and can lose its standard streams.
+
+    Args:
+        ignored: Signals to ignore, because the parent ends this process.
+    """
+    reset_signals()
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    replace_streams()
+
+
+_GUARD = f"""
+import ctypes, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGTERM)
+group = int(sys.argv[1])
+if os.getppid() == group:
+    signal.sigwait([signal.SIGTERM])
+os.killpg(group, signal.SIGKILL)
+"""
+
+
+def end_group_with_process() -> None:
+    """Let what this process starts in its process group end with it, even if it is killed. This has an effect on Linux only.
+
+    The main thread of the leader of a process group calls this. It starts a small process that waits for the end of this one.
+    """
+    if sys.platform == "linux":
+        null = subprocess.DEVNULL
+        command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
+        subprocess.Popen(command, stdin=null, stdout=null, stderr=null, process_group=0)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a process group, and all that it has started there. Call it before the process is collected."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def start_error_text(error: BaseException) -> str:
     """Return the text of an error that a start of a process or a thread has raised, with a remedy if there is a known one.
 
@@ -115,6 +223,8 @@ def end_text(code: int) -> str:
     Args:
         code: The exit status; the negative number of the signal if a signal ended the process.
     """
+    if code == _UNKNOWN_STATUS:
+        return "an unknown exit status: this program ignores SIGCHLD, or collects processes that it did not start"
     if code >= 0:
         return f"exit status {code}"
     with contextlib.suppress(ValueError):

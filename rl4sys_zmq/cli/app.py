@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from rl4sys_zmq.child_process import reset_signals
 from rl4sys_zmq.cli.signals import INTERRUPTED, SignalHandlers, StopSignalReceived
 from rl4sys_zmq.errors import (
     CheckpointError,
@@ -29,6 +30,7 @@ from rl4sys_zmq.errors import (
     TransportError,
 )
 from rl4sys_zmq.plugins import import_plugins
+from rl4sys_zmq.standard_streams import lost_output, replace_streams
 from rl4sys_zmq.version import package_version
 
 __all__ = [
@@ -152,11 +154,14 @@ class CommandGroup(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name
+        if args is None:  # not called from a test: this process belongs to the command
+            reset_signals()
+            replace_streams(stdout_required=True)
         with SignalHandlers() as signals:
             code = _exit_code(
                 name or "", lambda: super(CommandGroup, self).main(args, name, complete_var, standalone_mode=False, **extra)
             )
-            if args is None:  # not called from a test: this process belongs to the command
+            if args is None:
                 _exit_process(code, at_once=signals.received)
         sys.exit(code)
 
@@ -191,6 +196,11 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         return USAGE
     except RL4SysError as exc:
         print_line(f"{name}: {_one_line(exc)}", err=True)
+        return FAILED
+    except OSError as exc:
+        if exc is not lost_output():
+            raise
+        print_line(f"{name}: stdout cannot be written: {exc.strerror}", err=True)
         return FAILED
     return result if isinstance(result, int) else 0
 

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import NoReturn
 
-from rl4sys_zmq.child_process import end_text, start_with_socket
+from rl4sys_zmq.child_process import ChildProcess, end_text, start_with_socket
 from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.logs import get_logger
@@ -173,7 +173,7 @@ class Sidecar(Resource):
             log.warning("the sidecar (pid %d) was killed and has not ended yet", self.pid)
 
 
-def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _start() -> tuple[socket.socket, ChildProcess]:
     if not sys.executable:
         raise TransportError("cannot start a sidecar: sys.executable is empty; set it to the Python interpreter to use")
     try:
@@ -194,7 +194,7 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     return ours, process
 
 
-def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+def _ended(process: ChildProcess, timeout_s: float) -> bool:
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:

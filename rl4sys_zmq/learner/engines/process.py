@@ -20,7 +20,6 @@ import math
 import os
 import select
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.child_process import end_text, kill_group, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
@@ -289,8 +288,7 @@ class _ProcessWatchThread(Worker):
     def _kill(self) -> None:
         """Kill the process, and all that it has started in its group. The caller holds the lock."""
         if self.pid is not None and self._process.returncode is None:  # until it is collected, no other group has its number
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self._process)
 
     def _close_pair(self) -> None:
         with self._lock:
@@ -335,7 +333,7 @@ class _ProcessWatchThread(Worker):
                 self._kill()
             raise
         finally:
-            self._has_ended(0)
+            self._process.look(0)
             with self._lock:
                 self._kill()
                 code = self._process.wait()
@@ -354,7 +352,7 @@ class _ProcessWatchThread(Worker):
                 poll.register(death, select.POLLIN)
                 wait_s = WORKER_REPORT_S
             is_open = True
-            while not self._has_ended(os.WNOHANG):
+            while self._process.look() is None:
                 poll.poll(math.ceil(wait_s * 1000))
                 if is_open and not self._read(PACKETS_PER_LOOK):
                     is_open = False
@@ -362,13 +360,6 @@ class _ProcessWatchThread(Worker):
                 if time.monotonic() >= self._kill_at:
                     with self._lock:
                         self._kill()
-
-    def _has_ended(self, options: int) -> bool:
-        """Return True if the process has ended, without collecting it. With the option 0, wait for the end."""
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options) is not None
-        except ChildProcessError:  # the program ignores SIGCHLD, so the kernel has collected the process
-            return True
 
     def _pair_end(self) -> socket.socket:
         assert self._pair is not None

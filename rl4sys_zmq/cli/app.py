@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rl4sys_zmq.child_process import reset_signals
 from rl4sys_zmq.cli.signals import INTERRUPTED, SignalHandlers, StopSignalReceived
@@ -135,12 +136,25 @@ def print_line(text: str = "", *, err: bool = False) -> None:
     (sys.stderr if err else sys.stdout).flush()
 
 
+class _Command(click.Command):
+    """A command whose errors name the environment variable that has set the option."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as exc:
+            exc.add_note(_of_environment(ctx, next((p for p in self.params if p.name == exc.key), None)))
+            raise
+
+
 class CommandGroup(click.Group):
     """A group of commands with common exit codes and error messages.
 
     The exit codes are 0, 1 (failed), 2 (usage, configuration, or an address, file or directory that cannot be used) and 130
     (Ctrl-C). A command can return its exit code. An exception of this library is printed as one line on stderr.
     """
+
+    command_class = _Command
 
     def main(
         self,
@@ -180,8 +194,9 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         else:
             context = getattr(exc, "ctx", None)
             path = context.command_path if context is not None else name
+            words = _of_environment(context, getattr(exc, "param", None))
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
-            print_line(f"{path}: {message.rstrip('.')}{hint}", err=True)
+            print_line(f"{path}: {message.rstrip('.')}{words}{hint}", err=True)
         return exc.exit_code
     except (
         ConfigError,
@@ -205,8 +220,16 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _of_environment(context: click.Context | None, parameter: click.Parameter | None) -> str:
+    """Return the words that name the environment variable from which an invalid value comes; empty if none has set it."""
+    if context is None or parameter is None or context.get_parameter_source(parameter.name) is not ParameterSource.ENVIRONMENT:
+        return ""
+    name = f"{context.auto_envvar_prefix}_{parameter.name.upper()}"
+    return f"; it comes from the environment variable {name}: unset it, or give {parameter.opts[0]}"
+
+
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join("".join([str(error), *getattr(error, "__notes__", ())]).split())
 
 
 def _exit_process(code: int, *, at_once: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Self
 
 from rl4sys_zmq.errors import TransportError
 
-__all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address"]
+__all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address", "make_socket_folder"]
 
 SCHEMES = ("tcp", "ipc", "inproc")
 
@@ -132,6 +132,27 @@ def _port(text: str, port: str) -> int:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise TransportError(f"{text!r} has no valid port; a port is a number from 0 to 65535 (0 picks a free one)")
     return int(port)
+
+
+def make_socket_folder() -> str:
+    """Create a private folder for ipc sockets among the temporary files, and return its path. Names of 12 bytes fit in it.
+
+    Raises:
+        TransportError: If there is no folder for temporary files, or its path is too long.
+    """
+    import tempfile  # slow to import, and needed only to bind
+
+    try:
+        parent = tempfile.gettempdir()
+        size = len(os.fsencode(os.path.join(parent, "rl4sys-xxxxxxxx", "x" * 12)))
+        if size > MAX_IPC_PATH_BYTES:
+            raise TransportError(
+                f"a socket in the folder for temporary files, {parent}, has a path of {size} bytes; at most {MAX_IPC_PATH_BYTES} "
+                "are possible; set TMPDIR to a folder with a shorter path, such as /tmp"
+            )
+        return tempfile.mkdtemp(prefix="rl4sys-")  # mode 0700
+    except OSError as exc:
+        raise TransportError(f"no folder for sockets can be created: {exc}; set TMPDIR to a folder on a local disk") from exc
 
 
 def _check_ipc_path(text: str, path: str) -> None:

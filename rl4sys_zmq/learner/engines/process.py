@@ -22,11 +22,9 @@ import select
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.child_process import end_text, kill_group, module_path, start_error_text, start_with_socket
@@ -49,7 +47,7 @@ from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.transports import Socket, make_socket_folder
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
@@ -85,10 +83,7 @@ class ProcessEngine:
         """
         if not hasattr(socket, "SOCK_SEQPACKET") or not sys.executable:
             raise ConfigError("engine: process needs Linux and a Python interpreter (sys.executable); use thread", key="engine")
-        try:
-            self._folder = Path(tempfile.mkdtemp(prefix="rl4sys-workers-"))  # mode 0700
-        except OSError as exc:
-            raise TransportError(f"engine process: no folder for its sockets can be created: {exc}; set TMPDIR") from exc
+        self._folder = make_socket_folder()
         self._numbers = itertools.count(1)
         try:
             self._up = gateway.listen(f"ipc://{self._folder}/up")

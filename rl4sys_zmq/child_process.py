@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import signal
 import socket
@@ -23,7 +24,6 @@ __all__ = [
     "end_group_with_process",
     "end_text",
     "end_with_parent",
-    "kill_group",
     "module_path",
     "reset_signals",
     "start_error_text",
@@ -70,19 +70,19 @@ def module_path() -> list[str]:
 
 
 class ChildProcess(subprocess.Popen[bytes]):
-    """A child process whose lost exit status counts as a failure.
+    """A child process in a process group of its own, whose lost exit status counts as a failure.
 
     If the program ignores SIGCHLD, or another part of it has collected the process, `subprocess.Popen` takes the status for 0.
     """
 
     def look(self, options: int = os.WNOHANG) -> int | None:
-        """Return the exit status, without collecting the process; None while it runs. With the option 0, wait for the end."""
+        """Return the exit status, without collecting the process; None while it runs. The option 0 waits for the end."""
         if self.returncode is not None:
             return self.returncode
         try:
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options)
         except ChildProcessError:
-            return _UNKNOWN_STATUS
+            return _UNKNOWN_STATUS if self.returncode is None else self.returncode
         if end is None:
             return None
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
@@ -101,15 +101,26 @@ class ChildProcess(subprocess.Popen[bytes]):
         Raises:
             subprocess.TimeoutExpired: If it still runs after `timeout` seconds.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if end is None:
-                self.look(0)
-            elif (left_s := end - time.monotonic()) > 0:
-                time.sleep(min(_LOOK_S, left_s))
-            else:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self.look() is None:
+            if time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return code
+            time.sleep(_LOOK_S)
+        return self.poll() or 0
+
+    def end(self, patience_s: float) -> int:
+        """Wait for the end of the process, kill it after `patience_s` seconds, and then what is left of its process group."""
+        deadline = time.monotonic() + patience_s
+        while self.look() is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        self.kill_group()
+        return self.wait()
+
+    def kill_group(self) -> None:
+        """Kill the process and its process group, until it is collected."""
+        if self.returncode is None:  # until then, no other group has its number
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 def start_with_socket(
@@ -198,12 +209,6 @@ def end_group_with_process() -> None:
         null = subprocess.DEVNULL
         command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
         subprocess.Popen(command, stdin=null, stdout=null, stderr=null, process_group=0)
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a process group, and all that it has started there. Call it before the process is collected."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def start_error_text(error: BaseException) -> str:

@@ -31,7 +31,7 @@ from rl4sys_zmq.errors import (
     TransportError,
 )
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.standard_streams import lost_output, replace_streams
+from rl4sys_zmq.standard_streams import replace_streams
 from rl4sys_zmq.version import package_version
 
 __all__ = [
@@ -213,7 +213,7 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         print_line(f"{name}: {_one_line(exc)}", err=True)
         return FAILED
     except OSError as exc:
-        if exc is not lost_output():
+        if exc.filename != "stdout":
             raise
         print_line(f"{name}: stdout cannot be written: {exc.strerror}", err=True)
         return FAILED

@@ -6,7 +6,6 @@ imports torch while the actor processes import Gymnasium.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -241,12 +240,7 @@ class ActorProcesses(Resource):
         self.stop()
         deadline = time.monotonic() + CHILD_TERM_S
         for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.end(max(0.0, deadline - time.monotonic()))
             if process.stdin is not None:
                 process.stdin.close()
 

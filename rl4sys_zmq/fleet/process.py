@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rl4sys_zmq.child_process import ChildProcess, kill_group
+from rl4sys_zmq.child_process import ChildProcess
 from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
 from rl4sys_zmq.logs import get_logger
@@ -103,18 +103,18 @@ class ActorProcess(ActorHandle):
     def advance(self, now: float) -> None:
         """Do the next step of `stop` if its time has come, and record the end of the process."""
         if self._process.look() is not None:
-            kill_group(self._process)  # the ended leader, not yet collected, still holds the number of its group
+            self._process.kill_group()  # the ended leader, not yet collected, still holds the number of its group
             self.read()
             self.exit_code = self._process.wait()
         elif now >= self._kill_at:
-            kill_group(self._process)
+            self._process.kill_group()
         elif now >= self._terminate_at and not self._terminated:
             self._terminated = True
             self._process.terminate()
 
     def kill(self) -> None:
         """Kill the process and everything that it has started, and wait for its end."""
-        kill_group(self._process)
+        self._process.kill_group()
         try:
             self.exit_code = self._process.wait(KILLED_S)
         except subprocess.TimeoutExpired:

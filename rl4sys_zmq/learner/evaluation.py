@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.child_process import end_text, kill_group, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.config.evaluation import EvaluationConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.best_policy import EVALUATED, BestPolicyFolder, EvaluationRecord
@@ -87,13 +87,13 @@ class EvaluationProcess(Resource):
             self._send(request)
             line = self._read_line(time.monotonic() + timeout_s)
         except TimeoutError as exc:
-            kill_group(self._process)
+            self._process.kill_group()
             raise ConnectionError(
                 f"{request['episodes']} episodes took more than {timeout_s:g} s, and its process was killed; "
                 "repair the environment, or give fewer episodes or a larger timeout_s"
             ) from exc
         except ConnectionError as exc:
-            raise ConnectionError(f"its process has ended ({self._end_text()})") from exc
+            raise ConnectionError(f"its process has ended ({end_text(self._process.end(END_S))})") from exc
         reply: dict[str, Any] = json.loads(line)
         return reply
 
@@ -113,26 +113,13 @@ class EvaluationProcess(Resource):
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def _end_text(self) -> str:
-        """Return how the process has ended, as text. One that still runs without its socket is killed."""
-        return end_text(self._collect(END_S))
-
     def _send(self, document: dict[str, Any]) -> None:
         self._end.sendall(json.dumps(document).encode("ascii") + b"\n")
 
     def close(self) -> None:
         """Close the socket, and wait for the end of the process. If it plays an episode, it is killed."""
         self._end.close()
-        self._collect(0.0 if self._stopping.is_set() else END_S)
-
-    def _collect(self, patience_s: float) -> int:
-        """Wait for the end of the process, and kill it after `patience_s`. Then kill what it has left in its process group."""
-        deadline = time.monotonic() + patience_s
-        while self._process.look() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if self._process.returncode is None:
-            kill_group(self._process)
-        return self._process.wait()
+        self._process.end(0.0 if self._stopping.is_set() else END_S)
 
 
 class PolicyEvaluator(Worker):

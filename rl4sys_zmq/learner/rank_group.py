@@ -249,9 +249,7 @@ class RankGroup(RankMember, Resource):
         for other in others:
             other.link.close()
         for other in others:
-            if other.end(_END_S) is None:
-                other.process.kill()
-                other.process.wait()
+            other.process.end(_END_S)
         self._group = self._store = None
 
 

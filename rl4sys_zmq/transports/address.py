@@ -11,6 +11,7 @@ from rl4sys_zmq.errors import TransportError
 
 __all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address", "make_socket_folder"]
 
+SOCKET_NAME_BYTES = 12
 SCHEMES = ("tcp", "ipc", "inproc")
 
 MAX_IPC_PATH_BYTES = 107
@@ -135,7 +136,7 @@ def _port(text: str, port: str) -> int:
 
 
 def make_socket_folder() -> str:
-    """Create a private folder for ipc sockets among the temporary files, and return its path. Names of 12 bytes fit in it.
+    """Create a private folder for ipc sockets among the temporary files, and return its path.
 
     Raises:
         TransportError: If there is no folder for temporary files, or its path is too long.
@@ -144,12 +145,9 @@ def make_socket_folder() -> str:
 
     try:
         parent = tempfile.gettempdir()
-        size = len(os.fsencode(os.path.join(parent, "rl4sys-xxxxxxxx", "x" * 12)))
-        if size > MAX_IPC_PATH_BYTES:
-            raise TransportError(
-                f"a socket in the folder for temporary files, {parent}, has a path of {size} bytes; at most {MAX_IPC_PATH_BYTES} "
-                "are possible; set TMPDIR to a folder with a shorter path, such as /tmp"
-            )
+        if (room := MAX_IPC_PATH_BYTES - len(os.fsencode(parent)) - len("/rl4sys-xxxxxxxx/")) < SOCKET_NAME_BYTES:
+            problem = f"the path of the folder for temporary files, {parent}, leaves {room} bytes for the name of a socket"
+            raise TransportError(f"{problem}; set TMPDIR to a folder with a shorter path, such as /tmp")
         return tempfile.mkdtemp(prefix="rl4sys-")  # mode 0700
     except OSError as exc:
         raise TransportError(f"no folder for sockets can be created: {exc}; set TMPDIR to a folder on a local disk") from exc

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl4sys_zmq.child_process import end_text, kill_group, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
@@ -282,8 +282,8 @@ class _ProcessWatchThread(Worker):
 
     def _kill(self) -> None:
         """Kill the process, and all that it has started in its group. The caller holds the lock."""
-        if self.pid is not None and self._process.returncode is None:  # until it is collected, no other group has its number
-            kill_group(self._process)
+        if self.pid is not None:
+            self._process.kill_group()
 
     def _close_pair(self) -> None:
         with self._lock:

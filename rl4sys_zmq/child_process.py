@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.standard_streams import replace_streams
 
 __all__ = [
@@ -23,16 +24,18 @@ __all__ = [
     "child_environment",
     "end_group_with_process",
     "end_text",
-    "end_with_parent",
     "module_path",
     "reset_signals",
     "start_error_text",
     "start_with_socket",
 ]
 
+log = get_logger(__name__)
+
 _LOWEST_FD = 3
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.01
+_KILLED_S = 5.0
 _UNKNOWN_STATUS = 256
 """The exit status of a process that was collected by the kernel or by another part of the program. It counts as a failure."""
 _MORE_PROCESSES = "raise the limit of processes and threads (ulimit -u, or the pids limit of the container)"
@@ -109,12 +112,19 @@ class ChildProcess(subprocess.Popen[bytes]):
         return self.poll() or 0
 
     def end(self, patience_s: float) -> int:
-        """Wait for the end of the process, kill it after `patience_s` seconds, and then what is left of its process group."""
+        """Wait for the end of the process, kill it after `patience_s` seconds, and return its exit status.
+
+        What is left of its process group is killed too.
+        """
         deadline = time.monotonic() + patience_s
         while self.look() is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         self.kill_group()
-        return self.wait()
+        try:
+            return self.wait(_KILLED_S)
+        except subprocess.TimeoutExpired:
+            log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, _KILLED_S)
+            return -signal.SIGKILL
 
     def kill_group(self) -> None:
         """Kill the process and its process group, until it is collected."""
@@ -159,17 +169,6 @@ def start_with_socket(
         os.close(number)
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill this process at the end of the thread that has started it. This has an effect on Linux only.
-
-    A socketpair alone does not always show the end of the parent: a forked process can hold a copy of the parent's end.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def reset_signals() -> None:
     """Undo what this process has inherited: an ignored SIGCHLD, and blocked signals. Only the owner of the process calls it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -177,7 +176,10 @@ def reset_signals() -> None:
 
 
 def begin_child(*ignored: signal.Signals) -> None:
-    """Prepare a process that `start_with_socket` has started. It ends with its parent, and can lose its standard streams.
+    """Prepare a process that `start_with_socket` has started, which can lose its standard streams.
+
+    On Linux, the kernel kills it at the end of the thread that has started it. A socketpair alone does not always show this end:
+    a forked process can hold a copy of the parent's descriptor.
 
     Args:
         ignored: Signals to ignore, because the parent ends this process.
@@ -185,7 +187,10 @@ def begin_child(*ignored: signal.Signals) -> None:
     reset_signals()
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     replace_streams()
 
 

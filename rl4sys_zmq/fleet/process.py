@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,8 +27,6 @@ DRAIN_LINE = b"drain\n"
 """The line on its standard input that tells an actor process to drain."""
 READ_BYTES = 65_536
 READS = 16
-KILLED_S = 5.0
-"""The longest wait for the end of a killed process, in seconds."""
 
 
 class ActorProcess(ActorHandle):
@@ -103,9 +100,8 @@ class ActorProcess(ActorHandle):
     def advance(self, now: float) -> None:
         """Do the next step of `stop` if its time has come, and record the end of the process."""
         if self._process.look() is not None:
-            self._process.kill_group()  # the ended leader, not yet collected, still holds the number of its group
+            self.exit_code = self._process.end(0.0)
             self.read()
-            self.exit_code = self._process.wait()
         elif now >= self._kill_at:
             self._process.kill_group()
         elif now >= self._terminate_at and not self._terminated:
@@ -114,11 +110,7 @@ class ActorProcess(ActorHandle):
 
     def kill(self) -> None:
         """Kill the process and everything that it has started, and wait for its end."""
-        self._process.kill_group()
-        try:
-            self.exit_code = self._process.wait(KILLED_S)
-        except subprocess.TimeoutExpired:
-            log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, KILLED_S)
+        self.exit_code = self._process.end(0.0)
 
 
 class ProcessEngine(ActorEngine):

@@ -28,15 +28,13 @@ from rl4sys_zmq.policies.folder import encode_policy, read_file
 from rl4sys_zmq.private import exchange_paths, make_private, sync_folder, write_folder
 from rl4sys_zmq.sealed import seal_document, seal_holds
 
-__all__ = ["BEST", "EVALUATED", "EVALUATION", "BestPolicyFolder", "EvaluationRecord"]
+__all__ = ["BEST", "EVALUATION", "BestPolicyFolder", "EvaluationRecord"]
 
 log = get_logger(__name__)
 
 BEST = "best"
 """The name of the folder in the run directory."""
 EVALUATION = "evaluation.json"
-EVALUATED = ".evaluated-"
-"""The beginning of the name of a folder with a policy that is being evaluated."""
 MAX_RECORD_BYTES = 1 << 20
 
 
@@ -91,13 +89,6 @@ class BestPolicyFolder:
         self.policy = self._folder / "policy"
         self._new = self._folder / ".new"
         self.record = self._read()
-
-    def make(self) -> Path:
-        """Create the folder without a policy, and return its path. What a killed learner has left of an evaluation is removed."""
-        make_private(self._folder)
-        for left in self._folder.glob(f"{EVALUATED}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        return self._folder
 
     def offer(self, policy: StoredPolicy, record: EvaluationRecord) -> bool:
         """Keep a policy if its mean return is higher than that of the best one so far. Return True if it is kept.

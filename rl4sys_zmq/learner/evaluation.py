@@ -24,7 +24,7 @@ import numpy as np
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.config.evaluation import EvaluationConfig
 from rl4sys_zmq.errors import Closed, RL4SysError
-from rl4sys_zmq.learner.best_policy import EVALUATED, BestPolicyFolder, EvaluationRecord
+from rl4sys_zmq.learner.best_policy import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.policies.folder import encode_policy
@@ -267,8 +267,7 @@ class PolicyEvaluator(Worker):
     def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy) -> None:
         options = self._options
         self._open_best()
-        place = self.best.make() if self.best is not None else None
-        with tempfile.TemporaryDirectory(prefix=EVALUATED, dir=place, ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(prefix=".evaluation-", dir=self._run_dir, ignore_cleanup_errors=True) as name:
             folder = Path(name) / "policy"
             write_folder(folder, encode_policy(policy))
             request = {"policy": str(folder), "env": options.make_arguments, "episodes": options.episodes, "seed": options.seed}

@@ -330,8 +330,7 @@ class _ProcessWatchThread(Worker):
         finally:
             self._process.look(0)
             with self._lock:
-                self._kill()
-                code = self._process.wait()
+                code = self._process.end(0.0)
         return code
 
     def _follow(self) -> None:

@@ -85,7 +85,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         try:
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options)
         except ChildProcessError:
-            return _UNKNOWN_STATUS if self.returncode is None else self.returncode
+            return _UNKNOWN_STATUS
         if end is None:
             return None
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
@@ -96,7 +96,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         if code is not None and self.returncode is None:
             super().poll()
             self.returncode = code
-        return code
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the process, collect it, and return its exit status.

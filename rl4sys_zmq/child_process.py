@@ -205,15 +205,15 @@ os.killpg(group, signal.SIGKILL)
 """
 
 
-def end_group_with_process() -> None:
+def end_group_with_process() -> subprocess.Popen[bytes] | None:
     """Let what this process starts in its process group end with it, even if it is killed. This has an effect on Linux only.
 
-    The main thread of the leader of a process group calls this. It starts a small process that waits for the end of this one.
+    The main thread of the leader of a process group calls this, and keeps the result: a small process that waits for its end.
     """
-    if sys.platform == "linux":
-        null = subprocess.DEVNULL
-        command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
-        subprocess.Popen(command, stdin=null, stdout=null, stderr=null, process_group=0)
+    if sys.platform != "linux":
+        return None
+    null, command = subprocess.DEVNULL, [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
+    return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, process_group=0)
 
 
 def start_error_text(error: BaseException) -> str:

@@ -71,7 +71,8 @@ def replace_streams(*, stdout_required: bool = False) -> None:
 def _stream(old: TextIO | None, fd: int) -> TextIO:
     raw = _Output(fd, is_open=old is not None)
     encoding, errors = (old.encoding, old.errors) if old is not None else ("utf-8", "backslashreplace")
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=fd == 2 or raw.isatty())
+    at_once = fd == 2 or raw.isatty() or getattr(old, "write_through", False)  # python -u
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=at_once)
 
 
 def outlive_output() -> None:

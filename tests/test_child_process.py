@@ -76,7 +76,11 @@ def test_what_a_process_has_started_ends_with_it() -> None:
 
 
 def test_the_end_of_a_killed_leader_is_the_end_of_its_group() -> None:
-    code = "from rl4sys_zmq.child_process import end_group_with_process; end_group_with_process(); " + GROUP + "time.sleep(977)"
+    code = (
+        "from rl4sys_zmq.child_process import end_group_with_process; guard = end_group_with_process(); "
+        + GROUP
+        + "time.sleep(977)"
+    )
     process = ChildProcess([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     child = int(process.stdout.readline())

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         argv: The arguments of the command: the file descriptor of the socket. None: those of this process.
     """
     begin_child(signal.SIGINT, signal.SIGTERM)  # the learner closes the socket to end this process
-    end_group_with_process()
+    _guard = end_group_with_process()
     os.nice(NICENESS)
     (fd,) = argv if argv is not None else sys.argv[1:]
     environments: dict[str, Any] = {}

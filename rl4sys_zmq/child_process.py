@@ -5,18 +5,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["child_environment", "end_text", "end_with_parent", "module_path", "start_error_text", "start_with_socket"]
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.standard_streams import replace_streams
+
+__all__ = [
+    "ChildProcess",
+    "begin_child",
+    "child_environment",
+    "end_group_with_process",
+    "end_text",
+    "module_path",
+    "reset_signals",
+    "start_error_text",
+    "start_with_socket",
+]
+
+log = get_logger(__name__)
 
 _LOWEST_FD = 3
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.01
+_KILLED_S = 5.0
+_UNKNOWN_STATUS = 256
+"""The exit status of a process that was collected by the kernel or by another part of the program. It counts as a failure."""
 _MORE_PROCESSES = "raise the limit of processes and threads (ulimit -u, or the pids limit of the container)"
 _REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -51,13 +72,74 @@ def module_path() -> list[str]:
     return [entry for entry in path if entry]
 
 
+class ChildProcess(subprocess.Popen[bytes]):
+    """A child process in a process group of its own, whose lost exit status counts as a failure.
+
+    If the program ignores SIGCHLD, or another part of it has collected the process, `subprocess.Popen` takes the status for 0.
+    """
+
+    def look(self, options: int = os.WNOHANG) -> int | None:
+        """Return the exit status, without collecting the process; None while it runs. The option 0 waits for the end."""
+        if self.returncode is not None:
+            return self.returncode
+        try:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options)
+        except ChildProcessError:
+            return _UNKNOWN_STATUS
+        if end is None:
+            return None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+    def poll(self) -> int | None:
+        """Return the exit status as `look` does, and collect the process if it has ended."""
+        code = self.look()
+        if code is not None and self.returncode is None:
+            super().poll()
+            self.returncode = code
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process, collect it, and return its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: If it still runs after `timeout` seconds.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self.look() is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(_LOOK_S)
+        return self.poll() or 0
+
+    def end(self, patience_s: float) -> int:
+        """Wait for the end of the process, kill it after `patience_s` seconds, and return its exit status.
+
+        What is left of its process group is killed too.
+        """
+        deadline = time.monotonic() + patience_s
+        while self.look() is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        self.kill_group()
+        try:
+            return self.wait(_KILLED_S)
+        except subprocess.TimeoutExpired:
+            log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, _KILLED_S)
+            return -signal.SIGKILL
+
+    def kill_group(self) -> None:
+        """Kill the process and its process group, until it is collected."""
+        if self.returncode is None:  # until then, no other group has its number
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
 def start_with_socket(
     end: socket.socket,
     *command: str,
     stdout: int | None = None,
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
+) -> ChildProcess:
     """Start a Python process that inherits a socket. It is in a session of its own, and its standard input is empty.
 
     Args:
@@ -73,7 +155,7 @@ def start_with_socket(
     # In a program without standard streams, the socket could have one of their numbers, which the child replaces.
     number = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     try:
-        return subprocess.Popen(
+        return ChildProcess(
             [sys.executable, "-P", *command, str(number)],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -87,15 +169,51 @@ def start_with_socket(
         os.close(number)
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill this process at the end of the thread that has started it. This has an effect on Linux only.
+def reset_signals() -> None:
+    """Undo what this process has inherited: an ignored SIGCHLD, and blocked signals. Only the owner of the process calls it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    A socketpair alone does not always show the end of the parent: a forked process can hold a copy of the parent's end.
+
+def begin_child(*ignored: signal.Signals) -> None:
+    """Prepare a process that `start_with_socket` has started, which can lose its standard streams.
+
+    On Linux, the kernel kills it at the end of the thread that has started it. A socketpair alone does not always show this end:
+    a forked process can hold a copy of the parent's descriptor.
+
+    Args:
+        ignored: Signals to ignore, because the parent ends this process.
     """
+    reset_signals()
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    replace_streams()
+
+
+_GUARD = f"""
+import ctypes, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGTERM)
+group = int(sys.argv[1])
+if os.getppid() == group:
+    signal.sigwait([signal.SIGTERM])
+os.killpg(group, signal.SIGKILL)
+"""
+
+
+def end_group_with_process() -> subprocess.Popen[bytes] | None:
+    """Let what this process starts in its process group end with it, even if it is killed. This has an effect on Linux only.
+
+    The main thread of the leader of a process group calls this, and keeps the result: a small process that waits for its end.
+    """
+    if sys.platform != "linux":
+        return None
+    null, command = subprocess.DEVNULL, [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
+    return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, process_group=0)
 
 
 def start_error_text(error: BaseException) -> str:
@@ -115,6 +233,8 @@ def end_text(code: int) -> str:
     Args:
         code: The exit status; the negative number of the signal if a signal ended the process.
     """
+    if code == _UNKNOWN_STATUS:
+        return "an unknown exit status: this program ignores SIGCHLD, or collects processes that it did not start"
     if code >= 0:
         return f"exit status {code}"
     with contextlib.suppress(ValueError):

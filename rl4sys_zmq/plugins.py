@@ -156,6 +156,11 @@ class Registry(Generic[E]):
         key = self._fold(name)
         return key in self._entries or key in self._shipped or key in self._found() or self._family(key) is not None
 
+    def locates(self, name: str) -> bool:
+        """Return True if a name contains the location of an object, whose module is imported when the entry is loaded."""
+        key = self._fold(name)
+        return key not in self._entries and key not in self._shipped and self._family(key) is not None
+
     def require(self, name: str) -> None:
         """Raise ConfigError if there is no entry of a name. Nothing is imported.
 

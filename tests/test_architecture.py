@@ -28,6 +28,7 @@ FLOORS = (
         "errors",
         "resource",
         "child_process",
+        "standard_streams",
         "counters",
         "forks",
         "_lazy",

@@ -310,7 +310,8 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
-        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}"):
+        pragmas = ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}")
+        for pragma in (*pragmas, "temp_store=MEMORY"):  # a machine can have no folder for temporary files
             connection.execute(f"PRAGMA {pragma}").fetchall()
         return connection, _read_meta(connection, path)
     except BaseException:

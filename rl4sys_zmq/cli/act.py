@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -27,6 +26,7 @@ from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
 from rl4sys_zmq.ops.episodes import MASK_KEY, make_environment
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, observation_space_from, space_from
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import have_same_form
@@ -76,6 +76,7 @@ def act(run: RunOptions) -> None:
         RL4SysError: If the learner does not reply, or refuses the actor.
     """
     configure_logging(run.debug)
+    outlive_output()
     tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose and not run.json else None)
     if run.exit_with_stdin:
         end_with_stdin(lambda line: tally.drain() if line == "drain" else None)
@@ -162,8 +163,7 @@ class _JsonOutput(Worker):
             credit_wait_s=stats["credit_wait_s"],
             done=tally.done,
         )
-        with contextlib.suppress(BrokenPipeError):  # the reader has ended; then the end of stdin ends this process
-            print_line(report.to_json())
+        print_line(report.to_json())
 
 
 def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from click.core import ParameterSource
 
+from rl4sys_zmq.child_process import reset_signals
 from rl4sys_zmq.cli.signals import INTERRUPTED, SignalHandlers, StopSignalReceived
 from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.errors import (
@@ -32,6 +34,7 @@ from rl4sys_zmq.errors import (
     TransportError,
 )
 from rl4sys_zmq.plugins import import_plugins
+from rl4sys_zmq.standard_streams import replace_streams
 from rl4sys_zmq.version import package_version
 
 __all__ = [
@@ -183,12 +186,25 @@ class _Formatter(logging.Formatter):
         return _fitted(super().format(record), sys.stderr)
 
 
+class _Command(click.Command):
+    """A command whose errors name the environment variable that has set the option."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as exc:
+            exc.add_note(_of_environment(ctx, next((p for p in self.params if p.name == exc.key), None)))
+            raise
+
+
 class CommandGroup(click.Group):
     """A group of commands with common exit codes and error messages.
 
     The exit codes are 0, 1 (failed), 2 (usage, configuration, or an address, file or directory that cannot be used) and 130
     (Ctrl-C). A command can return its exit code. An exception of this library is printed as one line on stderr.
     """
+
+    command_class = _Command
 
     def main(
         self,
@@ -202,11 +218,14 @@ class CommandGroup(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name
+        if args is None:  # not called from a test: this process belongs to the command
+            reset_signals()
+            replace_streams(stdout_required=True)
         with SignalHandlers() as signals:
             code = _exit_code(
                 name or "", lambda: super(CommandGroup, self).main(args, name, complete_var, standalone_mode=False, **extra)
             )
-            if args is None:  # not called from a test: this process belongs to the command
+            if args is None:
                 _exit_process(code, at_once=signals.received)
         sys.exit(code)
 
@@ -225,8 +244,9 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         else:
             context = getattr(exc, "ctx", None)
             path = context.command_path if context is not None else name
+            words = _of_environment(context, getattr(exc, "param", None))
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
-            print_line(f"{path}: {message.rstrip('.')}{hint}", err=True)
+            print_line(f"{path}: {message.rstrip('.')}{words}{hint}", err=True)
         return exc.exit_code
     except (
         ConfigError,
@@ -242,11 +262,24 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
     except RL4SysError as exc:
         print_line(f"{name}: {_one_line(exc)}", err=True)
         return FAILED
+    except OSError as exc:
+        if exc.filename != "stdout":
+            raise
+        print_line(f"{name}: stdout cannot be written: {exc.strerror}", err=True)
+        return FAILED
     return result if isinstance(result, int) else 0
 
 
+def _of_environment(context: click.Context | None, parameter: click.Parameter | None) -> str:
+    """Return the words that name the environment variable from which an invalid value comes; empty if none has set it."""
+    if context is None or parameter is None or context.get_parameter_source(parameter.name) is not ParameterSource.ENVIRONMENT:
+        return ""
+    name = f"{context.auto_envvar_prefix}_{parameter.name.upper()}"
+    return f"; it comes from the environment variable {name}: unset it, or give {parameter.opts[0]}"
+
+
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join("".join([str(error), *getattr(error, "__notes__", ())]).split())
 
 
 def _exit_process(code: int, *, at_once: bool) -> None:

@@ -6,7 +6,6 @@ imports torch while the actor processes import Gymnasium.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4sys_zmq.child_process import ChildProcess, end_text
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.children import actor_environment
 from rl4sys_zmq.cli.progress import make_progress
@@ -32,6 +32,7 @@ from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.standard_streams import outlive_output
 
 __all__ = ["DemoOptions", "demo"]
 
@@ -89,6 +90,7 @@ def demo(options: DemoOptions) -> int:
         ConfigError: If a required package is not installed, or the environment cannot be created.
         ClientFailed: If the algorithm raised an exception.
     """
+    outlive_output()
     ALGORITHMS.require(options.algorithm)
     require("learner", "torch", "tensorboard", "rich", "matplotlib")
     require("gym", "gymnasium")
@@ -184,14 +186,14 @@ class ActorProcesses(Resource):
 
     def __init__(self, address: str, task: DemoTask, options: DemoOptions, run_dir: Path) -> None:
         self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ChildProcess] = []
         self._stopped = False
         seeds = np.random.SeedSequence(options.seed).generate_state(task.preset.actors)
         try:
             for log, number in zip(self._logs, seeds, strict=True):
                 with os.fdopen(open_private(log), "wb") as output:
                     self._processes.append(
-                        subprocess.Popen(
+                        ChildProcess(
                             [
                                 *(sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", "--exit-with-stdin", "--verbose"),
                                 *("--env", task.env_id, "--learner", address, "--client-id", task.client_id),
@@ -222,7 +224,7 @@ class ActorProcesses(Resource):
                 lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
                 kind = ConfigError if process.returncode == USAGE else RL4SysError
                 raise kind(
-                    f"an actor process ended with exit code {process.returncode}; its last output: {lines[-1]} (log file: {log})"
+                    f"an actor process ended ({end_text(process.returncode)}); its last output: {lines[-1]} (log file: {log})"
                 )
 
     def stop(self) -> None:
@@ -238,12 +240,7 @@ class ActorProcesses(Resource):
         self.stop()
         deadline = time.monotonic() + CHILD_TERM_S
         for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.end(max(0.0, deadline - time.monotonic()))
             if process.stdin is not None:
                 process.stdin.close()
 

@@ -30,6 +30,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet import ActorEngine, Fleet, FleetConfig, FleetStatus, ProcessEngine, SizeLimits
 from rl4sys_zmq.fleet.engine import TERMINATE_S
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.standard_streams import outlive_output
 
 __all__ = ["ENGINES", "FleetOptions", "actor_command", "run_fleet"]
 
@@ -76,6 +77,7 @@ def run_fleet(options: FleetOptions) -> None:
         ConfigError: If the options are invalid, or the first actors cannot begin.
     """
     configure_logging(options.run.debug)
+    outlive_output()
     if options.engine == "process":
         require("gym", "gymnasium")
     config = fleet_config(options)

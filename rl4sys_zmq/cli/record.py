@@ -15,6 +15,7 @@ from rl4sys_zmq.learner.minari_episodes import read_minari
 from rl4sys_zmq.learner.stored_policies import newest_policy
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, record_episode
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
+from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.values import ObservationSpace
 from rl4sys_zmq.values.observations import flat_space
 from rl4sys_zmq.values.spaces import FlatSpace
@@ -46,6 +47,7 @@ def record(options: RecordOptions) -> None:
             Discrete, or the file exists or cannot be written.
         PolicyFolderError, CheckpointError: If the policy cannot be read.
     """
+    outlive_output()
     if options.out.exists():
         raise ConfigError(f"{options.out} exists; choose another file, or remove it", key="out")
     if options.minari is not None:

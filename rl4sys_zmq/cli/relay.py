@@ -10,6 +10,7 @@ from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay import Relay
+from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import raise_descriptor_limit
 
 __all__ = ["relay"]
@@ -34,6 +35,7 @@ def relay(options: Mapping[str, object], *, debug: bool) -> None:
         WorkerDied: If a thread of the relay ended with an error.
     """
     configure_logging(debug)
+    outlive_output()
     config = RelayConfig.from_mapping(options)
     wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS
     if (limit := raise_descriptor_limit(wanted)) < wanted:

@@ -24,6 +24,7 @@ from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.initial_weights import check_weights_source
+from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import raise_descriptor_limit
 
 __all__ = ["ServeOptions", "await_status", "serve", "warm_up"]
@@ -68,6 +69,7 @@ def serve(given: ServeOptions) -> None:
         WorkerDied: If a thread of the learner that serves all clients ended with an error.
     """
     require("learner", "torch", "tensorboard", "rich")
+    outlive_output()
     path, options = given.config_path, given.options
     config = LearnerConfig.load(path, **options) if path is not None else LearnerConfig.from_mapping(options)
     config = _with_init(config, given.init, given.client)

@@ -11,6 +11,7 @@ import click
 
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
 from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
+from rl4sys_zmq.standard_streams import outlive_output
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving import GymEnvServer
@@ -52,6 +53,7 @@ def serve_env(options: ServeEnvOptions) -> None:
     from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 
     configure_logging(options.debug)
+    outlive_output()
     if options.exit_with_stdin:
         end_with_stdin()
     where = options.bind if options.bind is not None else DEFAULT_PORT if options.port is None else options.port

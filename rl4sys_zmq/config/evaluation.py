@@ -11,6 +11,7 @@ from rl4sys_zmq.config.options import (
     InvalidValue,
     checked_arguments,
     integer,
+    number,
     option,
     optional,
     parameters,
@@ -64,6 +65,9 @@ class EvaluationConfig(ConfigSection):
     """Number of episodes of an evaluation."""
     seed: int = option(integer(0, 2**63 - 1), 0)
     """The seed of the initial states. Each evaluation has the same ones."""
+
+    timeout_s: float = option(number(0.0, above=True), 1800.0)
+    """Longest time for an evaluation, in seconds. Then its process is killed, and the evaluation counts as failed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

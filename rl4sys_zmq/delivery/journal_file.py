@@ -302,6 +302,7 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
     index, shared = Path(f"{path}-shm"), os.path.exists(f"{path}-shm")
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=0.0, isolation_level=None, uri=True)
     try:
+        db.execute("PRAGMA temp_store = MEMORY")
         db.text_factory = lambda text: text.decode(errors="replace")
         yield db
     finally:
@@ -396,6 +397,7 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
     db.execute(f"PRAGMA fullfsync = {int(fsync == 'always')}")
     db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
     db.execute(f"PRAGMA journal_size_limit = {CHECKPOINT_BYTES}")
+    db.execute("PRAGMA temp_store = MEMORY")  # a machine can have no folder for temporary files
 
 
 # ---- replacement of a damaged or missing file

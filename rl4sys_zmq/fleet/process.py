@@ -9,14 +9,12 @@ is killed with the actor.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from rl4sys_zmq.child_process import ChildProcess
 from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
 from rl4sys_zmq.logs import get_logger
@@ -29,8 +27,6 @@ DRAIN_LINE = b"drain\n"
 """The line on its standard input that tells an actor process to drain."""
 READ_BYTES = 65_536
 READS = 16
-KILLED_S = 5.0
-"""The longest wait for the end of a killed process, in seconds."""
 
 
 class ActorProcess(ActorHandle):
@@ -50,7 +46,7 @@ class ActorProcess(ActorHandle):
         self.socket, theirs = socket.socketpair()
         end = theirs.fileno()
         try:
-            self._process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True)
+            self._process = ChildProcess(command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True)
         except BaseException:
             self.socket.close()
             raise
@@ -103,27 +99,18 @@ class ActorProcess(ActorHandle):
 
     def advance(self, now: float) -> None:
         """Do the next step of `stop` if its time has come, and record the end of the process."""
-        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            self._signal_group(signal.SIGKILL)  # the ended leader, not yet collected, still holds the number of its group
+        if self._process.look() is not None:
+            self.exit_code = self._process.end(0.0)
             self.read()
-            self.exit_code = self._process.wait()
         elif now >= self._kill_at:
-            self._signal_group(signal.SIGKILL)
+            self._process.kill_group()
         elif now >= self._terminate_at and not self._terminated:
             self._terminated = True
             self._process.terminate()
 
-    def _signal_group(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
-
     def kill(self) -> None:
         """Kill the process and everything that it has started, and wait for its end."""
-        self._signal_group(signal.SIGKILL)
-        try:
-            self.exit_code = self._process.wait(KILLED_S)
-        except subprocess.TimeoutExpired:
-            log.error("process %d did not end within %g s after SIGKILL; the kernel holds it", self.pid, KILLED_S)
+        self.exit_code = self._process.end(0.0)
 
 
 class ProcessEngine(ActorEngine):

@@ -43,6 +43,7 @@ __all__ = [
     "check_engine",
     "check_hello",
     "check_learning_options",
+    "check_planned_size",
     "check_policy_size",
     "require_match",
     "resolve_configuration",
@@ -244,6 +245,12 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
             client.
     """
     entry = config.clients.get(hello.client_id, ClientConfig())
+    ours = (config.default_algorithm, *config.algorithms, *(client.algorithm_name for client in config.clients.values()))
+    if ALGORITHMS.locates(hello.algorithm_name) and algorithm_key(hello.algorithm_name) not in ours:
+        problem = (
+            "only the learner's configuration can name a class; add its name there, for a client or as a section of algorithms"
+        )
+        raise ConfigError(f"algorithm_name: {hello.algorithm_name!r:.80}: {problem}", key="algorithm_name")
     settings = resolve_settings(config, hello, entry)
     require_match(settings, hello)
     return settings
@@ -312,6 +319,23 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
             f"engine: {kind.name} draws from global random generators, so it needs a process of its own and not the engine "
             f"{engine}; set engine: process in the learner's configuration",
             key="engine",
+        )
+
+
+def check_planned_size(
+    kind: AlgorithmEntry, spaces: tuple[ObservationSpace, Space], parameters: Mapping[str, object], limit: int
+) -> None:
+    """Check the networks that an algorithm would build, as far as its entry can plan them, against ``max_parameters``.
+
+    Raises:
+        ConfigError: If one has more than `limit` parameters, or a parameter is invalid.
+    """
+    plan = kind.planned(*spaces, parameters)
+    if plan is not None:
+        check_policy_size(plan, limit)
+    if kind.count is not None and (count := kind.count(*spaces, parameters)) > limit:
+        raise ConfigError(
+            f"the networks of {kind.name} have {count} parameters; max_parameters allows {limit}", key="max_parameters"
         )
 
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import check_policy_size
+from rl4sys_zmq.learner.admission import check_planned_size, check_policy_size
 from rl4sys_zmq.learner.algorithms import (
     ALGORITHMS,
     Algorithm,
     FolderAlgorithm,
     MemoryAlgorithm,
     WarmStartAlgorithm,
-    planned_policy,
 )
 from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
 from rl4sys_zmq.logs import get_logger
@@ -62,10 +61,9 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
             do not fit in memory or on the disk.
     """
     spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
-    make = ALGORITHMS.get(assign.algorithm_name).load()
-    plan = planned_policy(assign.algorithm_name, *spaces, assign.parameters)
-    if plan is not None:
-        check_policy_size(plan, assign.max_parameters)
+    kind = ALGORITHMS.get(assign.algorithm_name)
+    make = kind.load()
+    check_planned_size(kind, spaces, assign.parameters, assign.max_parameters)
     if assign.torch_threads and "torch" in sys.modules:
         torch = importlib.import_module("torch")  # waits for another thread that is importing it
         # Set this before any computation: the number of threads changes the last bits. The number is this thread's own.

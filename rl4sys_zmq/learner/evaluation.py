@@ -63,7 +63,9 @@ class EvaluationProcess(Resource):
         self._received = b""
         try:
             with theirs:
-                self._process = start_with_socket(theirs, "-m", PROCESS, environment={"OMP_NUM_THREADS": "1"})
+                self._process = start_with_socket(
+                    theirs, "-m", PROCESS, stdout=subprocess.DEVNULL, environment={"OMP_NUM_THREADS": "1"}
+                )
             self._send({"path": module_path(), "plugins": list(plugins)})
         except BaseException:
             self._end.close()
@@ -74,27 +76,35 @@ class EvaluationProcess(Resource):
         """The number of the process."""
         return self._process.pid
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and wait for the answer.
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a request, and wait for the answer, at most `timeout_s` seconds.
 
         Raises:
             Closed: If the evaluation was stopped meanwhile.
-            ConnectionError: If the process has ended.
+            ConnectionError: If the process has ended. It is killed if there is no answer in time.
         """
         try:
             self._send(request)
-            line = self._read_line()
+            line = self._read_line(time.monotonic() + timeout_s)
+        except TimeoutError as exc:
+            self._process.kill_group()
+            raise ConnectionError(
+                f"{request['episodes']} episodes took more than {timeout_s:g} s, and its process was killed; "
+                "repair the environment, or give fewer episodes or a larger timeout_s"
+            ) from exc
         except ConnectionError as exc:
-            raise ConnectionError(f"its process has ended ({self._end_text()})") from exc
+            raise ConnectionError(f"its process has ended ({end_text(self._process.end(END_S))})") from exc
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def _read_line(self) -> bytes:
+    def _read_line(self, deadline: float) -> bytes:
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
         while b"\n" not in self._received:
             if self._stopping.is_set():
                 raise Closed("the evaluation was stopped")
+            if time.monotonic() >= deadline:
+                raise TimeoutError
             if poll.poll(LOOK_S * 1000):
                 data = self._end.recv(1 << 16)
                 if not data:
@@ -103,26 +113,13 @@ class EvaluationProcess(Resource):
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def _end_text(self) -> str:
-        """Return how the process has ended, as text. One that still runs without its socket is killed."""
-        try:
-            return end_text(self._process.wait(END_S))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return end_text(self._process.wait())
-
     def _send(self, document: dict[str, Any]) -> None:
         self._end.sendall(json.dumps(document).encode("ascii") + b"\n")
 
     def close(self) -> None:
         """Close the socket, and wait for the end of the process. If it plays an episode, it is killed."""
         self._end.close()
-        busy = self._stopping.is_set()
-        try:
-            self._process.wait(0.0 if busy else END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.end(0.0 if self._stopping.is_set() else END_S)
 
 
 class PolicyEvaluator(Worker):
@@ -270,11 +267,11 @@ class PolicyEvaluator(Worker):
     def _evaluate(self, process: EvaluationProcess, policy: StoredPolicy) -> None:
         options = self._options
         self._open_best()
-        with tempfile.TemporaryDirectory(prefix="rl4sys-evaluation-", ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(prefix=".evaluation-", dir=self._run_dir, ignore_cleanup_errors=True) as name:
             folder = Path(name) / "policy"
             write_folder(folder, encode_policy(policy))
             request = {"policy": str(folder), "env": options.make_arguments, "episodes": options.episodes, "seed": options.seed}
-            reply = process.ask(request)
+            reply = process.ask(request, options.timeout_s)
         if "error" in reply:
             self._fail(reply["error"])
             return

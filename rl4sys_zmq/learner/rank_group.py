@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
+from rl4sys_zmq.child_process import ChildProcess, end_text, module_path, start_error_text, start_with_socket
 from rl4sys_zmq.errors import Closed, RankError, RankLost
 from rl4sys_zmq.learner.rank_link import RankLink, encode_rank_message
 from rl4sys_zmq.learner.rank_member import RANK_TIMEOUT_S, RankMember, open_store
@@ -51,7 +51,7 @@ class _OtherRank:
     """Another rank: its number, its process and the link to it."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: ChildProcess
     link: RankLink
 
     def end(self, patience_s: float) -> int | None:
@@ -249,9 +249,7 @@ class RankGroup(RankMember, Resource):
         for other in others:
             other.link.close()
         for other in others:
-            if other.end(_END_S) is None:
-                other.process.kill()
-                other.process.wait()
+            other.process.end(_END_S)
         self._group = self._store = None
 
 

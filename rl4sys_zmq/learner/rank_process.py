@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from rl4sys_zmq.child_process import end_with_parent
+from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.algorithms import ParallelAlgorithm
 from rl4sys_zmq.learner.algorithms.base import TunableAlgorithm
@@ -113,9 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: The arguments of the command: the file descriptor of the link. None: those of this process.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # this process ends when rank 0 ends, which may first complete an update
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent()  # also while native code holds the interpreter's lock, so that no thread can watch
+    # This process ends when rank 0 ends, which may first complete an update; also while native code holds the interpreter's lock.
+    begin_child(signal.SIGINT, signal.SIGTERM)
     (fd,) = argv if argv is not None else sys.argv[1:]
     with RankLink(socket.socket(fileno=int(fd))) as link:
         watch = ParentWatch(link)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import FrozenAgent
-from rl4sys_zmq.child_process import end_with_parent
+from rl4sys_zmq.child_process import begin_child, end_group_with_process
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, play_episode
 from rl4sys_zmq.plugins import import_plugins
@@ -63,22 +63,20 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: The arguments of the command: the file descriptor of the socket. None: those of this process.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # this process ends when the learner closes the socket
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
+    begin_child(signal.SIGINT, signal.SIGTERM)  # the learner closes the socket to end this process
+    _guard = end_group_with_process()
     os.nice(NICENESS)
     (fd,) = argv if argv is not None else sys.argv[1:]
     environments: dict[str, Any] = {}
-    with socket.socket(fileno=int(fd)) as end, end.makefile("rw", encoding="ascii", newline="\n") as lines:
+    with socket.socket(fileno=int(fd)) as end, end.makefile("r", encoding="ascii", newline="\n") as lines:
         try:
             setup = json.loads(next(lines))
             sys.path[:] = setup["path"]
             import_plugins(tuple(setup["plugins"]))
             for line in lines:
-                lines.write(json.dumps(answer(json.loads(line), environments)) + "\n")
-                lines.flush()
-        except (StopIteration, BrokenPipeError, ConnectionError):
-            pass
+                end.sendall(json.dumps(answer(json.loads(line), environments)).encode("ascii") + b"\n")
+        except (StopIteration, ConnectionError):
+            pass  # the learner has closed the socket
         finally:
             for env in environments.values():
                 env.close()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import uuid
 from pathlib import Path
 
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.transports import Address
+from rl4sys_zmq.transports import Address, make_socket_folder
 
 __all__ = ["TransportUnderTest", "fresh_address"]
 
@@ -41,7 +40,7 @@ class TransportUnderTest(Resource):
         if scheme not in ("tcp", "ipc", "inproc"):
             raise TransportError(f"unknown transport {scheme!r}; use tcp, ipc or inproc")
         self.scheme = scheme
-        self._folder = tempfile.mkdtemp(prefix="rl4-") if scheme == "ipc" else ""
+        self._folder = make_socket_folder() if scheme == "ipc" else ""
 
     def address(self) -> str:
         """Return an unused address to bind. After binding, `Socket.bound` is the address to connect to."""

@@ -7,6 +7,7 @@
 - `Socket.events`, `explain`: The events of connections, and their meaning in one sentence.
 - `Poller`: Waits until sockets or file descriptors are ready. `Wakeup`: Ends this wait from another thread. `CallQueue`: Lets
   the thread that waits call functions of other threads.
+- `make_socket_folder`: Creates a folder for ipc sockets.
 - `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets. `raise_descriptor_limit`: Permits
   more of them.
 
@@ -15,7 +16,7 @@ Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket 
 
 from __future__ import annotations
 
-from rl4sys_zmq.transports.address import Address
+from rl4sys_zmq.transports.address import Address, make_socket_folder
 from rl4sys_zmq.transports.call_queue import CallQueue
 from rl4sys_zmq.transports.context import context, open_sockets, raise_descriptor_limit
 from rl4sys_zmq.transports.frames import (
@@ -56,6 +57,7 @@ __all__ = [
     "Wakeup",
     "context",
     "explain",
+    "make_socket_folder",
     "open_sockets",
     "raise_descriptor_limit",
     "read_subscription",

@@ -9,8 +9,9 @@ from typing import Self
 
 from rl4sys_zmq.errors import TransportError
 
-__all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address"]
+__all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address", "make_socket_folder"]
 
+SOCKET_NAME_BYTES = 12
 SCHEMES = ("tcp", "ipc", "inproc")
 
 MAX_IPC_PATH_BYTES = 107
@@ -132,6 +133,24 @@ def _port(text: str, port: str) -> int:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise TransportError(f"{text!r} has no valid port; a port is a number from 0 to 65535 (0 picks a free one)")
     return int(port)
+
+
+def make_socket_folder() -> str:
+    """Create a private folder for ipc sockets among the temporary files, and return its path.
+
+    Raises:
+        TransportError: If there is no folder for temporary files, or its path is too long.
+    """
+    import tempfile  # slow to import, and needed only to bind
+
+    try:
+        parent = tempfile.gettempdir()
+        if (room := MAX_IPC_PATH_BYTES - len(os.fsencode(parent)) - len("/rl4sys-xxxxxxxx/")) < SOCKET_NAME_BYTES:
+            problem = f"the path of the folder for temporary files, {parent}, leaves {room} bytes for the name of a socket"
+            raise TransportError(f"{problem}; set TMPDIR to a folder with a shorter path, such as /tmp")
+        return tempfile.mkdtemp(prefix="rl4sys-")  # mode 0700
+    except OSError as exc:
+        raise TransportError(f"no folder for sockets can be created: {exc}; set TMPDIR to a folder on a local disk") from exc
 
 
 def _check_ipc_path(text: str, path: str) -> None:

@@ -21,7 +21,7 @@ import zmq
 
 from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.transports.address import Address
+from rl4sys_zmq.transports.address import Address, make_socket_folder
 
 __all__ = ["SocketBinding", "bind_socket", "connect_socket"]
 
@@ -150,9 +150,7 @@ class _IpcPathLock(Resource):
         self._fd = -1
         try:
             if address.is_fresh:
-                import tempfile  # like shutil below: slow to import, and needed only to bind
-
-                self._folder = tempfile.mkdtemp(prefix="rl4sys-")
+                self._folder = make_socket_folder()
                 address = Address.parse(f"ipc://{os.path.join(self._folder, 'socket')}")
             self.address = address
             self._lock = address.name + ".lock"

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import NoReturn
 
-from rl4sys_zmq.child_process import end_text, start_with_socket
+from rl4sys_zmq.child_process import ChildProcess, end_text, start_with_socket
 from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.liveness import PING_S, PING_TIMEOUT_S, SIDECAR_START_S, is_silent
 from rl4sys_zmq.logs import get_logger
@@ -27,9 +27,7 @@ __all__ = ["Sidecar"]
 log = get_logger(__name__)
 
 CLOSE_WAIT_S = 0.5
-"""Longest time that the host waits for the end of a sidecar after `QUIT`, in seconds. Then it terminates the process."""
-TERMINATE_WAIT_S = 0.25
-KILL_WAIT_S = 0.5
+"""Longest time that the host waits for the end of a sidecar after `QUIT`, in seconds. Then it kills the process."""
 
 _MODULE = "rl4sys_zmq.transports.sidecar_process"
 
@@ -124,7 +122,7 @@ class Sidecar(Resource):
         self._pair.close()
         if reason:
             self._process.kill()
-        self._reap(time.monotonic() + CLOSE_WAIT_S)
+        self._process.end(CLOSE_WAIT_S)
         self._death = f"the sidecar (pid {self.pid}) ended: {reason or _end(self._process.returncode)}"
         raise TransportError(self._death)
 
@@ -137,7 +135,7 @@ class Sidecar(Resource):
             deadline = time.monotonic() + CLOSE_WAIT_S
             if self._death is None:
                 self._send_quit(deadline)
-                self._reap(deadline)
+                self._process.end(max(0.0, deadline - time.monotonic()))
                 self._death = "the sidecar is closed"
         finally:
             self._pair.close()
@@ -161,19 +159,8 @@ class Sidecar(Resource):
                 room.poll(math.ceil(left_s * 1000))
                 self._output.flush(self._pair)
 
-    def _reap(self, deadline: float) -> None:
-        """Wait until the process has ended. If it runs after the deadline, send SIGTERM to it, and then SIGKILL."""
-        if _ended(self._process, max(0.0, deadline - time.monotonic())):
-            return
-        self._process.terminate()
-        if _ended(self._process, TERMINATE_WAIT_S):
-            return
-        self._process.kill()
-        if not _ended(self._process, KILL_WAIT_S):
-            log.warning("the sidecar (pid %d) was killed and has not ended yet", self.pid)
 
-
-def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _start() -> tuple[socket.socket, ChildProcess]:
     if not sys.executable:
         raise TransportError("cannot start a sidecar: sys.executable is empty; set it to the Python interpreter to use")
     try:
@@ -192,14 +179,6 @@ def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     finally:
         theirs.close()
     return ours, process
-
-
-def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _end(code: int | None) -> str:

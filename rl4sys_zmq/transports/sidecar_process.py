@@ -13,7 +13,7 @@ import socket
 import sys
 from collections import deque
 
-from rl4sys_zmq.child_process import end_with_parent
+from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports.context import context
@@ -224,7 +224,7 @@ def main() -> None:
 
     The first argument of the command line is the descriptor of the socketpair to that program.
     """
-    _isolate()
+    begin_child(signal.SIGINT)
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)
     try:
@@ -236,13 +236,6 @@ def main() -> None:
         log.exception("the sidecar of process %d ends with an error", os.getppid())
         os._exit(1)
     os._exit(0)
-
-
-def _isolate() -> None:
-    """Ignore Ctrl-C and clear the inherited signal mask. On Linux, also end with the thread that started this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    end_with_parent()
 
 
 if __name__ == "__main__":

@@ -933,3 +933,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
 TestSpoolModel = SpoolMachine.TestCase
 TestSpoolModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_the_spool_needs_no_temporary_files(opened: Opened) -> None:
+    assert database(opened()).execute("PRAGMA temp_store").fetchone() == (2,)

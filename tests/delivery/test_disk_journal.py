@@ -780,3 +780,9 @@ def test_what_was_told_survives_kill_9(bench: MakeBench, tmp_path: Path, fsync: 
     assert [e.first_seq for e in entries] == list(range(stream.received))
     assert all(e.frames == (b"x" * 3_000, str(e.first_seq).encode()) for e in entries)
     assert stream.received == b.restored.clients[0].accepted >= told > 0
+
+
+def test_the_journal_needs_no_temporary_files(bench: MakeBench) -> None:
+    faults = Faults()
+    bench(connect=faults.connect)
+    assert faults.connection.execute("PRAGMA temp_store").fetchone() == (2,)

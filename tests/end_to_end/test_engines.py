@@ -68,6 +68,18 @@ def test_the_report_shows_a_crash(lab: Lab, options: dict[str, Any]) -> None:
     assert f"engine process, process {client_of(learner)['worker']['pid']}, 1 restarts" in text and "!! 1 crashes" in text
 
 
+def test_a_crash_is_seen_in_a_program_that_ignores_sigchld(
+    lab: Lab, options: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    request.addfinalizer(lambda: signal.signal(signal.SIGCHLD, before))
+    learner = lab.learner(**options)
+    play(lab.agent(learner, algorithm_name="IMPORTABLE"), 2)
+    os.kill(trained(learner, 2)["worker"]["pid"], signal.SIGKILL)
+    until(lambda: client_of(learner)["restarts"] == 1 and client_of(learner)["state"] == "running", "another process")
+    assert "unknown exit status: this program ignores SIGCHLD" in client_of(learner)["worker"]["last_crash"]
+
+
 def test_an_abort_in_one_client_costs_the_others_nothing(lab: Lab, options: dict[str, Any]) -> None:
     clients = {"well": {"engine": "thread"}, "sick": {"engine": "process"}}
     learner = lab.learner(**{**options, "engine": "thread", "clients": clients})

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.children import is_there
 
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.config import EvaluationConfig, LearnerConfig
@@ -72,6 +73,7 @@ def record(version: int, mean: float, **changes: Any) -> EvaluationRecord:
         ({"env": "CartPole-v1", "every_versions": 2, "every_steps": 2}, "exclude each other"),
         ({"env": "CartPole-v1", "every_versions": 0}, "every_versions: expected an integer from 1"),
         ({"env": "CartPole-v1", "episodes": 0}, "episodes: expected an integer from 1"),
+        ({"env": "CartPole-v1", "timeout_s": 0}, "timeout_s: expected a number above 0"),
         ({"env": "CartPole-v1", "period": 3}, "period"),
     ],
 )
@@ -210,7 +212,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> Results:
         def __init__(self, plugins: Any, stopping: threading.Event) -> None:
             self.stopping = stopping
 
-        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
             read_policy(request["policy"])
             made.asked.release()
             while not made.ready.acquire(timeout=0.01):
@@ -385,10 +387,55 @@ def test_the_process_answers_and_its_end_is_named(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     write_policy(tmp_path / "policy", encode_policy(policy(1)))
     with EvaluationProcess((), threading.Event()) as process:
-        assert process.ask(ask_for(tmp_path / "policy")) == answer(ask_for(tmp_path / "policy"), {})
+        assert process.ask(ask_for(tmp_path / "policy"), WAIT_S) == answer(ask_for(tmp_path / "policy"), {})
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ConnectionError, match="SIGKILL"):
-            process.ask(ask_for(tmp_path / "policy"))
+            process.ask(ask_for(tmp_path / "policy"), WAIT_S)
+
+
+HANGING = """
+import subprocess, time
+import gymnasium
+
+class Hanging(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        with open({file!r}, "w") as file:
+            print(subprocess.Popen(["sleep", "977"]).pid, file=file)
+        time.sleep(977)
+
+gymnasium.register("Hanging-v0", Hanging)
+"""
+
+
+def test_an_evaluation_that_hangs_is_killed_with_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gymnasium")
+    started = tmp_path / "started"
+    (tmp_path / "hanging_env.py").write_text(HANGING.format(file=str(started)))
+    monkeypatch.syspath_prepend(tmp_path)
+    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+    request = ask_for(tmp_path / "policy", env={"id": "Hanging-v0"})
+    with EvaluationProcess(("hanging_env",), threading.Event()) as process:
+        process._send(request)
+        while not (started.exists() and started.read_text().endswith("\n")):
+            threading.Event().wait(0.01)
+        with pytest.raises(ConnectionError, match=r"3 episodes took more than 0.01 s, and its process was killed"):
+            process.ask(request, 0.01)
+    while is_there(int(started.read_text())):
+        threading.Event().wait(0.01)
+
+
+def test_the_process_ends_without_a_word_when_the_learner_closes_the_socket_in_an_episode(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gymnasium")
+    write_policy(tmp_path / "policy", encode_policy(policy(1)))
+    process = EvaluationProcess((), threading.Event())
+    process._send(ask_for(tmp_path / "policy", episodes=100))
+    process.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_best_policy_of_an_earlier_start_is_put_aside_when_its_client_is_forgotten(

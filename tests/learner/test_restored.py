@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from rl4sys_zmq import plugins
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.restored import RestoredClient, restore_configuration
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.messages import Hello
@@ -84,3 +87,26 @@ def test_an_option_in_the_section_algorithms_that_has_no_effect_is_said() -> Non
     section = {"PPO": {"on_lag": "correct", "pacing_lag": 2}}
     again = resumed(before, algorithms=section, clients={"lab": ClientConfig(pacing_lag=3)})
     assert again.settings.on_lag == "drop" and again.kept == {"on_lag": ["drop", "correct"]}
+
+
+@pytest.mark.parametrize("name", ["sb3:this:Class", "SB3:this:Class", "sb3:os:path"])
+def test_only_the_configuration_names_a_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "load_object", lambda target: pytest.fail(f"{target} was imported"))
+    known = len(ALGORITHMS._entries)
+    with pytest.raises(ConfigError, match="only the learner's configuration can name a class") as caught:
+        resolve_configuration(LearnerConfig(engine="process"), hello(algorithm_name=name))
+    assert caught.value.key == "algorithm_name" and len(ALGORITHMS._entries) == known, "nothing is kept for a refused name"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"default_algorithm": "sb3:own_module:Class"},
+        {"algorithms": {"sb3:own_module:Class": {}}},
+        {"clients": {"other": ClientConfig(algorithm_name="sb3:own_module:Class")}},
+    ],
+)
+def test_an_actor_can_choose_a_class_that_the_configuration_names(options: dict[str, Any]) -> None:
+    import_entry = pytest.importorskip("rl4sys_zmq.learner.algorithms.adapters.sb3_entries")
+    settings = resolve_configuration(LearnerConfig(engine="process", **options), hello(algorithm_name="sb3:own_module:Class"))
+    assert settings.kind.parameters is import_entry.OwnClassParameters

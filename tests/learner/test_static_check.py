@@ -81,3 +81,27 @@ def test_a_fraction_of_demonstrations_is_checked_before_their_file(
     entry = {"algorithm_name": "DQN", "algorithm_parameters": parameters, "demonstrations": {"path": "x", "fraction": fraction}}
     with pytest.raises(ConfigError, match=f"clients.x.demonstrations.fraction: {problem}"):
         check_buildable(LearnerConfig.from_mapping({"clients": {"x": entry}}))
+
+
+@pytest.mark.parametrize(
+    ("action_space", "name", "parameters"),
+    [
+        (DISCRETE, "sb3:stable_baselines3:PPO", {"hidden_sizes": [60_000, 60_000]}),
+        (DISCRETE, "sb3:QRDQN", {"hidden_sizes": [60_000], "n_quantiles": 10_000}),
+        (BOUNDED, "sb3:TQC", {"hidden_sizes": [900], "n_critics": 100, "n_quantiles": 10_000}),
+        (BOUNDED, "torchrl:REDQ", {"hidden_sizes": [900, 900], "num_qvalue_nets": 100}),
+        (DISCRETE, "DQN", {"hidden_sizes": [60_000], "distribution": "quantile", "quantiles": 10_000}),
+    ],
+)
+def test_networks_beside_the_policy_are_counted_before_they_are_built(
+    action_space: dict[str, Any], name: str, parameters: dict[str, Any]
+) -> None:
+    entry = {
+        "algorithm_name": name,
+        "algorithm_parameters": parameters,
+        "observation_space": OBSERVATIONS,
+        "action_space": action_space,
+        "engine": "process",
+    }
+    with pytest.raises(ConfigError, match=r"the networks of \S+ have \d+ parameters; max_parameters allows 1000000"):
+        check_buildable(LearnerConfig.from_mapping({"max_parameters": 1_000_000, "clients": {"x": entry}}))

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from rl4sys_zmq.errors import TransportError
-from rl4sys_zmq.transports import Address
+from rl4sys_zmq.transports import Address, Socket, make_socket_folder
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,16 @@ def test_with_port() -> None:
         Address.parse("a:1").with_port(65536)
     with pytest.raises(TransportError, match="no port"):
         Address.parse("ipc:///tmp/a").with_port(1)
+
+
+def test_an_error_names_the_folder_for_temporary_files_where_sockets_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(TransportError, match=rf"temporary files, {long}, leaves -?\d+ bytes .*; set TMPDIR to"):
+        Socket.push(bind="ipc://*")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(TransportError, match=r"no folder for sockets can be created: .*missing.*; set TMPDIR"):
+        make_socket_folder()

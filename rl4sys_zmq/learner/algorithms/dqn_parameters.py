@@ -367,6 +367,15 @@ def plan_dqn(
     return p.policy(algorithm, observation_space, action_space, head)
 
 
+def count_dqn(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> int:
+    """Return the number of parameters of the network that a DQN trains, without dueling. Actors get no quantiles, only means."""
+    p = read_parameters(DQNParameters, parameters, algorithm="DQN")
+    if p.distribution != "quantile":
+        return 0
+    head = HeadParameters(head="q_distribution", atoms=p.quantiles, v_min=0.0, v_max=1.0)
+    return p.policy("DQN", observation_space, action_space, head).parameters
+
+
 def plan_c51(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
     """Return the specification of the policy that C51 with these parameters would train. No network is built.
 
@@ -406,6 +415,7 @@ ENTRY = AlgorithmEntry(
     kind="offpolicy",
     parameters=DQNParameters,
     plan=plan_dqn,
+    count=count_dqn,
     staleness=ANY_AGE,
     presets={
         "CartPole-v1": TaskPreset(

@@ -246,6 +246,8 @@ class AlgorithmEntry:
         plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
             this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
             takes memory.
+        count: A function that returns the number of parameters of the networks beside the policy, without building one; None if
+            there is none. It has the arguments of `plan`.
         staleness: The age of the data that the algorithm can learn from; None if not declared.
         presets: Tested settings that solve a task, by the Gymnasium id of the task.
         extra: The optional dependency group of this package that the factory needs, such as ``learner``. It is named in the error
@@ -263,6 +265,7 @@ class AlgorithmEntry:
     kind: str = ""
     parameters: type[Any] | None = None
     plan: PolicyPlan | None = None
+    count: Callable[[Any, Space, Mapping[str, object]], int] | None = None
     staleness: Staleness | None = None
     presets: Mapping[str, TaskPreset] = field(default_factory=dict, repr=False)
     extra: str = ""

@@ -20,14 +20,11 @@ import math
 import os
 import select
 import shutil
-import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.child_process import end_text, module_path, start_error_text, start_with_socket
@@ -50,7 +47,7 @@ from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.transports import Socket, make_socket_folder
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
@@ -86,10 +83,7 @@ class ProcessEngine:
         """
         if not hasattr(socket, "SOCK_SEQPACKET") or not sys.executable:
             raise ConfigError("engine: process needs Linux and a Python interpreter (sys.executable); use thread", key="engine")
-        try:
-            self._folder = Path(tempfile.mkdtemp(prefix="rl4sys-workers-"))  # mode 0700
-        except OSError as exc:
-            raise TransportError(f"engine process: no folder for its sockets can be created: {exc}; set TMPDIR") from exc
+        self._folder = make_socket_folder()
         self._numbers = itertools.count(1)
         try:
             self._up = gateway.listen(f"ipc://{self._folder}/up")
@@ -288,9 +282,8 @@ class _ProcessWatchThread(Worker):
 
     def _kill(self) -> None:
         """Kill the process, and all that it has started in its group. The caller holds the lock."""
-        if self.pid is not None and self._process.returncode is None:  # until it is collected, no other group has its number
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        if self.pid is not None:
+            self._process.kill_group()
 
     def _close_pair(self) -> None:
         with self._lock:
@@ -335,10 +328,9 @@ class _ProcessWatchThread(Worker):
                 self._kill()
             raise
         finally:
-            self._has_ended(0)
+            self._process.look(0)
             with self._lock:
-                self._kill()
-                code = self._process.wait()
+                code = self._process.end(0.0)
         return code
 
     def _follow(self) -> None:
@@ -354,7 +346,7 @@ class _ProcessWatchThread(Worker):
                 poll.register(death, select.POLLIN)
                 wait_s = WORKER_REPORT_S
             is_open = True
-            while not self._has_ended(os.WNOHANG):
+            while self._process.look() is None:
                 poll.poll(math.ceil(wait_s * 1000))
                 if is_open and not self._read(PACKETS_PER_LOOK):
                     is_open = False
@@ -362,13 +354,6 @@ class _ProcessWatchThread(Worker):
                 if time.monotonic() >= self._kill_at:
                     with self._lock:
                         self._kill()
-
-    def _has_ended(self, options: int) -> bool:
-        """Return True if the process has ended, without collecting it. With the option 0, wait for the end."""
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options) is not None
-        except ChildProcessError:  # the program ignores SIGCHLD, so the kernel has collected the process
-            return True
 
     def _pair_end(self) -> socket.socket:
         assert self._pair is not None

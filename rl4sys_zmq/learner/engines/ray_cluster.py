@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rl4sys_zmq.child_process import reset_signals
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 from rl4sys_zmq.learner.engines.ray_packets import CONNECTED, LOCAL, REFUSED
 from rl4sys_zmq.learner.engines.ray_resources import placement_problem
@@ -195,8 +196,9 @@ class Driver(ABC):
 
 def run_driver(create: Callable[[socket.socket], Driver]) -> None:
     """Run a driver with the arguments of the command line: the address of the cluster, and the descriptor of the socketpair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    reset_signals()
+    for number in (signal.SIGTERM, signal.SIGINT):  # this process ends when the socketpair is closed
+        signal.signal(number, signal.SIG_IGN)
     driver = create(socket.socket(fileno=int(sys.argv[2])))
     code = 1
     try:

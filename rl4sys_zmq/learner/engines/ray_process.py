@@ -22,11 +22,8 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet
 from rl4sys_zmq.learner.engines.ray_packets import LOCAL
-from rl4sys_zmq.logs import get_logger
 
 __all__ = ["CLOSE_S", "CONNECT_S", "DriverProcess", "cluster_address", "described_cluster"]
-
-log = get_logger(__name__)
 
 CONNECT_S = 60.0
 """Longest time to connect to a cluster, or to start a local Ray, in seconds."""
@@ -85,7 +82,6 @@ class DriverProcess:
         except BaseException:
             self._pair.close()
             raise
-        self._cluster = described_cluster(address)
         self.outbox: deque[bytes] = deque()
         self.pid = self._process.pid
         self.connected = False
@@ -133,10 +129,4 @@ class DriverProcess:
             A description of how the process ended.
         """
         self._pair.close()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            if timeout_s > 0.0:
-                log.warning("%s: the driver process %d did not end within %g s; it is killed", self._cluster, self.pid, timeout_s)
-            self._process.kill()
-        return end_text(self._process.wait())
+        return end_text(self._process.end(timeout_s))

@@ -18,7 +18,7 @@ import sys
 import threading
 from dataclasses import asdict
 
-from rl4sys_zmq.child_process import end_with_parent
+from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.packets import (
     END,
@@ -114,7 +114,8 @@ def main() -> None:
 
     The first argument of the command line is the descriptor of the socketpair to the learner's process.
     """
-    _isolate()
+    begin_child(signal.SIGINT, signal.SIGTERM)  # the learner ends this process in order
+    faulthandler.enable()
     pair = socket.socket(fileno=int(sys.argv[1]))
     data = pair.recv(MAX_PACKET_BYTES)
     if not data:
@@ -150,15 +151,6 @@ def _train(pair: socket.socket, start: ProcessStart) -> None:
         context().term()  # this sends the last messages
     if learner.failure is not None:
         _send(pair, encode_packet(FAILED, **asdict(learner.failure)))
-
-
-def _isolate() -> None:
-    """Leave Ctrl-C and SIGTERM to the learner, which ends this process in order. On Linux, also end with the learner."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    faulthandler.enable()
-    end_with_parent()
 
 
 if __name__ == "__main__":

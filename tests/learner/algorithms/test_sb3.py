@@ -409,3 +409,23 @@ def test_a_replay_with_returns_of_other_parameters_is_refused() -> None:
             ConfigError, match=f"algorithm_parameters.{key}: .*, but the returns in the stored replay were computed"
         ):
             after.load(filled.state())
+
+
+def test_the_networks_beside_the_policy_are_counted_exactly() -> None:
+    def count(name: str, actions: Space, **parameters: Any) -> int:
+        counted = ALGORITHMS.get(f"sb3:{name}").count
+        assert counted is not None
+        return counted(OBS, actions, parameters)
+
+    def size(network: nn.Module) -> int:
+        return sum(parameter.numel() for parameter in network.parameters())
+
+    given = {**SMALL, "n_quantiles": 7}
+    assert count("QRDQN", DISCRETE, **given) == size(make("QRDQN", **given)._model.policy.quantile_net)
+    assert count("TQC", BOX, **given, n_critics=3) == size(make("TQC", BOX, **given, n_critics=3)._model.policy.critic)
+    assert count("stable_baselines3:DQN", DISCRETE, **SMALL) == size(make("DQN", **SMALL)._model.policy.q_net)
+
+
+def test_a_class_of_the_users_own_gets_no_other_network(importable: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected no policy_kwargs, but the parameters hidden_sizes and activation"):
+        make(f"{importable}:Loud", **SMALL, arguments={"policy_kwargs": {"net_arch": [60_000]}})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 from rl4sys_zmq.errors import ConfigError
@@ -24,9 +25,10 @@ from rl4sys_zmq.learner.algorithms.entry import (
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
-from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values.action_layout import action_layout
 
-__all__ = ["TQC_REFERENCE", "LibraryFactory", "LibraryParameters", "check_quantiles", "library_entry"]
+__all__ = ["TQC_REFERENCE", "LibraryFactory", "LibraryParameters", "check_quantiles", "count_values", "library_entry"]
 
 TQC_REFERENCE = (
     "Kuznetsov et al. 2020, Controlling overestimation bias with truncated mixture of continuous distributional quantile critics"
@@ -121,6 +123,7 @@ def library_entry(
         kind=kind,
         parameters=parameters,
         plan=partial(_plan, name, parameters, heads),
+        count=partial(count_values, name, parameters),
         staleness=staleness,
         extra=factory.extra,
         spaces=f"any observations; {' or '.join(kinds)} actions",
@@ -128,6 +131,21 @@ def library_entry(
         isolated=True,
         takes_masks=takes_masks,
     )
+
+
+def count_values(
+    name: str,
+    cls: type[LibraryParameters],
+    observation_space: ObservationSpace,
+    action_space: Space,
+    parameters: Mapping[str, object],
+) -> int:
+    """Return the number of parameters of the perceptrons that estimate values, without their target networks."""
+    p, actions = read_parameters(cls, parameters, algorithm=name), action_layout(action_space).outputs
+    inputs, outputs = (actions, 1) if isinstance(action_space, BoxSpace) else (0, actions)
+    widths = (feature_size(observation_space) + inputs, *p.hidden_sizes, outputs * getattr(p, "n_quantiles", 1))
+    networks = getattr(p, "n_critics", getattr(p, "num_qvalue_nets", 1))
+    return int(networks * sum((before + 1) * width for before, width in pairwise(widths)))
 
 
 def _plan(

@@ -8,11 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.learner.algorithms.adapters.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
+from rl4sys_zmq.learner.algorithms.adapters.library import (
+    TQC_REFERENCE,
+    LibraryFactory,
+    check_quantiles,
+    count_values,
+    library_entry,
+)
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Staleness
 from rl4sys_zmq.values import ACTIVATIONS
 
@@ -326,12 +333,19 @@ class TD3Parameters(DDPGParameters):
     target_noise_clip: float = option(number(0.0, 10.0), 0.5, names=("noise_clip",), doc="largest noise of the target's actions")
 
 
+def _class_arguments(value: object) -> Mapping[str, object]:
+    given = finite_parameters(value)
+    if "policy_kwargs" in given:  # its sizes would not be counted
+        raise InvalidValue("no policy_kwargs, but the parameters hidden_sizes and activation")
+    return given
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnClassParameters(Sb3Parameters):
     """The parameters of a user's own class, ``sb3:package.module:Class``."""
 
     arguments_of_class: Mapping[str, object] = option(
-        finite_parameters, {}, names=("arguments",), doc="arguments of the class by name, such as batch_size or gamma"
+        _class_arguments, {}, names=("arguments",), doc="arguments of the class by name, such as batch_size or gamma"
     )
 
     def arguments(self) -> dict[str, Any]:
@@ -442,6 +456,7 @@ def own_class(name: str) -> AlgorithmEntry:
         factory=LibraryFactory(_BUILDER, name.partition(":")[2], _EXTRA),
         summary="A class of yours that is derived from an algorithm of Stable-Baselines3.",
         parameters=OwnClassParameters,
+        count=partial(count_values, name, OwnClassParameters),
         extra=_EXTRA,
         isolated=True,
     )

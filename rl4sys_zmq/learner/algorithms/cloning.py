@@ -69,7 +69,7 @@ def clone_policy(
     last: list[Tensor] = []
     tenth = -(-options.steps // 10)
     for step in range(options.steps):
-        rows = torch.randint(len(columns[0]), (options.batch_size,), generator=generator)
+        rows = torch.randint(len(columns[0]), (options.batch_size,), generator=generator, dtype=torch.int64, device="cpu")
         value = loss(*[column[rows].to(flat.device) for column in columns])
         optimizer.step(gradient(value), [options.learning_rate])
         if step >= options.steps - tenth:

@@ -43,6 +43,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadMessage,
     ThreadReady,
     ToRemoteWorker,
+    TrainingMetrics,
 )
 
 __all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
@@ -234,7 +235,9 @@ class TrainLoop:
             if assign.init:
                 load_initial_policy(algorithm, assign)
                 checkpoints.save_soon()
-            if demonstrations is not None and demonstrations.clone():
+            if demonstrations is not None and demonstrations.clone(
+                lambda scalars: self._send(TrainingMetrics(0, 0, scalars, [], 0, []))
+            ):
                 checkpoints.save_soon()
         return ThreadReady(
             spec=spec_to_document(self._spec),

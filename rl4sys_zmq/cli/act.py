@@ -308,13 +308,19 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
     steps = [env.step for env in envs]
     spec = agent.spec
     layout = action_layout(spec.action_space)
-    read = inputs_for(spec.observation_space, spec.action_space).observation
+    check = inputs_for(spec.observation_space, spec.action_space).observation
+    shape, dtype = spec.observation_space.shape, np.dtype(spec.observation_space.dtype)
+
+    def read(observation: Any) -> Any:
+        fits = type(observation) is np.ndarray and observation.shape == shape and observation.dtype == dtype
+        return observation if fits else check(observation)[0]  # `request` checks the numbers in the batch
+
     every = np.ones(layout.logits, np.bool_)
     batch: Any = new_column(spec.observation_space, len(envs))
     allowed: list[Any] = [None] * len(envs)
     for i, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
         observation, info = env.reset(seed=seed)
-        batch[i], allowed[i] = read(observation)[0], mask_in(info, layout) if masks else None
+        batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
     obs = batch[:]  # views: assigning to a row of the batch changes them
     totals = [0.0] * len(envs)
     signals = SignalHandlers.current
@@ -342,7 +348,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
                 tally.ended(i, float(totals[i]))
                 totals[i] = 0.0
                 observation, info = envs[i].reset()
-            batch[i], allowed[i] = read(observation)[0], mask_in(info, layout) if masks else None
+            batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
         tally.steps += len(envs)
         rounds += 1
         if rounds % CHECK_STEPS == 0:

@@ -121,7 +121,7 @@ def test_rewards_come_before_the_step_is_stored() -> None:
 
 def test_masks_in_the_info_of_an_environment_are_passed_on() -> None:
     agent = run([MaskedEnv("...x"), Env(".")], EpisodeCounts(episodes=2))
-    once = [[0, 1], None, [1, 0], None]
+    once: list[Any] = [[0, 1], None, [1, 0], None]
     assert [masks for (masks,) in agent.of("masks")] == [mask and [mask, [True, True]] for mask in once * 2]
     assert agent.of("request")[4] == ([0.0, 4.0],)
 
@@ -186,7 +186,7 @@ class Seeing:
 
 
 FLOATS, BYTES = BoxSpace((2,), low=-1.0, high=1.0), BoxSpace((2,), "|u1", 0, 255)
-NESTED = {
+NESTED: dict[str, Any] = {
     "array": (lambda space: space, lambda value: value),
     "dict": (lambda space: DictSpace({"a": space}), lambda value: {"a": value}),
     "tuple": (lambda space: TupleSpace((space,)), lambda value: (value,)),
@@ -238,10 +238,10 @@ def test_the_last_observation_of_a_recorded_episode_is_checked_too() -> None:
 def test_an_environment_without_a_render_mode_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     gymnasium = pytest.importorskip("gymnasium")
 
-    class Plain(gymnasium.Env):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.observation_space, self.action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    def make(self: Any) -> None:
+        self.observation_space, self.action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
 
+    Plain = type("Plain", (gymnasium.Env,), {"__init__": make})
     monkeypatch.setitem(gymnasium.registry, "Plain-v0", gymnasium.envs.registration.EnvSpec("Plain-v0", Plain))
     (env,) = make_environments("Plain-v0", 1)
     assert isinstance(env.unwrapped, Plain)

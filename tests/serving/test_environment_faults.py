@@ -76,10 +76,11 @@ def test_the_check_of_observations_can_be_left_out(serve: Any) -> None:
     env.close()
 
 
-class Given(gymnasium.Env):  # type: ignore[misc]
+class Given(Counting):
     """An environment that returns one observation for ever."""
 
     def __init__(self, space: Any, observation: Any) -> None:
+        super().__init__()
         self.observation_space, self.action_space, self._observation = space, gymnasium.spaces.Discrete(2), observation
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:

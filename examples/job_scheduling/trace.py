@@ -23,6 +23,9 @@ __all__ = ["Jobs", "Repairs", "Trace", "parse_swf", "read_swf"]
 SWF_FIELDS = 18
 _SUBMIT, _RUN, _ALLOCATED, _REQUESTED_PROCESSORS, _REQUESTED_TIME = 1, 3, 4, 7, 8
 """The positions of the fields in a line, from 0."""
+_BYTE_ORDER_MARK = "\xef\xbb\xbf"
+"""The mark with which some editors begin a file in UTF-8, read as Latin-1."""
+_UTF16_MARKS = ("\xff\xfe", "\xfe\xff")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +136,9 @@ def parse_swf(lines: Iterable[str], processors: int | None = None, *, name: str 
     numbers: list[int] = []
     without_run_time = without_processors = 0
     for number, line in enumerate(lines, 1):
-        text = line.strip()
+        if number == 1 and line.startswith(_UTF16_MARKS):
+            raise ConfigError(f"{name} is in UTF-16; save it as UTF-8 or ASCII", key="trace")
+        text = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).strip()
         if text.startswith(";"):
             key, colon, value = text.lstrip("; ").partition(":")
             if colon:
@@ -171,7 +176,8 @@ def _fields(text: str, place: str) -> tuple[float, float, float, int]:
     try:
         values = [float(word) for word in words[:SWF_FIELDS]]
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}", key="trace") from error
+        hint = "; write numbers without a separator of thousands" if "," in text else ""
+        raise ConfigError(f"{place}: {error}{hint}", key="trace") from error
     if not all(map(math.isfinite, values)):
         raise ConfigError(f"{place} has a number that is not finite", key="trace")
     if values[_SUBMIT] < 0:
@@ -186,4 +192,7 @@ def _machine(header: dict[str, str], name: str) -> int:
         word = header.get(key, "").split(maxsplit=1)
         if word and word[0].isdecimal() and int(word[0]) > 0:
             return int(word[0])
+        if word and word[0][0].isdecimal():
+            text = f"{name}: its {key} is {word[0]!r}, which is not a number of processors; write it as 1024, or give the number"
+            raise ConfigError(text, key="processors")
     raise ConfigError(f"{name} does not say its number of processors (MaxProcs); give it", key="processors")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import MaskError, ObservationError
 from rl4sys_zmq.values import DictSpace, DiscreteSpace, ObservationSpace, Space, TupleSpace
 from rl4sys_zmq.values.action_layout import action_layout, flat_mask
-from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32, fits_float32
+from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32, cast_exactly, fits_float32
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
@@ -197,13 +197,7 @@ class InputValidator:
             raise TypeError(f"dtype {array.dtype}")
         if isinstance(given, np.ndarray | np.generic) and not np.can_cast(array.dtype, self._dtype, "same_kind"):
             raise TypeError(f"dtype {array.dtype} does not fit {self._dtype}")
-        if self._float or array.dtype == self._dtype:
-            return np.array(array, dtype=self._dtype)
-        with np.errstate(invalid="ignore"):  # NaN and infinity, which are found below
-            converted = array.astype(self._dtype)
-        if not np.array_equal(converted, array):
-            raise ValueError(f"the values {array.tolist()!s:.80} change in {self._dtype}")
-        return converted
+        return cast_exactly(array, self._dtype)
 
     def _check(self, array: NDArray[Any]) -> None:
         if not self._float:

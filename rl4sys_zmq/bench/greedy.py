@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 
 from rl4sys_zmq.actor import AgentConfig, RL4SysAgent
-from rl4sys_zmq.ops.episodes import MASK_KEY
+from rl4sys_zmq.ops.episodes import mask_in
 from rl4sys_zmq.values import space_from
 from rl4sys_zmq.values.action_layout import action_layout
 
@@ -29,13 +29,13 @@ def greedy_returns(env_id: str, address: str, client_id: str, *, episodes: int, 
     totals = []
     config = AgentConfig(client_id=client_id, train_server_address=address, explore=False, swap="episode", seed=first_seed)
     with gymnasium.make(env_id) as env, RL4SysAgent(config=config) as agent:
-        choices = action_layout(space_from(env.action_space)).choices
+        layout = action_layout(space_from(env.action_space))
         for episode in range(episodes):
             observation, info = env.reset(seed=first_seed + episode)
             traj: Any = None
             total, over = 0.0, False
             while not over:
-                traj, action = agent.request_for_action(traj, observation, info.get(MASK_KEY) if choices else None)
+                traj, action = agent.request_for_action(traj, observation, mask_in(info, layout))
                 agent.add_to_trajectory(traj, action)  # the state of a recurrent policy moves on with it
                 observation, reward, terminated, truncated, info = env.step(action.act)
                 action.update_reward(float(reward))

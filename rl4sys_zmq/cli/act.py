@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
+from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.actor.observation_column import new_column
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
@@ -23,11 +24,11 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
-from rl4sys_zmq.ops.episodes import MASK_KEY, make_environment
+from rl4sys_zmq.ops.episodes import make_environment, mask_in
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.standard_streams import outlive_output
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, observation_space_from, space_from
+from rl4sys_zmq.values import DiscreteSpace, observation_space_from, space_from
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import have_same_form
 
@@ -229,7 +230,7 @@ def make_environments(env_id: str, count: int, render_mode: str | None = None) -
     Raises:
         ConfigError: If Gymnasium, the environment or a package that it needs is missing.
     """
-    arguments = {"id": env_id, "render_mode": render_mode}
+    arguments = {"id": env_id} | ({} if render_mode is None else {"render_mode": render_mode})
     return [make_environment(arguments) for _ in range(count)]
 
 
@@ -300,16 +301,29 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
         envs: The environments.
         seeds: The seed of each environment.
         tally: The counts.
-        masks: True to pass on the masks of environments that have one in the ``info`` of their first reset (`MASK_KEY`).
+        masks: True to pass on the mask of each observation (`mask_in`).
+
+    Raises:
+        ObservationError, MaskError: If an environment returns an observation or a mask that does not fit its space.
     """
     request, add = agent.request_for_actions, agent.add_to_trajectory
     indices = range(len(envs))
     steps = [env.step for env in envs]
-    first, infos = zip(*(env.reset(seed=seed) for env, seed in zip(envs, seeds, strict=True)), strict=True)
-    every = np.ones(action_layout(agent.spec.action_space).logits, np.bool_)
-    masked = masks and len(every) > 0 and any(MASK_KEY in info for info in infos)
-    allowed = [info.get(MASK_KEY, every) for info in infos]
-    batch = _batch(agent.spec.observation_space, first)
+    spec = agent.spec
+    layout = action_layout(spec.action_space)
+    check = inputs_for(spec.observation_space, spec.action_space).observation
+    shape, dtype = spec.observation_space.shape, np.dtype(spec.observation_space.dtype)
+
+    def read(observation: Any) -> Any:
+        fits = type(observation) is np.ndarray and observation.shape == shape and observation.dtype == dtype
+        return observation if fits else check(observation)[0]  # `request` checks the numbers in the batch
+
+    every = np.ones(layout.logits, np.bool_)
+    batch: Any = new_column(spec.observation_space, len(envs))
+    allowed: list[Any] = [None] * len(envs)
+    for i, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
+        observation, info = env.reset(seed=seed)
+        batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
     obs = batch[:]  # views: assigning to a row of the batch changes them
     totals = [0.0] * len(envs)
     signals = SignalHandlers.current
@@ -317,7 +331,8 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
     rounds = 0
     tally.begin(len(envs))
     while not tally.done:
-        trajs, actions = request(trajs, obs, allowed if masked else None)
+        masked = any(mask is not None for mask in allowed)
+        trajs, actions = request(trajs, obs, [every if mask is None else mask for mask in allowed] if masked else None)
         for i in indices:
             action = actions[i]
             observation, reward, terminated, truncated, info = steps[i](action.act)
@@ -331,30 +346,18 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
                     action,
                     truncated=cut,
                     final_obs=observation if cut else None,
-                    final_mask=info.get(MASK_KEY) if cut and masked else None,
+                    final_mask=mask_in(info, layout) if cut and masks else None,
                 )
                 tally.ended(i, float(totals[i]))
                 totals[i] = 0.0
                 observation, info = envs[i].reset()
-            batch[i] = observation
-            if masked:
-                allowed[i] = info.get(MASK_KEY, every)
+            batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
         tally.steps += len(envs)
         rounds += 1
         if rounds % CHECK_STEPS == 0:
             if signals is not None:
                 signals.check()
             tally.print_progress(lambda: agent.version)
-
-
-def _batch(space: ObservationSpace, observations: Sequence[Any]) -> Any:
-    """Return the observations of all environments as one batch, whose rows can be assigned."""
-    if space.shape is not None:
-        return np.stack(observations)
-    column = new_column(space, len(observations))
-    for row, observation in enumerate(observations):
-        column[row] = observation
-    return column
 
 
 def _number(seed: np.random.SeedSequence) -> int:

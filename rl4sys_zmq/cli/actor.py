@@ -189,6 +189,7 @@ def record(**options: Any) -> None:
 @option("--render-mode", metavar="MODE", help="The render mode of the environments: rgb_array, ansi, ...")
 @option("--lease", type=FiniteRange(0, 86_400, min_open=True), default=60.0, help="Seconds of silence that free an environment.")
 @option("--no-check", is_flag=True, help="Do not check that observations are in their space.")
+@plugin_option(expose_value=False)
 @option("--keys", type=FILE, metavar="DIR", help="The folder of keys from `rl4sys-learner keys DIR`.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
 @option("--exit-with-stdin", is_flag=True, help="Exit when stdin is closed, so that a child process ends with its parent.")

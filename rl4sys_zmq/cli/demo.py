@@ -95,7 +95,12 @@ def demo(options: DemoOptions) -> int:
     require("learner", "torch", "tensorboard", "rich", "matplotlib")
     require("gym", "gymnasium")
     task = find_task(options)
-    goal = f"to a mean return of {task.target:g}" if task.target is not None else f"for {options.max_seconds:g} s"
+    limit = f"{options.max_seconds:g} s"
+    goal = (
+        f"to a mean return of {task.target:g}, for at most {limit}"
+        if task.target is not None
+        else f"for {limit}, without a known target"
+    )
     print_line(
         f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ..."
     )
@@ -113,7 +118,7 @@ def demo(options: DemoOptions) -> int:
                 warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
                 outcome.take(report, task)
-                progress.show(report, _note(elapsed_s, task))
+                progress.show(report, _note(elapsed_s, task, options))
                 if outcome.done(options) or elapsed_s >= options.max_seconds:
                     break
         actors.stop()
@@ -297,9 +302,9 @@ def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterat
             signals.check()
 
 
-def _note(elapsed_s: float, task: DemoTask) -> str:
+def _note(elapsed_s: float, task: DemoTask, options: DemoOptions) -> str:
     goal = f"target {task.target:g}" if task.target is not None else "no known target"
-    return f"{elapsed_s:.1f} s, {goal}" if elapsed_s else "waiting for the actors to join"
+    return f"{elapsed_s:.1f} of {options.max_seconds:g} s, {goal}" if elapsed_s else "waiting for the actors to join"
 
 
 def summarise(task: DemoTask, options: DemoOptions, run_dir: Path, outcome: DemoProgress) -> int:
@@ -315,7 +320,7 @@ def summarise(task: DemoTask, options: DemoOptions, run_dir: Path, outcome: Demo
     print_line(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
     print_line()
     if task.target is None:
-        print_line(f"{task.env_id} has no known target (--target sets one); the time is up")
+        print_line(f"{task.env_id} has no known target (--target sets one); the {options.max_seconds:g} s are over")
         return 0
     if outcome.reached:
         return 0

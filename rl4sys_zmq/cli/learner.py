@@ -194,7 +194,7 @@ def demo(env: str, **options: Any) -> int:
     """Train a task on this machine, with a learner in this process and actors in separate processes.
 
     The results are a summary, a PNG learning curve and a TensorBoard directory. The exit code is 0 if the target was reached,
-    else 1.
+    or if the environment has no known target and --max-seconds are over, else 1.
     """
     from rl4sys_zmq.cli.demo import DemoOptions
     from rl4sys_zmq.cli.demo import demo as run

@@ -50,6 +50,7 @@ def serve_env(options: ServeEnvOptions) -> None:
     if options.port is not None and options.bind is not None:
         raise click.UsageError("give either --port or --bind")
     require("gym", "gymnasium")
+    from rl4sys_zmq.ops.episodes import make_environment
     from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 
     configure_logging(options.debug)
@@ -57,11 +58,11 @@ def serve_env(options: ServeEnvOptions) -> None:
     if options.exit_with_stdin:
         end_with_stdin()
     where = options.bind if options.bind is not None else DEFAULT_PORT if options.port is None else options.port
+    arguments = {"id": options.env} | ({} if options.render_mode is None else {"render_mode": options.render_mode})
     with GymEnvServer(
-        options.env,
+        lambda: make_environment(arguments),
         options.count,
         bind=where,
-        make_kwargs={"render_mode": options.render_mode} if options.render_mode is not None else None,
         lease_s=options.lease,
         check_observations=not options.no_check,
         keys=options.keys,

@@ -32,7 +32,8 @@ from rl4sys_zmq.learner.parameters import (
     read_change,
 )
 from rl4sys_zmq.names import algorithm_key, check_name
-from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
+from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Hello
 from rl4sys_zmq.wire.thread_messages import AssignClient
@@ -43,6 +44,7 @@ __all__ = [
     "check_engine",
     "check_hello",
     "check_learning_options",
+    "check_magnitudes",
     "check_planned_size",
     "check_policy_size",
     "require_match",
@@ -324,8 +326,11 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
 
 def check_planned_size(
     kind: AlgorithmEntry, spaces: tuple[ObservationSpace, Space], parameters: Mapping[str, object], limit: int
-) -> None:
+) -> PolicySpec | None:
     """Check the networks that an algorithm would build, as far as its entry can plan them, against ``max_parameters``.
+
+    Returns:
+        The planned policy; None if the entry cannot plan one.
 
     Raises:
         ConfigError: If one has more than `limit` parameters, or a parameter is invalid.
@@ -337,6 +342,7 @@ def check_planned_size(
         raise ConfigError(
             f"the networks of {kind.name} have {count} parameters; max_parameters allows {limit}", key="max_parameters"
         )
+    return plan
 
 
 def check_policy_size(spec: PolicySpec, limit: int) -> None:
@@ -347,6 +353,28 @@ def check_policy_size(spec: PolicySpec, limit: int) -> None:
     """
     if spec.parameters > limit:
         raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
+
+
+def check_magnitudes(spec: PolicySpec, limit: float) -> None:
+    """Check that the integers of observations can be trained on: those of a Box up to `limit`, the option `max_magnitude`.
+
+    Larger ones need a network that normalises observations. Networks of plug-ins are not checked.
+
+    Raises:
+        ConfigError: If an integer can be larger and the network has no normalisation.
+    """
+    if spec.kind not in ("mlp", "gru") or spec.document.get("normalise_observations"):
+        return
+    for space in leaves_of(spec.observation_space).spaces:
+        if isinstance(space, BoxSpace) and np.dtype(space.dtype).kind in "iu":
+            held = np.iinfo(space.dtype)
+            largest = np.abs(np.clip([space.low_array(), space.high_array()], held.min, held.max)).max(initial=0.0)
+            if largest > limit:
+                raise ConfigError(
+                    f"observation_space: {space} has integers up to {largest:g}, and this network does not normalise them; the "
+                    f"limit is max_magnitude ({limit:g}): scale them, or declare narrower bounds",
+                    key="observation_space",
+                )
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:

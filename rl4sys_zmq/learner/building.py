@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import check_planned_size, check_policy_size
+from rl4sys_zmq.learner.admission import check_magnitudes, check_planned_size, check_policy_size
 from rl4sys_zmq.learner.algorithms import (
     ALGORITHMS,
     Algorithm,
@@ -81,6 +81,7 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
     for line in readings(getattr(algorithm, "parameters", None)):
         log.info("client %s: %s", assign.client_id, line)
     check_policy_size(algorithm.spec(), assign.max_parameters)
+    check_magnitudes(algorithm.spec(), assign.max_magnitude)
     set_publishing(algorithm, assign)
     return built
 

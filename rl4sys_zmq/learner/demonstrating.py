@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import SupportsFloat
+
 from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
@@ -16,6 +20,9 @@ from rl4sys_zmq.wire.thread_messages import AssignClient
 __all__ = ["TrainingDemonstrations"]
 
 log = get_logger(__name__)
+
+REPORT_S = 3.0
+"""Time between two reports of the progress of cloning, in seconds."""
 
 
 class TrainingDemonstrations:
@@ -47,12 +54,25 @@ class TrainingDemonstrations:
         words = "client %s has %d demonstrations of %d steps"
         log.info(words, assign.client_id, len(found.segments), found.steps)
 
-    def clone(self) -> bool:
-        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has."""
+    def clone(self, send: Callable[[dict[str, float]], None]) -> bool:
+        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has.
+
+        Args:
+            send: Called every `REPORT_S` seconds with ``clone/progress``, from 0 to 1, and ``clone/loss``.
+        """
         options, algorithm = self._options, self._algorithm
         if not options.clone_steps or not isinstance(algorithm, CloningAlgorithm):
             return False
-        steps = CloneOptions(options.clone_steps, options.clone_batch_size, options.clone_learning_rate)
+        said_s = time.monotonic()
+
+        def report(step: int, loss: SupportsFloat) -> None:
+            nonlocal said_s
+            if time.monotonic() - said_s >= REPORT_S:
+                said_s = time.monotonic()
+                log.info("client %s clones: step %d of %d, loss %.4g", self._client_id, step, options.clone_steps, float(loss))
+                send({"clone/progress": step / options.clone_steps, "clone/loss": float(loss)})
+
+        steps = CloneOptions(options.clone_steps, options.clone_batch_size, options.clone_learning_rate, report)
         loss = algorithm.clone(self._found.segments, steps)
         log.info("client %s has cloned its demonstrations in %d steps; loss %.4g", self._client_id, steps.steps, loss)
         return True

@@ -34,8 +34,9 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import BatchLimits, CallRefusedByCallback, Server
-from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
+from rl4sys_zmq.values import DictSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TupleSpace
 from rl4sys_zmq.values.arrays import fits_float32
+from rl4sys_zmq.values.observations import integer_bounds
 
 __all__ = ["InferenceService", "method_of"]
 
@@ -197,14 +198,20 @@ def _read(payload: Any, spec: PolicySpec) -> Rows:
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload must be a dict with the keys obs, mask and explore")
     obs, mask, explore = payload["obs"], payload["mask"], payload["explore"]
-    shape = spec.observation_space.shape
+    observed = spec.observation_space
+    shape = observed.shape
     if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
         found = getattr(obs, "shape", type(obs).__name__)
         raise CallRefusedByCallback(
             CallRefusalReason.INVALID, f"obs is {found}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}"
         )
+    if obs.dtype != observed.dtype:
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"obs is {obs.dtype}; expected {np.dtype(observed.dtype)}")
     if obs.dtype.kind == "f" and not fits_float32(obs).all():
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "obs has a number that is not finite in float32")
+    bounds = None if isinstance(observed, DictSpace | TupleSpace) else integer_bounds(observed)
+    if bounds is not None and not ((obs >= bounds[0]) & (obs <= bounds[1])).all():
+        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"obs has an integer outside {observed!s:.80}")
     if type(explore) is not bool:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "explore must be true or false")
     if mask is None:

@@ -191,7 +191,7 @@ def _read_tensor(node: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
     torch: Any = importlib.import_module("torch")
     dtype, shape = getattr(torch, node["dtype"]), tuple(node["shape"])
     if node["$tensor"] is None:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     array = arrays[node["$tensor"]].reshape(-1)
     return torch.from_numpy(array if array.flags.writeable else array.copy()).view(dtype).reshape(shape)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import check_engine, check_learning_options, check_planned_size
+from rl4sys_zmq.learner.admission import check_engine, check_learning_options, check_magnitudes, check_planned_size
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, CloningAlgorithm, DemonstrationAlgorithm
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.learner.algorithms.network_kinds import check_trainable
@@ -66,7 +66,9 @@ def _check_client(entry: ClientConfig, config: LearnerConfig) -> None:
     _check_parameters(kind, parameters)
     if entry.observation_space is not None and entry.action_space is not None:
         spaces = entry.observation_space, entry.action_space
-        check_planned_size(kind, spaces, algorithm_parameters(parameters), config.max_parameters)
+        plan = check_planned_size(kind, spaces, algorithm_parameters(parameters), config.max_parameters)
+        if plan is not None:
+            check_magnitudes(plan, entry.max_magnitude or config.max_magnitude)
     require_fraction(kind, parameters, entry.demonstrations)
     check_demonstrations(kind, entry, config)
 

@@ -26,6 +26,7 @@ from rl4sys_zmq.learner.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.validation import SegmentContentRules, SegmentValueLimits, content_errors
 from rl4sys_zmq.learner.worker_storage import WorkerStorage
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import Submit, Verdict
@@ -42,6 +43,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadMessage,
     ThreadReady,
     ToRemoteWorker,
+    TrainingMetrics,
 )
 
 __all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
@@ -87,7 +89,8 @@ class TrainLoop:
         self._max_policy_lag = max_policy_lag(self._algorithm, self._assign)
         self._pacing_lag = pacing_lag(self._algorithm, self._assign)
         self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
-        self._bounds = SegmentValueLimits(self._schema, self._assign.max_magnitude, self._assign.max_reward)
+        in_box = self._spec.document.get("head") in BOUNDED_HEADS
+        self._bounds = SegmentValueLimits(self._schema, self._assign.max_magnitude, self._assign.max_reward, in_box=in_box)
         self._publisher = PolicyPublisher(self._assign, self._spec, self._send)
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
@@ -232,7 +235,9 @@ class TrainLoop:
             if assign.init:
                 load_initial_policy(algorithm, assign)
                 checkpoints.save_soon()
-            if demonstrations is not None and demonstrations.clone():
+            if demonstrations is not None and demonstrations.clone(
+                lambda scalars: self._send(TrainingMetrics(0, 0, scalars, [], 0, []))
+            ):
                 checkpoints.save_soon()
         return ThreadReady(
             spec=spec_to_document(self._spec),

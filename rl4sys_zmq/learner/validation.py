@@ -135,7 +135,7 @@ class SegmentValueLimits:
         max_reward: Largest absolute value of a reward.
     """
 
-    def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float) -> None:
+    def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float, *, in_box: bool = False) -> None:
         """Create the ranges.
 
         Args:
@@ -143,6 +143,7 @@ class SegmentValueLimits:
             max_magnitude: Largest absolute value in an extra column, and of an observation or a raw action (before clipping or
                 squashing) where the space has no bound.
             max_reward: Largest absolute value of a reward.
+            in_box: True if raw actions lie within their bounded Box, which can then be larger than `max_magnitude`.
         """
         self.max_reward = max_reward
         actions = schema.actions
@@ -155,8 +156,10 @@ class SegmentValueLimits:
             if not isinstance(leaf, DiscreteSpace):
                 self._ranges[name] = _of_leaf(leaf, max_magnitude)
         for part in actions.parts:
-            if isinstance(part.space, BoxSpace):  # raw actions, before they are clipped or squashed into the box
-                self._ranges[part.name] = _of_leaf(BoxSpace(part.space.shape), max_magnitude)
+            if isinstance(part.space, BoxSpace):
+                bounds = np.abs([part.space.low_array(), part.space.high_array()]) if in_box else np.zeros(1)
+                largest = max(max_magnitude, float(bounds.max()))
+                self._ranges[part.name] = _flat_range(-largest, largest)
             elif not isinstance(part.space, DiscreteSpace):
                 self._ranges[part.name] = _of_leaf(part.space, max_magnitude)
         for extra in schema.extras:
@@ -184,6 +187,8 @@ def _of_leaf(space: LeafSpace, max_magnitude: float) -> ColumnValueLimits:
     assert isinstance(space, BoxSpace)
     low, high = space.low_array(), space.high_array()
     largest = np.maximum(np.abs(low), np.abs(high))
+    if dtype.kind != "f":
+        return ColumnValueLimits(low, high, dtype)
     bounded = largest <= max_magnitude
     rounding = ROUNDING * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps)
     low, high = np.where(bounded, low, -max_magnitude), np.where(bounded, high, max_magnitude)

@@ -12,10 +12,10 @@ from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.demonstrations import Demonstration
 from rl4sys_zmq.values import observation_space_from, space_from
-from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.action_layout import ActionLayout, action_layout
 from rl4sys_zmq.values.observations import have_same_form, leaves_of
 
-__all__ = ["MASK_KEY", "check_spaces", "make_environment", "play_episode", "record_episode"]
+__all__ = ["MASK_KEY", "check_spaces", "make_environment", "mask_in", "play_episode", "record_episode"]
 
 CHECK_STEPS = 64
 MASK_KEY = "action_mask"
@@ -31,7 +31,8 @@ def make_environment(arguments: Mapping[str, Any]) -> Any:
         arguments: Arguments of ``gymnasium.make``, with ``id``.
 
     Raises:
-        ConfigError: If Gymnasium, the environment or a package that it needs is missing, or an argument is unknown.
+        ConfigError: If Gymnasium, the environment or a package that it needs is missing, an argument is unknown, or the
+            environment's constructor raises an exception.
     """
     try:
         import gymnasium
@@ -39,11 +40,17 @@ def make_environment(arguments: Mapping[str, Any]) -> Any:
         raise ConfigError(f"this needs gymnasium, which is not installed: pip install 'rl4sys-zmq[gym]' ({exc})") from exc
     try:
         return gymnasium.make(**{"disable_env_checker": True, **arguments})
-    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as exc:
-        text = " ".join(str(exc).split()) or type(exc).__name__
+    except Exception as exc:  # of the environment's own code
+        text = " ".join(str(exc).split()).rstrip(".")
+        if not text or not isinstance(exc, gymnasium.error.Error | ModuleNotFoundError | TypeError):
+            text = f"{type(exc).__name__}: {text}"
         needs = isinstance(exc, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
         extra = next((extra for name, extra in SIMULATOR_EXTRAS.items() if needs and name in text.lower()), "")
         hint = f"; this library's extra: pip install 'rl4sys-zmq[{extra}]'" if extra else ""
+        if isinstance(exc, gymnasium.error.UnregisteredEnv):
+            hint = (
+                "; for an environment of your own, name its module: --plugin MODULE (plugins in a learner's file), or module:ID"
+            )
         raise ConfigError(f"environment {arguments.get('id')!r}: {text}{hint}") from exc
 
 
@@ -61,34 +68,48 @@ def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
             raise ConfigError(f"the policy has the {key} {ours}, but {env_id} has {theirs}; choose another environment", key=key)
 
 
+def mask_in(info: Mapping[str, Any], layout: ActionLayout) -> Any:
+    """Return the mask in the info of a reset or step, for the observation that came with it.
+
+    Returns:
+        The mask, unchecked. None if the info has none or the actions have no choices: all actions are allowed.
+    """
+    return info.get(MASK_KEY) if layout.choices else None
+
+
 def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> Demonstration:
     """Play one episode and return it as a demonstration, with its masks. The arguments are those of `play_episode`."""
-    leaves = leaves_of(agent.spec.observation_space)
-    layout = action_layout(agent.spec.action_space)
+    spec = agent.spec
+    leaves, layout = leaves_of(spec.observation_space), action_layout(spec.action_space)
+    inputs = inputs_for(spec.observation_space, spec.action_space)
     observation, info = env.reset(seed=seed)
     traj, rewards, actions = None, [], []
     masks: list[Any] = []
-    columns = [[np.array(leaf)] for leaf in leaves.flatten(observation)]  # copies: the environment can reuse its arrays
+    columns: list[list[Any]] = [[] for _ in leaves.spaces]
     while True:
-        traj, action = agent.request_for_action(traj, observation, info.get(MASK_KEY) if layout.choices else None)
+        traj, action = agent.request_for_action(traj, observation, mask_in(info, layout))
         agent.add_to_trajectory(traj, action)
         masks.append(action.mask)
+        _append(columns, leaves.flatten(action.obs))
         observation, reward, terminated, truncated, info = env.step(action.act)
         actions.append(np.array(action.act))
         rewards.append(float(reward))
-        for column, leaf in zip(columns, leaves.flatten(observation), strict=True):
-            column.append(np.array(leaf))
         if terminated or truncated:
             agent.mark_end_of_trajectory(traj)
-            arrays = [np.array(column, dtype=space.dtype) for column, space in zip(columns, leaves.spaces, strict=True)]
-            chosen = np.array(actions, dtype=agent.spec.action_space.dtype)
-            final = info.get(MASK_KEY) if layout.choices and not terminated else None
-            masks.append(inputs_for(agent.spec.observation_space, agent.spec.action_space).mask(final))
+            _append(columns, leaves.flatten(inputs.observation(observation)[0]))
+            masks.append(inputs.mask(None if terminated else mask_in(info, layout)))
             free = np.ones(layout.logits, np.bool_)
             allowed = None if all(m is None for m in masks) else np.stack([free if m is None else m for m in masks])
+            chosen = np.array(actions, dtype=spec.action_space.dtype)
+            arrays = [np.array(column) for column in columns]
             return Demonstration(arrays, chosen, np.array(rewards, np.float32), bool(terminated), allowed)
         if check is not None and len(actions) % CHECK_STEPS == 0:
             check()
+
+
+def _append(columns: list[list[Any]], leaves: list[Any]) -> None:
+    for column, leaf in zip(columns, leaves, strict=True):
+        column.append(leaf)
 
 
 def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> tuple[float, int]:
@@ -102,11 +123,11 @@ def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], No
         seed: The seed of the initial state.
         check: A function that is called each `CHECK_STEPS` steps, and ends the episode if it raises.
     """
-    choices = action_layout(agent.spec.action_space).choices
+    layout = action_layout(agent.spec.action_space)
     observation, info = env.reset(seed=seed)
     traj, total, length = None, 0.0, 0
     while True:
-        traj, action = agent.request_for_action(traj, observation, info.get(MASK_KEY) if choices else None)
+        traj, action = agent.request_for_action(traj, observation, mask_in(info, layout))
         agent.add_to_trajectory(traj, action)
         observation, reward, terminated, truncated, info = env.step(action.act)
         total += float(reward)

@@ -166,7 +166,7 @@ class ClientStatusRow:
             self.client_id,
             self.state,
             self.algorithm,
-            *(("-",) * len(trained) if self.state == "starting" else trained),
+            *(("-",) * len(trained) if self.state.startswith("starting") else trained),
             f"{self.pending:,}",
             f"{self.actors:,}",
             f"{self.unfit:,}/{self.stale:,}",
@@ -230,10 +230,12 @@ def text_table(rows: Sequence[ClientStatusRow]) -> list[str]:
 
 
 def _row(name: str, client: Mapping[str, Any]) -> ClientStatusRow:
-    verdicts = client["verdicts"]
+    verdicts, state, scalars = client["verdicts"], client["state"], client.get("scalars", {})
+    if state == "starting" and "clone/progress" in scalars:
+        state = f"starting (clones {scalars['clone/progress']:.0%}, loss {scalars['clone/loss']:.3g})"
     return ClientStatusRow(
         client_id=name,
-        state=client["state"],
+        state=state,
         algorithm=client["algorithm"],
         episodes=client["episodes"],
         mean_return=client["mean_return"],

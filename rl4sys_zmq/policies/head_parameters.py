@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from rl4sys_zmq.config.options import MAX_NUMBER, check_fields, number, one_of, option, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space, TensorSpec
 from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.arrays import LARGEST_FLOAT32
 
 __all__ = ["BOUNDED_HEADS", "VALUE_HEADS", "HeadParameters", "stochastic_head"]
 
@@ -30,6 +33,10 @@ _HEADS_WITH = {
 """The heads that have an option, for the options that not all heads have."""
 _LEFT_OUT = ("epsilon_ladder",)
 """The options that a document has only if they differ from their default."""
+
+
+MIN_ACTIONS = 256
+"""The smallest number of float32 numbers between the bounds of an action that is stored as float32 within its bounds."""
 
 
 def stochastic_head(action_space: Space) -> str:
@@ -114,6 +121,9 @@ class HeadParameters:
             raise ConfigError("squash 'tanh' needs a bounded Box of actions", key="squash")
         if self.head in BOUNDED_HEADS and not bounded:
             raise ConfigError(f"a {self.head} head needs a bounded Box of actions, not {action_space}", key="head")
+        if self.head in BOUNDED_HEADS:
+            for box in boxes:
+                _check_resolution(box)
         return layout.outputs * {"squashed_gaussian": 2, "q_distribution": self.atoms}.get(self.head, 1)
 
     def head_tensors(self, action_space: Space) -> tuple[TensorSpec, ...]:
@@ -123,3 +133,21 @@ class HeadParameters:
             return (TensorSpec("log_std", (numbers,)),) if numbers else ()
         epsilon = (TensorSpec("epsilon", (1,), exact=True),) if self.head in (*VALUE_HEADS, "deterministic") else ()
         return (TensorSpec("noise_std", (1,), exact=True), *epsilon) if self.head == "deterministic" else epsilon
+
+
+def _check_resolution(box: BoxSpace) -> None:
+    """Raise ConfigError if float32, in which actions are trained on, cannot hold the bounds or enough numbers between them."""
+    low, high = box.low_array().ravel(), box.high_array().ravel()
+    differ = np.asarray(box.low, object) != np.asarray(box.high, object)  # float64 rounds large integers
+    largest = np.maximum(np.abs(low), np.abs(high))
+    if largest.max(initial=0.0) > LARGEST_FLOAT32:
+        raise ConfigError(
+            f"action_space: {box} has bounds up to {largest.max():g}, and float32 ends at {LARGEST_FLOAT32:g}; scale the actions",
+            key="action_space",
+        )
+    if (differ & (high - low < MIN_ACTIONS * np.finfo(np.float32).eps * largest)).any():
+        raise ConfigError(
+            f"action_space: {box} has fewer than {MIN_ACTIONS} float32 numbers between its bounds, such as {low[0]:.10g} "
+            f"and {high[0]:.10g}; let the Box begin at 0, and add the offset in the environment",
+            key="action_space",
+        )

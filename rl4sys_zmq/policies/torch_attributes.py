@@ -60,7 +60,7 @@ class Attributes:
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
     """Return a copy of an array, in memory: not on another device that the program uses by default."""
-    return torch.tensor(array, device="cpu")
+    return torch.from_numpy(np.array(array))
 
 
 def integers_of(values: Tensor) -> list[int]:

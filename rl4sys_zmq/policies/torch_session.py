@@ -176,7 +176,7 @@ def _one_thread_after_a_fork() -> None:
 @cache
 def prepare() -> None:
     """Load the part of torch that computes shapes, which takes a second. Otherwise the first graph would load it."""
-    torch.tanh(torch.empty(1, device="meta"))
+    torch.tanh(torch.empty(1, dtype=torch.float32, device="meta"))
 
 
 @lru_cache(maxsize=KEPT_SESSIONS)

@@ -78,7 +78,7 @@ def build_one_hot(given: Attributes) -> Function:
     def one_hot(indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
         count, at = int(depth.item()), axis % (indices.ndim + 1)
         places = torch.where(indices < 0, indices + count, indices).unsqueeze(at)
-        options = torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.ndim - at))
+        options = torch.arange(count, dtype=torch.int64, device=indices.device).reshape(-1, *[1] * (indices.ndim - at))
         return torch.where(places == options, values[1], values[0])
 
     return one_hot
@@ -134,7 +134,7 @@ def sliced(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
         if stride > 0:
             x = x[(slice(None),) * (axis % x.ndim) + (slice(begin, max(begin, stop), stride),)]
         else:
-            x = torch.index_select(x, axis, torch.arange(begin, min(begin, stop), stride, device=x.device))
+            x = torch.index_select(x, axis, torch.arange(begin, min(begin, stop), stride, dtype=torch.int64, device=x.device))
     return x
 
 

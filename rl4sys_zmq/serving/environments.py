@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import gymnasium
+import numpy as np
 
 from rl4sys_zmq.config.options import check_value, flag, integer, mapping, number
 from rl4sys_zmq.errors import CallRefusalReason, ConfigError
@@ -27,10 +28,10 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import CallRefusedByCallback, Server
 from rl4sys_zmq.serving.addresses import bind_address
-from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader
+from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, clipped
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.values.space_conversion import any_space_from, space_to_text
-from rl4sys_zmq.values.trees import Tree, copy_tree
+from rl4sys_zmq.values.trees import Tree, copy_tree, flatten, leaf_paths
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree
 
 __all__ = ["DEFAULT_PORT", "SERVICE", "GymEnvServer"]
@@ -99,8 +100,9 @@ class GymEnvServer(Resource):
             bind: Port of 127.0.0.1 (0: any free port), or an address.
             make_kwargs: Arguments of `gymnasium.make`, if `env` is an id, such as ``{"render_mode": "rgb_array"}``.
             lease_s: Time without a message from a caller after which another caller can get its environments, in seconds.
-            check_observations: True to refuse an observation that is outside the environment's space. False to only cast arrays
-                to the dtype of the space.
+            check_observations: True to refuse an observation that is outside the environment's space. The first finite float that
+                is beyond the bounds of its Box or has another dtype is a warning, because Gymnasium's own environments return
+                such floats. False to only cast arrays to the dtype of the space, which must hold all integers.
             keys: Folder of the server's keys; see `rl4sys_zmq.rpc.Server`.
             insecure: True to let other machines connect without keys.
 
@@ -180,7 +182,8 @@ class GymEnvServer(Resource):
 
         ``taken`` is the number of environments that a caller has leased. ``envs`` has a dict for each environment: ``taken``,
         ``in_call``, ``steps``, ``episodes`` and ``pending`` (the reason why it must be reset, or ""). The server's ``counters``
-        include ``steps``, ``resets``, ``episodes`` and ``info.dropped`` (the number of info values that cannot be sent).
+        include ``steps``, ``resets``, ``episodes``, ``info.dropped`` (the number of info values that cannot be sent) and
+        ``observations.outside`` (the number of observations with floats outside their Box or of another dtype).
         """
         envs = [
             {
@@ -330,13 +333,21 @@ class GymEnvServer(Resource):
         return [slot.env.render() for _, slot in slots]
 
     def _observation(self, index: int, slot: _EnvSlot, observation: Any) -> Tree:
-        space = self.observation_space
-        if self._check and not space.contains(observation):
-            slot.pending = "its last observation was outside its space"
-            shown = f"{observation!r:.200}"
-            raise CallRefusedByCallback(
-                CallRefusalReason.INVALID, f"environment {index} returned an observation outside its space {space}: {shown}"
+        if self._check and not self.observation_space.contains(observation):
+            tree = self._observations.to_tree(observation)
+            leaves, structure = flatten(tree)
+            named = zip(leaf_paths(structure, "observation"), leaves, strict=True)
+            kinds = ", ".join(f"{path} is {leaf.dtype}{list(leaf.shape)}" for path, leaf in named if isinstance(leaf, np.ndarray))
+            text = (
+                f"environment {index} returned an observation outside its space {self.observation_space}: {observation!r:.200}"
+                f" ({kinds:.200}); check_observations=False (serve-env --no-check) leaves the check out"
             )
+            if not self.observation_space.contains(clipped(self._observations, tree)):
+                slot.pending = "its last observation was outside its space"
+                raise CallRefusedByCallback(CallRefusalReason.INVALID, text)
+            if not self._server.counters.get("observations.outside"):
+                log.warning("%s; such floats are sent in the dtype of their space, and later ones without a warning", text)
+            self._server.counters.add("observations.outside")
         return self._observations.to_tree(observation, cast=True)
 
     def _info(self, info: Any) -> Tree:

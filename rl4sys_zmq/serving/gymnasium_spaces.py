@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -14,9 +15,9 @@ from gymnasium import spaces
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import spaces as ours
 from rl4sys_zmq.values.spaces import AnySpace, BoxSpace
-from rl4sys_zmq.values.trees import copy_tree
+from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["SpaceElementReader", "GymSpace", "to_gymnasium"]
+__all__ = ["SpaceElementReader", "GymSpace", "clipped", "to_gymnasium"]
 
 GymSpace = gymnasium.Space[Any]
 
@@ -93,24 +94,45 @@ class SpaceElementReader:
         unchanged.
         """
         element = copy_tree(tree)
-        return element if self._space is None else _with_graphs(self._space, element)
+        return element if self._space is None else _changed(self._space, element, _as_graph)
+
+
+def clipped(space: AnySpace, tree: Tree) -> Tree:
+    """Return an element with the finite floats of each Box moved within its bounds, in its dtype. The rest is unchanged."""
+    return _changed(space, tree, _clip)
+
+
+def _clip(space: AnySpace, value: Tree) -> Tree:
+    if not isinstance(space, BoxSpace) or not isinstance(value, np.ndarray) or np.dtype(space.dtype).kind != "f":
+        return value
+    if value.shape != space.shape or value.dtype.kind not in "biuf":
+        return value
+    with np.errstate(over="ignore"):
+        cast = value.astype(space.dtype)
+    low, high = (_bound(space, bound) for bound in (space.low, space.high))
+    return np.clip(cast, low, high) if np.isfinite(cast).all() else value
 
 
 def _has_graph(space: AnySpace) -> bool:
     return isinstance(space, ours.GraphSpace) or any(_has_graph(part) for part in space.parts)
 
 
-def _with_graphs(space: AnySpace, tree: Any) -> Any:
+def _as_graph(space: AnySpace, value: Tree) -> Any:
+    return (
+        spaces.GraphInstance(*value) if isinstance(space, ours.GraphSpace) and type(value) is tuple and len(value) == 3 else value
+    )
+
+
+def _changed(space: AnySpace, tree: Any, change: Callable[[AnySpace, Any], Any]) -> Any:
+    """Return an element with `change` of each innermost part and its space. What does not fit the space stays as it is."""
     match space:
-        case ours.GraphSpace() if type(tree) is tuple and len(tree) == 3:
-            return spaces.GraphInstance(*tree)
         case ours.DictSpace() if type(tree) is dict:
-            return {k: _with_graphs(space.spaces[k], v) if k in space.spaces else v for k, v in tree.items()}
+            return {k: _changed(space.spaces[k], v, change) if k in space.spaces else v for k, v in tree.items()}
         case ours.TupleSpace() if type(tree) is tuple and len(tree) == len(space.spaces):
-            return tuple([_with_graphs(s, v) for s, v in zip(space.spaces, tree, strict=True)])
+            return tuple([_changed(s, v, change) for s, v in zip(space.spaces, tree, strict=True)])
         case ours.SequenceSpace() if not space.stack and type(tree) is tuple:
-            return tuple([_with_graphs(space.space, v) for v in tree])
+            return tuple([_changed(space.space, v, change) for v in tree])
         case ours.OneOfSpace() if type(tree) is tuple and len(tree) == 2 and isinstance(tree[0], (int, np.integer)):
             if 0 <= tree[0] < len(space.spaces):
-                return tree[0], _with_graphs(space.spaces[int(tree[0])], tree[1])
-    return tree
+                return tree[0], _changed(space.spaces[int(tree[0])], tree[1], change)
+    return change(space, tree)

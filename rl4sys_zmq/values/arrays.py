@@ -19,6 +19,7 @@ __all__ = [
     "FLOAT_ERRORS",
     "LARGEST_FLOAT32",
     "array_from",
+    "cast_exactly",
     "fits_float32",
     "read_bfloat16",
     "without_float_errors",
@@ -67,6 +68,21 @@ def array_from(value: Any) -> NDArray[Any] | None:
         return None
     array = np.asarray(value)
     return array.view(BFLOAT16_BITS) if array.dtype.name == "bfloat16" else array
+
+
+def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a copy of an array of numbers in another dtype. Floats are rounded to a dtype of floats.
+
+    Raises:
+        ValueError: If `dtype` is not one of floats, and cannot hold the numbers.
+    """
+    if dtype.kind == "f" or array.dtype == dtype:
+        return array.astype(dtype)
+    with np.errstate(invalid="ignore"):  # NaN and infinity, which then differ
+        converted = array.astype(dtype)
+    if not np.array_equal(converted, array):
+        raise ValueError(f"the values {array.tolist()!s:.80} change in {dtype}")
+    return converted
 
 
 def fits_float32(array: NDArray[Any]) -> NDArray[np.bool_]:

@@ -106,6 +106,8 @@ def _supported(space: AnySpace, path: str, key: str) -> Any:
 def _leaf(space: sp.LeafSpace, path: str) -> sp.LeafSpace:
     if isinstance(space, DiscreteSpace):
         return space if space.dtype == "<i8" else replace(space, dtype="<i8")
+    if isinstance(space, sp.MultiDiscreteSpace):
+        replace(space, dtype="<i8")  # raises if an integer is larger than that
     if len(space.shape) > MAX_CLIENT_DIMENSIONS or not all(space.shape):
         text = f"{path} can have at most {MAX_CLIENT_DIMENSIONS} dimensions, all positive; not {space.shape!s:.80}"
         raise ConfigError(text, key="shape")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values.arrays import cast_exactly
 
 __all__ = [
     "DTYPES",
@@ -80,7 +81,7 @@ class _BaseSpace:
 
         Args:
             value: The element, for example from an environment.
-            cast: True to convert arrays to the dtype of their space. If a value cannot be converted, NumPy's error is raised.
+            cast: True to convert arrays to the dtype of their space (`cast_exactly`). Its error or NumPy's is raised.
         """
         return value
 
@@ -109,7 +110,8 @@ class _ArraySpace(_BaseSpace):
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
         try:
-            return np.asarray(value, _NUMPY[self.dtype] if cast else None)
+            array = np.asarray(value)
+            return cast_exactly(array, _NUMPY[self.dtype]) if cast else array
         except _NO_ARRAY:
             if cast:
                 raise

@@ -390,7 +390,7 @@ def test_a_learner_does_not_start_with_a_client_that_can_never_be_built(
         ({"evaluation": {"env": "CartPole-v1"}, "act_dim": 3}, "clients.pole.action_space: Discrete(3), but CartPole-v1 of "),
         (
             {"evaluation": {"env": {"id": "FrozenLake-v1", "map_name": "none"}}, "algorithm_name": "PPO"},
-            "clients.pole.evaluation.env: FrozenLake-v1 raised KeyError: 'none'",
+            "clients.pole.evaluation.env: environment 'FrozenLake-v1': KeyError: 'none'",
         ),
         ({"evaluation": {"env": "CartPole-v1"}, "algorithm_name": "SAC", "input_size": 2}, "clients.pole.observation_space: Box"),
         ({"evaluation": {"env": "Pendulum-v1"}, "algorithm_name": "DQN"}, "clients.pole: DQN needs a Discrete action space"),

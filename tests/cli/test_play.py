@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.cli.act import EpisodeCounts, play
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.ops.episodes import check_spaces, record_episode
+from rl4sys_zmq.cli.act import EpisodeCounts, make_environments, play
+from rl4sys_zmq.errors import ConfigError, ObservationError
+from rl4sys_zmq.ops.episodes import check_spaces, make_environment, record_episode
 from rl4sys_zmq.replay.demonstrations import read_demonstrations, write_demonstrations
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, TupleSpace
 
 
 class Env:
@@ -121,8 +121,8 @@ def test_rewards_come_before_the_step_is_stored() -> None:
 
 def test_masks_in_the_info_of_an_environment_are_passed_on() -> None:
     agent = run([MaskedEnv("...x"), Env(".")], EpisodeCounts(episodes=2))
-    once = [[0, 1], [1, 1], [1, 0], [1, 1]]
-    assert [masks for (masks,) in agent.of("masks")] == [[mask, [True, True]] for mask in once * 2]
+    once: list[Any] = [[0, 1], None, [1, 0], None]
+    assert [masks for (masks,) in agent.of("masks")] == [mask and [mask, [True, True]] for mask in once * 2]
     assert agent.of("request")[4] == ([0.0, 4.0],)
 
 
@@ -135,6 +135,124 @@ def test_masks_are_left_out_where_there_are_none_or_nobody_wants_them() -> None:
     for envs, options in (([Env("x")], {}), ([MaskedEnv("x")], {"masks": False})):
         assert set(run(envs, EpisodeCounts(episodes=2), **options).of("masks")) == {(None,)}  # type: ignore[arg-type]
     assert run([MaskedEnv(".t")], EpisodeCounts(episodes=1), masks=False).of("final mask") == [(None,)]
+
+
+class LateMaskEnv(Env):
+    """An environment whose resets have no mask. After each step, action 0 is forbidden."""
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, _ = super().step(action)
+        return *result, {"action_mask": np.array([0, 1], np.int8)}
+
+
+def test_a_mask_that_only_a_step_has_is_passed_on() -> None:
+    agent = run([LateMaskEnv("..x")], EpisodeCounts(episodes=2))
+    assert [masks for (masks,) in agent.of("masks")] == [None, [[0, 1]], [[0, 1]]] * 2
+
+
+class Returning:
+    """An environment that returns the given observations, the first one from each reset."""
+
+    def __init__(self, *observations: Any) -> None:
+        self._observations, self._at = observations, 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        self._at = 0
+        return self._observations[0], {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._at += 1
+        last = self._at == len(self._observations) - 1
+        return self._observations[self._at], 1.0, False, last, {}
+
+
+class Seeing:
+    """An agent that keeps the observations it is asked about, in a batch or alone."""
+
+    version = 0
+
+    def __init__(self, space: Any) -> None:
+        self.spec = SimpleNamespace(observation_space=space, action_space=DiscreteSpace(2))
+        self.seen: list[Any] = []
+
+    def request_for_actions(self, trajs: Any, obs: Any, masks: Any) -> Any:
+        (one,) = obs.values() if isinstance(obs, dict) else obs if isinstance(obs, tuple) else (obs,)
+        self.seen.append(one[0].tolist())
+        return [0], [Action([], 0)]
+
+    def add_to_trajectory(self, traj: Any, action: Any) -> None: ...
+
+    def mark_end_of_trajectory(self, traj: Any, action: Any, **end: Any) -> None: ...
+
+
+FLOATS, BYTES = BoxSpace((2,), low=-1.0, high=1.0), BoxSpace((2,), "|u1", 0, 255)
+NESTED: dict[str, Any] = {
+    "array": (lambda space: space, lambda value: value),
+    "dict": (lambda space: DictSpace({"a": space}), lambda value: {"a": value}),
+    "tuple": (lambda space: TupleSpace((space,)), lambda value: (value,)),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+def test_the_policy_sees_what_the_environment_returns_whatever_its_reset_returned(nested: str) -> None:
+    space, value = NESTED[nested]
+    agent = Seeing(space(FLOATS))
+    env = Returning(value(np.array([0, 0])), value(np.array([0.25, 0.75])), value([0.5, 0.5]), value(np.zeros(2)))
+    play(agent, [env], [0], EpisodeCounts(episodes=1))  # type: ignore[arg-type]
+    assert agent.seen == [[0.0, 0.0], [0.25, 0.75], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize(
+    ("space", "second", "words"),
+    [
+        (FLOATS, 0.5, "shape"),
+        (FLOATS, np.zeros((1, 1), np.float32), "shape"),
+        (FLOATS, np.array([np.nan, 0.0]), "finite"),
+        (BYTES, np.array([0.5, 0.9]), "float64"),
+        (BYTES, [300, 0], "change"),
+    ],
+)
+def test_an_observation_that_its_space_cannot_hold_is_an_error_in_every_step(
+    nested: str, space: Any, second: Any, words: str
+) -> None:
+    nest, value = NESTED[nested]
+    first = value(np.zeros(2, space.dtype))
+    for order in ((first, value(second)), (value(second), first)):
+        with pytest.raises(ObservationError, match=words):
+            play(Seeing(nest(space)), [Returning(*order, first)], [0], EpisodeCounts(episodes=1))  # type: ignore[arg-type]
+
+
+def test_the_last_observation_of_a_recorded_episode_is_checked_too() -> None:
+    agent: Any = SimpleNamespace(
+        spec=SimpleNamespace(observation_space=BYTES, action_space=DiscreteSpace(2)),
+        request_for_action=lambda traj, obs, mask: (traj, SimpleNamespace(act=0, mask=mask, obs=obs)),
+        add_to_trajectory=lambda traj, action: None,
+        mark_end_of_trajectory=lambda traj: None,
+    )
+    with pytest.raises(ObservationError, match="float64"):
+        record_episode(agent, Returning(np.zeros(2, np.uint8), np.array([0.5, 0.9])), 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*render_mode")
+def test_an_environment_without_a_render_mode_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+
+    def make(self: Any) -> None:
+        self.observation_space, self.action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+
+    Plain = type("Plain", (gymnasium.Env,), {"__init__": make})
+    monkeypatch.setitem(gymnasium.registry, "Plain-v0", gymnasium.envs.registration.EnvSpec("Plain-v0", Plain))
+    (env,) = make_environments("Plain-v0", 1)
+    assert isinstance(env.unwrapped, Plain)
+    with pytest.raises(ConfigError, match=r"'Plain-v0': .*render_mode"):
+        make_environments("Plain-v0", 1, "human")
+
+
+def test_the_error_about_an_unknown_environment_says_how_to_name_one_of_ones_own() -> None:
+    pytest.importorskip("gymnasium")
+    with pytest.raises(ConfigError, match=r"Acrobo-v1.*--plugin.*module:ID"):
+        make_environment({"id": "Acrobo-v1"})
 
 
 def test_a_summary_has_the_figures() -> None:
@@ -170,7 +288,7 @@ class ReusingEnv:
 def test_a_recorded_episode_has_copies_of_the_observations() -> None:
     agent: Any = SimpleNamespace(
         spec=SimpleNamespace(observation_space=BoxSpace((2,)), action_space=DiscreteSpace(2)),
-        request_for_action=lambda traj, observation, mask: (traj, SimpleNamespace(act=0, mask=mask)),
+        request_for_action=lambda traj, obs, mask: (traj, SimpleNamespace(act=0, mask=mask, obs=obs.copy())),
         add_to_trajectory=lambda traj, action: None,
         mark_end_of_trajectory=lambda traj: None,
     )
@@ -197,7 +315,7 @@ def test_a_recorded_episode_has_the_masks_of_its_environment(tmp_path: Path) -> 
     observation_space, action_space = BoxSpace((2,)), DiscreteSpace(2)
 
     def choose(traj: Any, observation: Any, mask: Any) -> tuple[Any, Any]:
-        return traj, SimpleNamespace(act=1, mask=None if mask is None else mask.astype(np.bool_))
+        return traj, SimpleNamespace(act=1, obs=observation, mask=None if mask is None else mask.astype(np.bool_))
 
     agent: Any = SimpleNamespace(
         spec=SimpleNamespace(observation_space=observation_space, action_space=action_space),

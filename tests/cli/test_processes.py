@@ -144,6 +144,13 @@ def test_a_demo_that_runs_out_of_time_says_so(spawn: Spawn) -> None:
     assert "was not reached within 0.3 s" in shown.lines[-1]
 
 
+def test_a_demo_without_a_known_target_says_when_it_ends_and_succeeds(spawn: Spawn) -> None:
+    shown = spawn("learner", "demo", "--env", "Blackjack-v1", "--max-seconds", "0.3", "--actors", "1")
+    assert shown.end(100) == 0, shown.errors
+    assert "for 0.3 s, without a known target" in shown.lines[0]
+    assert shown.lines[-1].endswith("Blackjack-v1 has no known target (--target sets one); the 0.3 s are over")
+
+
 def test_a_demo_ends_with_everything_on_ctrl_c(spawn: Spawn) -> None:
     shown = spawn("learner", "demo", "--target", "501")
     shown.wait_for("CartPole-v1: return ")

@@ -293,8 +293,8 @@ def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
         ({"obs": OBS[None], "mask": None}, "obs, mask and explore"),
         ({"obs": OBS, "mask": None, "explore": True}, r"\[N, \*\[4\]\]"),
         ({"obs": np.zeros((5000, 4)), "mask": None, "explore": True}, "N from 1 to 4096"),
-        ({"obs": np.full((1, 4), np.nan), "mask": None, "explore": True}, "not finite"),
-        ({"obs": np.full((1, 4), 1e39), "mask": None, "explore": True}, "not finite in float32"),
+        ({"obs": np.full((1, 4), np.nan, np.float32), "mask": None, "explore": True}, "not finite in float32"),
+        ({"obs": np.zeros((1, 4)), "mask": None, "explore": True}, "obs is float64; expected float32"),
         ({"obs": OBS[None], "mask": np.zeros((1, 3), bool), "explore": True}, "forbids every action"),
         ({"obs": OBS[None], "mask": np.ones((1, 4), bool), "explore": True}, r"\[N, 3\]"),
         ({"obs": OBS[None], "mask": None, "explore": 1}, "true or false"),
@@ -316,6 +316,24 @@ def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> No
         assert client.call(method_of("lab"), good, WAIT_S)["version"] == agent.version
         with pytest.raises(CallRefused, match="policy/lab"):
             client.call(method_of("nobody"), good, WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "words"),
+    [
+        (BoxSpace((1,), "<f8"), np.full((1, 1), 1e39), "not finite in float32"),
+        (DiscreteSpace(3, 1), np.array([4]), "outside Discrete"),
+        (DiscreteSpace(3, 1), np.array([1.5]), "obs is float64; expected int64"),
+    ],
+)
+def test_a_bad_question_does_not_reach_the_policy_of_the_others(space: Any, obs: Any, words: str) -> None:
+    spec = mlp_spec(space, DiscreteSpace(3), "categorical", hidden_sizes=())
+    with InferenceService("tcp://127.0.0.1:0", None, None, insecure=False) as service:
+        service.offer("lab", spec, PolicySnapshot(1, 0, 0, np.zeros(spec.size, np.float32)))
+        good = {"obs": np.ones((1, *space.shape), space.dtype), "mask": None, "explore": False}
+        first, second = service._act("lab", [good, {**good, "obs": obs}])
+        assert first["version"] == 0
+        assert words in str(second)
 
 
 def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,8 @@ def demonstrations(path: Path) -> DemonstrationsConfig:
     return DemonstrationsConfig(path=path, clone_steps=200, clone_batch_size=32, clone_learning_rate=1e-2)
 
 
-def test_a_client_clones_demonstrations_once(tmp_path: Path) -> None:
+def test_a_client_clones_demonstrations_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.learner.demonstrating.REPORT_S", 0.0)
     given = demonstrations(tmp_path / "d.npz")
 
     def learner() -> Learner:
@@ -140,6 +141,7 @@ def test_a_client_clones_demonstrations_once(tmp_path: Path) -> None:
 
     with learner() as first, joined(first, explore=False, report_returns=False) as agent:
         cloned = agent.digest
+        assert first.status()["clients"]["lab"]["scalars"]["clone/progress"] == 1.0
         wanted = [int(np.sign(x) > 0) for x in (-1.0, 1.0, -2.0, 2.0)]
         found = [int(agent.request_for_action(None, np.array([x, 0.0, 0.0], np.float32))[1].act) for x in (-1.0, 1.0, -2.0, 2.0)]
         assert found == wanted

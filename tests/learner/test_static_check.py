@@ -47,6 +47,36 @@ def test_a_policy_that_is_too_large_is_found_if_the_spaces_are_known() -> None:
         check(DISCRETE, "PPO", hidden_sizes=[2000, 2000])
 
 
+def test_integers_beyond_the_largest_magnitude_need_a_network_that_normalises() -> None:
+    space = {"type": "Box", "shape": [2], "dtype": "int64", "low": 0, "high": 2**63 - 1}
+
+    def entry(name: str, **options: Any) -> LearnerConfig:
+        spaces = {"observation_space": {"type": "Dict", "spaces": {"time_ns": space}}, "action_space": BOUNDED}
+        return LearnerConfig.from_mapping({"clients": {"x": {"algorithm_name": name, **spaces, **options}}})
+
+    check_buildable(entry("PPO"))
+    check_buildable(entry("SAC", max_magnitude=1e19))
+    for name, parameters in (("SAC", {}), ("TD3", {}), ("PPO", {"normalise_observations": False})):
+        with pytest.raises(ConfigError, match=r"Box.*integers up to 9\.22337e\+18, .* does not normalise.*1e\+15"):
+            check_buildable(entry(name, algorithm_parameters=parameters))
+
+
+@pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG"])
+def test_bounds_of_actions_that_float32_cannot_resolve_are_refused(name: str) -> None:
+    def box(dtype: str, low: float, high: float) -> dict[str, Any]:
+        return {"type": "Box", "shape": [2], "dtype": dtype, "low": low, "high": high}
+
+    for good in (box("float32", -3e38, 3e38), box("uint64", 2**63, 2**64 - 1), box("float32", 3e38, 3e38)):
+        check(good, name)
+    for dtype, low, high, words in (
+        ("float64", -1e300, 1e300, r"bounds up to 1e\+300, and float32 ends at 3\.40282e\+38"),
+        ("float64", 1e9, 1e9 + 1, "fewer than 256 float32 numbers.* 1000000000 and 1000000001"),
+        ("uint64", 2**63, 2**63 + 1000, "fewer than 256 float32 numbers"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check(box(dtype, low, high), name)
+
+
 def test_a_tanh_needs_bounds() -> None:
     check(BOUNDED, "PPO", squash="tanh")
     check(DISCRETE, "PPO", squash="tanh")

@@ -248,7 +248,26 @@ def test_other_dtypes_have_bounds_too(dtype: Any) -> None:
     assert content_error(segment(observations=np.full((3, 2), 403, dtype)), given)
     free = standard(SegmentSchema(BoxSpace((2,), dtype), DiscreteSpace(3, 1), 9))
     greatest = np.finfo(dtype).max if dtype != "<i8" else np.iinfo(np.int64).max
-    assert bool(content_error(segment(observations=np.full((3, 2), greatest, dtype)), free)) == (dtype != "<f2")
+    assert bool(content_error(segment(observations=np.full((3, 2), greatest, dtype)), free)) == (dtype == "<f8")
+
+
+@pytest.mark.parametrize(("dtype", "low"), [("<i8", 0), ("<i8", -(2**63)), ("<u8", 0), ("<u8", 2**63)])
+def test_integers_have_the_bounds_of_their_box_however_large(dtype: Any, low: int) -> None:
+    held = np.iinfo(dtype)
+    for high in (held.max, low + 2**62):
+        given = standard(SegmentSchema(BoxSpace((2,), dtype, low, high), DiscreteSpace(3, 1), 9))
+        for value in (low, low + 1_795_785_391 * 10**9, high):
+            assert content_error(segment(observations=np.full((3, 2), value, dtype)), given) == ""
+    assert "observations contain" in content_error(segment(observations=np.full((3, 2), low + 2**62 + 2**40, dtype)), given)
+
+
+def test_actions_that_lie_in_their_box_may_be_as_large_as_its_bounds() -> None:
+    schema = SegmentSchema(BoxSpace((2,)), BoxSpace((2,), low=-3e38, high=3e38), 9)
+    inside = SegmentContentRules(schema, SegmentValueLimits(schema, 1e15, 1e12, in_box=True), GENERATION, VERSION)
+    drawn = segment(actions=np.full((3, 2), 2.9e38, np.float32))
+    assert content_error(drawn, inside) == ""
+    assert "actions contain 2.9e+38" in content_error(drawn, standard(schema))
+    assert "actions contain" in content_error(segment(actions=np.full((3, 2), 3.3e38, np.float32)), inside)
 
 
 EXTRAS = (ColumnSpec("state", (2,), per="segment"), ColumnSpec("half", dtype="<f2"), ColumnSpec("index", dtype="<i8"))

@@ -50,7 +50,11 @@ def test_rows_are_in_order_and_count_live_actors_and_refusals() -> None:
 def test_the_figures_of_a_client_that_starts_are_unknown() -> None:
     (row,) = client_rows({"clients": {"luna": client(state="starting", version=-1, episodes=0, steps=0, mean_return=None)}})
     assert row.cells() == ("luna", "starting", "PPO", *["-"] * 7, "7", "1", "5/1")
-    (row,) = client_rows({"clients": {"luna": client(version=-1)}})
+    clones = client(state="starting", version=-1, scalars={"clone/progress": 0.345, "clone/loss": 0.6931})
+    (row,) = client_rows({"clients": {"luna": clones}})
+    assert row.cells() == ("luna", "starting (clones 34%, loss 0.693)", "PPO", *["-"] * 7, "7", "1", "5/1")
+    (row,) = client_rows({"clients": {"luna": client(version=-1, scalars=clones["scalars"])}})
+    assert row.state == "running"
     assert row.cells()[HEADINGS.index("version")] == "-"
 
 

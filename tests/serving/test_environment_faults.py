@@ -56,12 +56,11 @@ def test_an_environment_that_raises_is_its_callers_and_goes_on_after_reset(
     env.close()
 
 
-@pytest.mark.parametrize("action", [3, 4])
-def test_an_observation_outside_its_space_is_refused_by_the_space(trouble: Any, action: int) -> None:
+def test_an_observation_of_another_shape_is_refused_by_the_space(trouble: Any) -> None:
     env = RemoteEnv(trouble[0].address)
     env.reset(seed=1)
     with pytest.raises(CallRefused, match=r"outside its space Box\(0\.0, 1000000000\.0, \(1,\), float64\)") as refused:
-        env.step(action)
+        env.step(4)
     assert refused.value.code is CallRefusalReason.INVALID
     with pytest.raises(CallRefused, match="outside its space; call reset"):
         env.step(0)
@@ -75,6 +74,78 @@ def test_the_check_of_observations_can_be_left_out(serve: Any) -> None:
     env.reset(seed=1)
     assert env.step(3)[0] == np.array([-1.0])
     env.close()
+
+
+class Given(Counting):
+    """An environment that returns one observation for ever."""
+
+    def __init__(self, space: Any, observation: Any) -> None:
+        super().__init__()
+        self.observation_space, self.action_space, self._observation = space, gymnasium.spaces.Discrete(2), observation
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._observation, {}
+
+    def step(self, action: Any) -> Any:
+        return self._observation, 0.0, False, False, {}
+
+
+FLOATS = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+BYTES = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+NESTED: dict[str, Any] = {
+    "array": (lambda space: space, lambda value: value),
+    "dict": (lambda space: gymnasium.spaces.Dict(a=space), lambda value: {"a": value}),
+    "tuple": (lambda space: gymnasium.spaces.Tuple([space]), lambda value: (value,)),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("given", [np.zeros(2), np.array([0, 1]), np.array([1.5, -3.0], np.float32)])
+def test_floats_of_another_dtype_or_beyond_a_bound_are_one_warning(
+    serve: Any, caplog: pytest.LogCaptureFixture, nested: str, given: Any
+) -> None:
+    nest, value = NESTED[nested]
+    server = serve(Given(nest(FLOATS), value(given)))
+    env = RemoteEnv(server.address)
+    for observation in (env.reset()[0], env.step(0)[0], env.step(0)[0]):
+        array = observation if nested == "array" else observation["a"] if nested == "dict" else observation[0]
+        assert array.dtype == np.float32
+        assert array.tolist() == given.tolist()
+    (warning,) = [record.getMessage() for record in caplog.records if "outside its space" in record.getMessage()]
+    assert str(given.dtype) in warning
+    assert "check_observations=False" in warning
+    assert server.status()["counters"]["observations.outside"] == 3
+    env.close()
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (FLOATS, np.array([np.nan, 0.0])),
+        (FLOATS, np.array([1e300, 0.0])),
+        (FLOATS, np.zeros(3)),
+        (BYTES, np.array([0.5, 0.5])),
+        (BYTES, np.array([1, 2])),
+    ],
+)
+def test_the_refusal_of_an_observation_has_its_dtype_and_the_switch(serve: Any, nested: str, space: Any, given: Any) -> None:
+    nest, value = NESTED[nested]
+    env = RemoteEnv(serve(Given(nest(space), value(given))).address)
+    with pytest.raises(CallRefused, match=rf"is {given.dtype}\[{len(given)}\]\); check_observations=False"):
+        env.reset()
+    env.close()
+
+
+def test_without_the_check_integers_are_exact_or_an_error(serve: Any) -> None:
+    fine, lost = (
+        RemoteEnv(serve(Given(BYTES, np.array(given)), check_observations=False).address) for given in ([1.0, 2.0], [1.0, 300.5])
+    )
+    assert fine.reset()[0].tolist() == [1, 2]
+    with pytest.raises(CallFailed, match=r"300\.5\] change in uint8"):
+        lost.reset()
+    fine.close()
+    lost.close()
 
 
 class Odd(Counting):

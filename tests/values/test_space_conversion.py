@@ -311,6 +311,9 @@ def test_what_a_learner_client_cannot_have_is_refused_by_its_kind(read: Any) -> 
         read(TupleSpace(()))
     with pytest.raises(ConfigError, match="space has 33 arrays; the limit is 32"):
         read(TupleSpace((DiscreteSpace(2),) * 33))
+    for large in (DiscreteSpace(3, 2**63, "<u8"), MultiDiscreteSpace((3,), (2**63,), (1,), "<u8")):
+        with pytest.raises(ConfigError, match="from 9223372036854775808 on does not fit int64"):
+            read(large)
     for nested in (DictSpace({"a": DiscreteSpace(2)}), MultiDiscreteSpace((2, 3))):
         assert read(space_to_json(nested)) == nested
     assert read(DiscreteSpace(3, dtype="|u1")) == DiscreteSpace(3)

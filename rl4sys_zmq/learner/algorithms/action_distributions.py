@@ -115,7 +115,7 @@ class JointDistribution:
 
     def mode(self) -> Tensor:
         """Return the most probable action of each distribution, float32 ``[B, choices + numbers]``."""
-        indices = torch.empty((self._rows, self._count))
+        indices = torch.empty((self._rows, self._count), dtype=torch.float32, device="cpu")
         for group, choices in zip(self._groups, self._choices, strict=True):
             indices = indices.to(choices.device).index_copy(1, choices, group.mode().view(self._rows, -1).float())
         return indices if self._numbers is None else torch.cat((indices, self._numbers.mode()), dim=1)

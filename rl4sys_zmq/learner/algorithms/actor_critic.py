@@ -81,7 +81,7 @@ class ActorCritic(ABC):
         self._spec = p.policy(self.name, observation_space, action_space)
         self._compute = CPU
         self._normalise = any(tensor.name == "obs_mean" for tensor in self._spec.tensors)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator("cpu").manual_seed(seed)
         features = layout.size
         self._network = p.chosen_network().actor_critic(self._spec)
         self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
@@ -89,7 +89,8 @@ class ActorCritic(ABC):
             self._network.extras.data.fill_(p.log_std_init)
         self._optimizer = self._new_optimizer()
         self._moments = RunningMoments(features)
-        self._mean, self._scale = torch.zeros(features), torch.ones(features)
+        self._mean = torch.zeros(features, dtype=torch.float32, device="cpu")
+        self._scale = torch.ones_like(self._mean)
         self._reward_scale = RewardScaler(p.gamma) if p.normalise_rewards else None
         self._steps = 0
         self._trajectory_length = FIRST_LENGTH_GUESS
@@ -254,7 +255,7 @@ class ActorCritic(ABC):
         Raises:
             ConfigError: If the state comes from a network of another size, or was saved with another ``normalise_rewards``.
         """
-        flat = torch.as_tensor(state["parameters"])
+        flat = torch.as_tensor(state["parameters"], device="cpu")
         if flat.shape != self._network.flat.shape:
             raise ConfigError(f"the state has {flat.numel()} parameters; the networks have {self._network.flat.numel()}")
         if (self._reward_scale is None) is bool(state["rewards"]):
@@ -262,14 +263,14 @@ class ActorCritic(ABC):
         self._compute.ranks.differ()
         self._network.flat.copy_(flat)
         self._optimizer.load(state["optimizer"])
-        self._generator.set_state(torch.as_tensor(state["generator"]).clone())
+        self._generator.set_state(torch.as_tensor(state["generator"], device="cpu").clone())
         self._steps = int(state["steps"])
         self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
         self._trajectory_length = float(state["trajectory_length"])
         self._moments.load(state["observations"])
         device = self._compute.device
-        self._mean = torch.as_tensor(state["obs_mean"]).to(device, copy=True)
-        self._scale = torch.as_tensor(state["obs_scale"]).to(device, copy=True)
+        self._mean = torch.as_tensor(state["obs_mean"], device="cpu").to(device, copy=True)
+        self._scale = torch.as_tensor(state["obs_scale"], device="cpu").to(device, copy=True)
         if self._reward_scale is not None:
             self._reward_scale.load(state["rewards"])
         self._clear()

@@ -7,10 +7,10 @@ created the algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -44,11 +44,13 @@ class CloneOptions:
         steps: Number of gradient steps.
         batch_size: Steps of the demonstrations in each of them.
         learning_rate: Adam's step size.
+        report: A function to call after each gradient step, with the number of steps so far and the loss; None for none.
     """
 
     steps: int
     batch_size: int
     learning_rate: float
+    report: Callable[[int, SupportsFloat], None] | None = None
 
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}

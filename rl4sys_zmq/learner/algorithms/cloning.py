@@ -69,9 +69,11 @@ def clone_policy(
     last: list[Tensor] = []
     tenth = -(-options.steps // 10)
     for step in range(options.steps):
-        rows = torch.randint(len(columns[0]), (options.batch_size,), generator=generator)
+        rows = torch.randint(len(columns[0]), (options.batch_size,), generator=generator, dtype=torch.int64, device="cpu")
         value = loss(*[column[rows].to(flat.device) for column in columns])
         optimizer.step(gradient(value), [options.learning_rate])
+        if options.report is not None:
+            options.report(step + 1, value.detach())
         if step >= options.steps - tenth:
             last.append(value.detach())
     return float(torch.stack(last).mean()) if last else 0.0

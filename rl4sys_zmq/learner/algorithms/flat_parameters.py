@@ -35,7 +35,7 @@ class FlatParameters:
         self._shapes = [list(network) for network in shapes]
         ends = list(accumulate((sum(map(prod, network)) for network in self._shapes), initial=0))
         self.parts = tuple([slice(start, end) for start, end in pairwise(ends)])
-        self._bind(torch.zeros(ends[-1]))
+        self._bind(torch.zeros(ends[-1], dtype=torch.float32, device="cpu"))
 
     def place(self, device: torch.device) -> None:
         """Move all parameters to another device. `flat` and `leaves` are then new tensors."""

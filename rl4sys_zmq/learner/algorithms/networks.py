@@ -172,7 +172,7 @@ class MLPStack:
         self._extras = extras
         size = sum(rows * columns + rows for rows, columns in self._shapes) + extras
         self.parts = tuple(slice(k * size, (k + 1) * size) for k in range(len(outputs)))
-        self._bind(torch.zeros(len(outputs) * size))
+        self._bind(torch.zeros(len(outputs) * size, dtype=torch.float32, device="cpu"))
 
     def place(self, device: torch.device) -> None:
         """Move all parameters to another device. `flat` and `leaves` are then new tensors."""
@@ -405,8 +405,8 @@ class FlatAdam:
         steps = [int(taken) for taken in np.atleast_1d(state["steps"])]
         if len(steps) != len(self._parts):
             raise ConfigError(f"the optimizer's state has {len(steps)} parts; this network has {len(self._parts)}")
-        self._mean.copy_(torch.as_tensor(state["mean"]))
-        self._square.copy_(torch.as_tensor(state["square"]))
+        self._mean.copy_(torch.as_tensor(state["mean"], device="cpu"))
+        self._square.copy_(torch.as_tensor(state["square"], device="cpu"))
         self.steps = steps
 
 

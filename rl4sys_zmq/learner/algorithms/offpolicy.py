@@ -72,7 +72,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._spec = spec
         self._observation_space = spec.observation_space
         self._compute = CPU
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator("cpu").manual_seed(seed)
         self._draws = TorchDraws(self._generator)
         p = parameters
         self._replay: ReplayMemory | SequenceMemory
@@ -272,7 +272,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
 
     def _all_errors(self, errors: Tensor, share: RowShare, rows: int) -> Tensor:
         """Return the TD errors of all rows of a batch, given those of this rank's share."""
-        every = torch.zeros(rows, device=errors.device)
+        every = torch.zeros(rows, dtype=errors.dtype, device=errors.device)
         if share.weight:
             every[share.rows] = errors
         self._compute.ranks.add_up(every)
@@ -348,7 +348,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         Raises:
             ConfigError: If the state comes from networks of other sizes.
         """
-        flats = {name: torch.as_tensor(kept["networks"][name]) for name in self._networks}
+        flats = {name: torch.as_tensor(kept["networks"][name], device="cpu") for name in self._networks}
         for name, flat in flats.items():
             size = self._networks[name].flat.numel()
             if flat.numel() != size:
@@ -358,7 +358,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
             self._networks[name].flat.copy_(flat)
         for name, optimizer in self._optimizers.items():
             optimizer.load(kept["optimizers"][name])
-        self._generator.set_state(torch.as_tensor(kept["generator"]))
+        self._generator.set_state(torch.as_tensor(kept["generator"], device="cpu"))
         self._pace.units, self._pace.samples = int(kept["units"]), int(kept["samples"])
         self._gradient_steps = int(kept["gradient_steps"])
         self._replay.restore(kept.get("priorities"))

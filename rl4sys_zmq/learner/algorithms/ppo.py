@@ -195,7 +195,9 @@ class PPO(ActorCritic):
             return columns
         actions = columns.actions.clone()
         moved = actions[:, numbers]
-        noise = torch.rand(moved.shape, generator=self._generator)  # on the CPU, so that all ranks draw the same
+        noise = torch.rand(
+            moved.shape, generator=self._generator, dtype=torch.float32, device="cpu"
+        )  # on the CPU, so that all ranks draw the same
         moved += self._compute.put((2.0 * noise - 1.0) * alpha)
         return replace(columns, actions=actions)
 

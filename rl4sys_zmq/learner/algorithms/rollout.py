@@ -80,7 +80,10 @@ class TrainingTensors:
         if self.sequences is not None:
             yield from ((part, 1.0) for part in self._sequence_minibatches(self.sequences, len(sizes), generator))
             return
-        order, weights = torch.randperm(len(self.actions), generator=generator), [1.0] * len(sizes)
+        order, weights = (
+            torch.randperm(len(self.actions), generator=generator, dtype=torch.int64, device="cpu"),
+            [1.0] * len(sizes),
+        )
         if ranks.size > 1:
             shares = [ranks.share(size) for size in sizes]
             parts = [part[share.rows] for part, share in zip(torch.split_with_sizes(order, sizes), shares, strict=True)]
@@ -107,7 +110,7 @@ class TrainingTensors:
 
     def _sequence_minibatches(self, sequences: Sequences, count: int, generator: torch.Generator) -> Iterator[TrainingTensors]:
         """Yield `count` minibatches of whole sequences in a random order, with about equal numbers of steps."""
-        order = torch.randperm(len(sequences.lengths), generator=generator).numpy()
+        order = torch.randperm(len(sequences.lengths), generator=generator, dtype=torch.int64, device="cpu").numpy()
         for group in equal_groups(np.asarray(sequences.lengths)[order], count):
             chosen, rows = sequences.select(order[group].tolist())
             rows = rows.to(self.actions.device)
@@ -152,7 +155,7 @@ def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
         clip: ε, the largest distance of the ratio from 1.
     """
     gains = advantages >= 0
-    infinity = torch.tensor(torch.inf)
+    infinity = torch.tensor(torch.inf, dtype=torch.float32, device="cpu")
     return torch.where(gains, -infinity, 1.0 - clip), torch.where(gains, 1.0 + clip, infinity)
 
 

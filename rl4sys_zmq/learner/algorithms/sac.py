@@ -209,7 +209,7 @@ class ContinuousSAC(_SoftActorCritic):
         columns = super()._columns(batch)
         columns["actions"] = actions = self._scaled(columns["actions"])
         for name in ("noise", "successor_noise"):
-            columns[name] = torch.randn(actions.shape, generator=self._generator)
+            columns[name] = torch.randn(actions.shape, generator=self._generator, dtype=torch.float32, device="cpu")
         return columns
 
     def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         columns = super()._columns(batch)
         columns["actions"] = actions = self._scale(columns["actions"])
         if self.parameters.target_noise:
-            columns["noise"] = torch.randn(actions.shape, generator=self._generator)
+            columns["noise"] = torch.randn(actions.shape, generator=self._generator, dtype=torch.float32, device="cpu")
         return columns
 
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:

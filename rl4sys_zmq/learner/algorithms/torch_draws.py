@@ -21,10 +21,12 @@ class TorchDraws:
 
     def integers(self, low: int, high: int, size: int, /) -> NDArray[np.int64]:
         """Return random integers from `low` to ``high - 1``, int64 ``[size]``."""
-        drawn: NDArray[np.int64] = torch.randint(low, high, (size,), generator=self._generator).numpy()
+        drawn: NDArray[np.int64] = torch.randint(
+            low, high, (size,), generator=self._generator, dtype=torch.int64, device="cpu"
+        ).numpy()
         return drawn
 
     def random(self, size: int, /) -> NDArray[np.float64]:
         """Return random numbers in ``[0, 1)``, float64 ``[size]``."""
-        drawn: NDArray[np.float64] = torch.rand(size, generator=self._generator, dtype=torch.float64).numpy()
+        drawn: NDArray[np.float64] = torch.rand(size, generator=self._generator, dtype=torch.float64, device="cpu").numpy()
         return drawn

@@ -140,7 +140,7 @@ class CategoricalHead(ValueHead):
         super().__init__(actions, atoms, dueling=dueling)
         self._low, self._high = v_min, v_max
         self._spacing = (v_max - v_min) / (atoms - 1)
-        self._atoms = torch.linspace(v_min, v_max, atoms)
+        self._atoms = torch.linspace(v_min, v_max, atoms, dtype=torch.float32, device="cpu")
 
     def values(self, estimates: Tensor) -> Tensor:
         """Return the means of the distributions."""
@@ -181,7 +181,7 @@ class QuantileHead(ValueHead):
         super().__init__(actions, quantiles, dueling=dueling)
         self.merges = True
         self._kappa = kappa
-        self._probabilities = (2.0 * torch.arange(quantiles) + 1.0) / (2.0 * quantiles)
+        self._probabilities = (2.0 * torch.arange(quantiles, dtype=torch.float32, device="cpu") + 1.0) / (2.0 * quantiles)
 
     def values(self, estimates: Tensor) -> Tensor:
         """Return the means of the quantiles."""

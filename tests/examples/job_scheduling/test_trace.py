@@ -48,6 +48,7 @@ def test_repairs_are_counted_and_said() -> None:
     [
         ("1 2 3", "line 7 has 3 fields; a job has 18"),
         (line("soon"), "line 7: could not convert string to float: 'soon'"),
+        (line("1,024"), "line 7: .*'1,024'; write numbers without a separator of thousands"),
         (line("nan"), "line 7 has a number that is not finite"),
         (line(-3), "line 7: the submit time -3 is negative"),
         (line(0, 10, 9), "line 7: the job needs 9 processors and the machine has 8"),
@@ -66,6 +67,23 @@ def test_a_file_may_be_compressed(tmp_path: Path) -> None:
     (tmp_path / "a.swf.gz").write_bytes(gzip.compress(text.encode()))
     plain, compressed = read_swf(tmp_path / "a.swf"), read_swf(tmp_path / "a.swf.gz")
     assert plain.jobs.submit_s.tolist() == compressed.jobs.submit_s.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("first", [";", "; MaxProcs: 8", line(1)])
+def test_a_byte_order_mark_is_left_out(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.swf").write_text("\n".join([first, "; MaxNodes: 4", line(1)]), encoding="utf-8-sig")
+    assert read_swf(tmp_path / "a.swf").processors == (8 if "MaxProcs" in first else 4)
+
+
+def test_a_file_in_utf_16_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.swf").write_text("\n".join([*HEADER, line(1)]), encoding="utf-16")
+    with pytest.raises(ConfigError, match="UTF-16"):
+        read_swf(tmp_path / "a.swf")
+
+
+def test_a_number_of_processors_with_a_separator_is_named_and_not_passed_over() -> None:
+    with pytest.raises(ConfigError, match="MaxProcs is '1,024'"):
+        parse_swf(["; MaxProcs: 1,024", "; MaxNodes: 4", line()])
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

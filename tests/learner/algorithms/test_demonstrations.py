@@ -334,8 +334,17 @@ def write(path: Path, change: Callable[[Demonstration], Demonstration] = lambda 
 
 def test_a_learner_thread_uses_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "d.npz")
-    assert not use(path, fraction=0.25).clone()
-    assert use(path, clone_steps=3).clone()
+    assert not use(path, fraction=0.25).clone(lambda scalars: None)
+    assert use(path, clone_steps=3).clone(lambda scalars: None)
+
+
+@pytest.mark.parametrize("name", ["C51", "DQN", "SAC", "REINFORCE"])
+def test_cloning_reports_its_progress_and_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("rl4sys_zmq.learner.demonstrating.REPORT_S", 0.0)
+    said: list[dict[str, float]] = []
+    assert use(write(tmp_path / "d.npz"), name, clone_steps=4).clone(said.append)
+    assert [scalars["clone/progress"] for scalars in said] == [0.25, 0.5, 0.75, 1.0]
+    assert all(np.isfinite(scalars["clone/loss"]) for scalars in said)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +387,7 @@ def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: p
         found.iterate_episodes = lambda: (SimpleNamespace(**episode) for episode in episodes)
         monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset={"test-v0": found}.__getitem__))
     demonstrated = use(tmp_path, minari="test-v0", fraction=0.25, clone_steps=3)
-    assert demonstrated.clone()
+    assert demonstrated.clone(lambda scalars: None)
     write_demonstrations(tmp_path / "d.npz", *read_minari("test-v0"))
     assert use(tmp_path / "d.npz", fraction=0.25)._found.digest == demonstrated._found.digest  # either can resume the other
     with pytest.raises(ConfigError, match="minari download other-v0"):
@@ -442,4 +451,4 @@ def test_episodes_without_a_step_are_left_out(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_clone_needs_no_rewards(tmp_path: Path) -> None:
     path = write(tmp_path / "d.npz", lambda e: Demonstration(e.observations, e.actions, None, False))
-    assert use(path, clone_steps=1).clone()
+    assert use(path, clone_steps=1).clone(lambda scalars: None)

@@ -195,7 +195,7 @@ class ReplayTraining(ABC):
     def replay_restore(self, kept: Mapping[str, Any]) -> None:
         """Restore what `replay_checkpoint` has returned."""
         self.pace.updates = int(kept["updates"])
-        self.generator.set_state(torch.as_tensor(kept["generator"]))
+        self.generator.set_state(torch.as_tensor(kept["generator"], device="cpu"))
 
     def discard(self) -> list[int]:
         """Find the transitions that make the next update non-finite, and remove their segments from the replay.

@@ -165,7 +165,7 @@ class Sb3Adapter:
             if log_std is None:
                 return PublishedNetwork("categorical", layers, activation)
             return PublishedNetwork("gaussian", layers, activation, {"log_std": log_std})
-        epsilon = {"epsilon": torch.tensor([self._epsilon()])}
+        epsilon = {"epsilon": torch.tensor([self._epsilon()], dtype=torch.float32, device="cpu")}
         if hasattr(policy, "actor"):
             return self._published_actor(policy.actor, epsilon)
         if hasattr(policy, "quantile_net"):
@@ -183,7 +183,7 @@ class Sb3Adapter:
     def _published_actor(self, actor: Any, epsilon: Mapping[str, torch.Tensor]) -> PublishedNetwork:
         if not hasattr(actor, "latent_pi"):
             layers, activation = network_layers(*list(actor.mu)[:-1])  # the last layer is the tanh of the head
-            noise = torch.tensor([getattr(self.parameters, "exploration_noise", 0.1)])
+            noise = torch.tensor([getattr(self.parameters, "exploration_noise", 0.1)], dtype=torch.float32, device="cpu")
             return PublishedNetwork("deterministic", layers, activation, {"noise_std": noise, **epsilon})
         layers, activation = network_layers(actor.latent_pi, actor.mu)
         network_layers(actor.log_std)

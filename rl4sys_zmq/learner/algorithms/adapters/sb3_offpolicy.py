@@ -100,7 +100,7 @@ class Sb3OffPolicy(Sb3Adapter, ReplayTraining):
             ReplayOptions(capacity=model.buffer_size, gamma=model.gamma, n_step=n_steps),
         )
         self.stored_returns = {"gamma": model.gamma, "n_steps": n_steps}
-        self.use_replay(self._name, memory, pace, torch.Generator().manual_seed(seed))
+        self.use_replay(self._name, memory, pace, torch.Generator("cpu").manual_seed(seed))
         model.replay_buffer.connect(memory, self.generator, self._observation_space, self._action_space)
 
     def _arguments(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class TorchrlAlgorithm(ReplayTraining):
             gradient_steps=p.gradient_steps,
             batch_size=p.batch_size,
         )
-        self.use_replay(entry.name, memory, pace, torch.Generator().manual_seed(seed))
+        self.use_replay(entry.name, memory, pace, torch.Generator("cpu").manual_seed(seed))
 
     # ---- the policy
 
@@ -102,9 +102,11 @@ class TorchrlAlgorithm(ReplayTraining):
         started = self._gradient_steps > 0  # the count of updates changes without training if their rule changes (`settle`)
         extras: dict[str, Tensor] = {}
         if self._head in ("q_values", "deterministic"):
-            extras["epsilon"] = torch.tensor([getattr(self.parameters, "epsilon", 0.0) if started else 1.0])
+            epsilon = getattr(self.parameters, "epsilon", 0.0) if started else 1.0
+            extras["epsilon"] = torch.tensor([epsilon], dtype=torch.float32, device="cpu")
         if self._head == "deterministic":
-            extras["noise_std"] = torch.tensor([getattr(self.parameters, "exploration_noise", 0.1)])
+            noise_std = getattr(self.parameters, "exploration_noise", 0.1)
+            extras["noise_std"] = torch.tensor([noise_std], dtype=torch.float32, device="cpu")
         return PublishedNetwork(self._head, layers, activation, extras).tensors()
 
     @torch.no_grad()
@@ -142,7 +144,9 @@ class TorchrlAlgorithm(ReplayTraining):
         losses = {str(name): loss for name, loss in found.items() if str(name).startswith("loss")}
         self._gradient_steps += 1
         unused = p.unused_losses(self._gradient_steps)
-        total = sum((loss for name, loss in losses.items() if name not in unused), torch.zeros(()))
+        total = sum(
+            (loss for name, loss in losses.items() if name not in unused), torch.zeros((), dtype=torch.float32, device="cpu")
+        )
         self._optimizer.zero_grad()
         total.backward()
         if p.max_grad_norm is not None:
@@ -208,7 +212,7 @@ class TorchrlAlgorithm(ReplayTraining):
             ConfigError: If the state comes from other networks.
         """
         own = self._tensors()
-        given = {name: torch.as_tensor(tensor) for name, tensor in kept["weights"].items()}
+        given = {name: torch.as_tensor(tensor, device="cpu") for name, tensor in kept["weights"].items()}
         if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
             raise ConfigError(f"{self._label}: the state comes from networks of other sizes")
         for name, tensor in own.items():

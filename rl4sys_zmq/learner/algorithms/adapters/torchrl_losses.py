@@ -129,9 +129,9 @@ def make_loss(name: str, parameters: TorchrlParameters, features: int, action_sp
 def _perceptron(parameters: TorchrlParameters, inputs: int, outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width in parameters.hidden_sizes:
-        layers += [nn.Linear(inputs, width), ACTIVATION_LAYERS[parameters.activation]()]
+        layers += [nn.Linear(inputs, width, dtype=torch.float32, device="cpu"), ACTIVATION_LAYERS[parameters.activation]()]
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs, dtype=torch.float32, device="cpu"))
 
 
 def _stochastic_actor(parameters: TorchrlParameters, sizes: _Sizes) -> tuple[nn.Sequential, Any]:
@@ -144,7 +144,8 @@ def _stochastic_actor(parameters: TorchrlParameters, sizes: _Sizes) -> tuple[nn.
 
 
 def _bounds(sizes: _Sizes) -> Bounded:
-    return Bounded(-torch.ones(sizes.actions), torch.ones(sizes.actions))
+    one = torch.ones(sizes.actions, dtype=torch.float32, device="cpu")
+    return Bounded(-one, one)
 
 
 def _action_value(parameters: TorchrlParameters, sizes: _Sizes, outputs: int = 1) -> Any:

@@ -53,7 +53,7 @@ class ModuleNetworks(FlatParameters):
             generator: The source of the seed with which the modules are built.
             output_gains: Not used.
         """
-        seed = int(torch.randint(1 << 62, (), generator=generator))
+        seed = int(torch.randint(1 << 62, (), generator=generator, dtype=torch.int64, device="cpu"))
         modules = [build(seed + k) for k, build in enumerate(self._builders)]
         for views, module in zip(self.views(self.flat), modules, strict=True):
             with torch.no_grad():

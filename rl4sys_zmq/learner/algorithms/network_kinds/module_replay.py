@@ -25,8 +25,8 @@ class _ActionCritic(nn.Module):
     def __init__(self, body: nn.Module, actions: int, outputs: int) -> None:
         super().__init__()
         self.body = body
-        self.joined = nn.Linear(JOINED_UNITS + actions, JOINED_UNITS)
-        self.last = nn.Linear(JOINED_UNITS, outputs)
+        self.joined = nn.Linear(JOINED_UNITS + actions, JOINED_UNITS, dtype=torch.float32, device="cpu")
+        self.last = nn.Linear(JOINED_UNITS, outputs, dtype=torch.float32, device="cpu")
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the values, ``[B, outputs]``."""

@@ -51,7 +51,7 @@ def script_of(text: str) -> str:
                 if not is_installation(line):
                     parts.append(line)
                 if served := re.search(r"serve .* > (\S+\.log) &$", line):  # a reader waits for this line too
-                    parts.append(f"until grep -q '^learner at' {served[1]}; do kill -0 $!; sleep 0.1; done")
+                    parts.append(f"until grep -qs '^learner at' {served[1]}; do kill -0 $!; sleep 0.1; done")
     return "\n".join(parts)
 
 

@@ -31,12 +31,12 @@ PLAYED = {
         shorter={"compression.py": "compression.py --train-steps 2000 --seconds 0.5 --blocks 8 --only fast"}, shows=("fast",)
     ),
     "howto/libraries.md": Page(
-        needs=("sb3_contrib", "torchrl", "gymnasium"),
-        shorter={"UNITS = 50": "UNITS = 3", '"gradient_steps": 100': '"gradient_steps": 2'},
-        shows=("sb3:TRPO", "3 of 3 units"),
+        needs=("torch", "yaml", "sb3_contrib"), shorter={"serve --config": "serve --port 50051 --config"}, shows=("sb3:TRPO",)
     ),
-    "howto/multi_agent.md": Page(needs=("torch", "pettingzoo", "mpe2"), shorter={"--episodes 2000": "--episodes 20"}),
-    "howto/operate.md": Page(shows=("accepted",)),
+    "howto/multi_agent.md": Page(
+        needs=("torch", "pettingzoo", "mpe2"), shorter={"--episodes 2000": "--episodes 20 --address localhost:50051"}
+    ),
+    "howto/operate.md": Page(shorter={"spools/plant-0": "spools/plant-0 --episodes 5"}, shows=("5 episodes",)),
     "howto/store_tuning.md": Page(shorter={"tuning.py": "tuning.py --steps 2000 --evaluate 400"}),
 }
 NOT_PLAYED = {

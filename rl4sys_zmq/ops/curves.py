@@ -181,7 +181,9 @@ def draw_curves(curves: Sequence[LearningCurve], path: Path, *, target: float | 
         axes.set_xlim(left=0)
     left.set_ylabel(f"episodic return; line: mean of {WINDOW}")
     if curves:
-        for text in left.legend(fontsize="small").get_texts():
+        legend = left.legend(fontsize="small")
+        legend.set_in_layout(False)  # a hundred names are larger than the picture
+        for text in legend.get_texts():
             text.set_parse_math(False)  # a name is no formula
     try:
         with warnings.catch_warnings():

@@ -8,7 +8,7 @@
 - `Poller`: Waits until sockets or file descriptors are ready. `Wakeup`: Ends this wait from another thread. `CallQueue`: Lets
   the thread that waits call functions of other threads.
 - `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets. `raise_descriptor_limit`: Permits
-  more of them.
+  more of them. `ConnectionLimitThread`: Closes silent connections, so that descriptors are left for files.
 
 Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket does not reconnect when the name is bound again.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.call_queue import CallQueue
 from rl4sys_zmq.transports.context import context, open_sockets, raise_descriptor_limit
+from rl4sys_zmq.transports.descriptors import RESERVE, ConnectionLimitThread, reserved_descriptors
 from rl4sys_zmq.transports.frames import (
     LARGE_FRAME_BYTES,
     MAX_FRAMES,
@@ -36,6 +37,7 @@ from rl4sys_zmq.transports.wakeup import Wakeup
 
 __all__ = [
     "Address",
+    "ConnectionLimitThread",
     "Frame",
     "Frames",
     "HasFileno",
@@ -46,6 +48,7 @@ __all__ = [
     "MAX_UNGRANTED",
     "MonitorEvent",
     "Poller",
+    "RESERVE",
     "ROUTER_MAX_FRAME_BYTES",
     "Secure",
     "SendResult",
@@ -59,5 +62,6 @@ __all__ = [
     "open_sockets",
     "raise_descriptor_limit",
     "read_subscription",
+    "reserved_descriptors",
     "subscribed_topics",
 ]

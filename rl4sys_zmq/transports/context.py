@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import resource
+import sys
 import threading
 from abc import abstractmethod
 
@@ -17,7 +18,16 @@ import zmq
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["TrackedResource", "context", "open_sockets", "raise_descriptor_limit", "track", "untrack"]
+__all__ = [
+    "TrackedResource",
+    "context",
+    "descriptor_limit",
+    "open_sockets",
+    "raise_descriptor_limit",
+    "track",
+    "tracked",
+    "untrack",
+]
 
 MAX_SOCKETS = 8192
 
@@ -80,6 +90,12 @@ def raise_descriptor_limit(wanted: int) -> int:
     return raised
 
 
+def descriptor_limit() -> int:
+    """Return the soft limit on open files of this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
 def track(socket: TrackedResource) -> None:
     """Register an open socket, so that it is closed at the end of the process and disabled in a forked child.
 
@@ -93,6 +109,12 @@ def untrack(socket: TrackedResource) -> None:
     """Remove a closed socket from the set of open sockets."""
     with _process.lock:
         _process.open.discard(socket)
+
+
+def tracked() -> list[TrackedResource]:
+    """Return the open sockets of this process."""
+    with _process.lock:
+        return list(_process.open)
 
 
 def open_sockets() -> int:
@@ -118,8 +140,7 @@ def _at_exit() -> None:
     """
     if _process.pid != os.getpid() or _process.context is None:
         return
-    with _process.lock:
-        left = list(_process.open)
+    left = tracked()
     others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
     for socket in left:
         if socket.owner not in others:

@@ -1,0 +1,110 @@
+"""A limit on the connections of a process, so that file descriptors are left for its files.
+
+libzmq accepts connections until no descriptor is left, and has no limit of its own. Without descriptors, a process can write no
+checkpoint and import no module. Nothing in this module needs a free descriptor, except for a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports.context import descriptor_limit, tracked
+from rl4sys_zmq.transports.endpoint import Endpoint
+from rl4sys_zmq.transports.peers import open_descriptors
+
+__all__ = ["RESERVE", "ConnectionLimitThread", "reserved_descriptors"]
+
+log = get_logger(__name__)
+
+RESERVE = 256
+"""The largest number of descriptors that connections leave free."""
+
+LOOK_S = 0.02
+WARN_S = 60.0
+
+
+def reserved_descriptors(limit: int) -> int:
+    """Return the number of descriptors that connections leave free, of a limit on open files."""
+    return min(RESERVE, limit // 4)
+
+
+class ConnectionLimitThread(Worker):
+    """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
+
+    It closes connections that have completed no message first, and among these the ones that are silent for longest. Others are
+    closed only if all connections together use half of the limit. Their peers reconnect, and lose nothing.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        """Create the thread object. `start` starts the thread.
+
+        Args:
+            counters: Receives the number of closed connections, as ``connections.shed``.
+        """
+        super().__init__("rl4sys-connections")
+        self._counters = counters
+        self._is_scarce = False
+        self._warn_at = 0.0
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Check the descriptors every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
+        while not self._stopping.wait(LOOK_S):
+            self.look(descriptor_limit())
+
+    def stop(self) -> None:
+        """Ask the thread to end, without waiting for its end."""
+        self._stopping.set()
+
+    def look(self, limit: int) -> None:
+        """Close connections if too few descriptors are free.
+
+        Args:
+            limit: The limit on open files.
+        """
+        reserve = reserved_descriptors(limit)
+        if not self._is_scarce and _lowest_free(limit) < limit - reserve * 3 // 2:
+            return  # descriptors are numbered from 0 without gaps, as long as none is closed
+        used = len(open_descriptors(limit))
+        self._is_scarce = used >= limit - reserve * 3 // 2
+        if used <= limit - reserve:
+            return
+        closed = _shed(used - (limit - reserve), limit // 2)
+        self._counters.add("connections.shed", closed)
+        if time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + WARN_S
+            done = f"{closed} silent connections were closed" if closed else "this program has opened them as files"
+            log.warning("%d of %d file descriptors are in use; %s; raise the limit with ulimit -n", used, limit, done)
+
+
+def _lowest_free(limit: int) -> int:
+    """Return the lowest free descriptor, or `limit` if there is none."""
+    try:
+        free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return limit
+    os.close(free)
+    return free
+
+
+def _shed(count: int, keep: int) -> int:
+    """Close up to `count` connections of this process's bound sockets, and return how many were closed.
+
+    Among the connections that have completed a message, close none if there are no more than `keep` connections: the cause is
+    then another one.
+    """
+    found = [
+        (*socket.activity(descriptor), descriptor, socket)
+        for socket in tracked()
+        if isinstance(socket, Endpoint)
+        for descriptor in socket.connections()
+    ]
+    found.sort(key=lambda entry: entry[:2])
+    silent = sum(not heard for heard, _, _, _ in found)
+    count = min(count, max(silent, len(found) - keep))
+    return sum(socket.cut(descriptor) for _, _, descriptor, socket in found[:count])

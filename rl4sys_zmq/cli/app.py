@@ -28,6 +28,7 @@ from rl4sys_zmq.errors import (
     SpoolError,
     TransportError,
 )
+from rl4sys_zmq.logs import printable
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.version import package_version
 
@@ -129,7 +130,7 @@ def size(value: str) -> int:
 
 def print_line(text: str = "", *, err: bool = False) -> None:
     """Print a line and flush the output, so that the line appears at once even if the output is a pipe."""
-    click.echo(text, err=err)
+    click.echo(printable(text, keep="\n\t"), err=err)  # names and texts of peers could control the terminal
     (sys.stderr if err else sys.stdout).flush()
 
 

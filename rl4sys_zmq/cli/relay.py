@@ -10,7 +10,7 @@ from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay import Relay
-from rl4sys_zmq.transports import RESERVE, raise_descriptor_limit, reserved_descriptors
+from rl4sys_zmq.transports import RESERVE, raise_descriptor_limit
 
 __all__ = ["relay"]
 
@@ -37,7 +37,7 @@ def relay(options: Mapping[str, object], *, debug: bool) -> None:
     config = RelayConfig.from_mapping(options)
     wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS + RESERVE
     if (limit := raise_descriptor_limit(wanted)) < wanted:
-        children = max(0, limit - OTHER_DESCRIPTORS - reserved_descriptors(limit)) // DESCRIPTORS_PER_CHILD
+        children = max(0, limit - OTHER_DESCRIPTORS - RESERVE) // DESCRIPTORS_PER_CHILD
         words = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
         log.warning(words, limit, children, wanted)
     signals = SignalHandlers.current

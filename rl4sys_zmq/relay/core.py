@@ -187,7 +187,7 @@ class RelayCore:
     def _on_request(self, peer: bytes, sender: User | None, message: Message, now: float) -> None:
         if isinstance(message, StatusRequest):
             self._authorizer.check_role(sender, "admin")
-            self._send(peer, StatusReply(self._callbacks.status()))
+            self._send(peer, StatusReply(self._authorizer.visible_status(sender, self._callbacks.status())))
         elif isinstance(message, FollowWeights):
             self._authorizer.check_reader(sender)
             self._authorizer.check_client(sender, message.client_id)

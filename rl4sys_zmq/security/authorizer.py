@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.security.access import AccessList, User
@@ -102,6 +103,21 @@ class Authorizer:
         """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role. If the user is None, never raise."""
         if user is not None and role not in user.roles:
             raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
+
+    @staticmethod
+    def visible_status(user: User | None, report: dict[str, Any]) -> dict[str, Any]:
+        """Return the status document of a server without the clients for which the user may not act.
+
+        Totals of the server, such as its counters, stay.
+        """
+        if user is None or user.client_ids is None:
+            return report
+
+        def own(by_client: dict[str, Any]) -> dict[str, Any]:
+            return {client_id: part for client_id, part in by_client.items() if user.may_act_for(client_id)}
+
+        relays = [{**relay, "children": own(relay["children"])} for relay in report.get("relays", ())]
+        return {**report, "clients": own(report.get("clients", {})), "relays": relays}
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:

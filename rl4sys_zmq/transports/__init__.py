@@ -18,7 +18,7 @@ from __future__ import annotations
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.call_queue import CallQueue
 from rl4sys_zmq.transports.context import context, open_sockets, raise_descriptor_limit
-from rl4sys_zmq.transports.descriptors import RESERVE, ConnectionLimitThread, reserved_descriptors
+from rl4sys_zmq.transports.descriptors import RESERVE, ConnectionLimitThread
 from rl4sys_zmq.transports.frames import (
     LARGE_FRAME_BYTES,
     MAX_FRAMES,
@@ -62,6 +62,5 @@ __all__ = [
     "open_sockets",
     "raise_descriptor_limit",
     "read_subscription",
-    "reserved_descriptors",
     "subscribed_topics",
 ]

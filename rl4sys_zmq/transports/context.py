@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import resource
-import sys
 import threading
 from abc import abstractmethod
 
@@ -18,16 +17,7 @@ import zmq
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = [
-    "TrackedResource",
-    "context",
-    "descriptor_limit",
-    "open_sockets",
-    "raise_descriptor_limit",
-    "track",
-    "tracked",
-    "untrack",
-]
+__all__ = ["TrackedResource", "context", "open_sockets", "raise_descriptor_limit", "track", "tracked", "untrack"]
 
 MAX_SOCKETS = 8192
 
@@ -88,12 +78,6 @@ def raise_descriptor_limit(wanted: int) -> int:
     raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
     return raised
-
-
-def descriptor_limit() -> int:
-    """Return the soft limit on open files of this process."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def track(socket: TrackedResource) -> None:

@@ -1,36 +1,31 @@
 """A limit on the connections of a process, so that file descriptors are left for its files.
 
-libzmq accepts connections until no descriptor is left, and has no limit of its own. Without descriptors, a process can write no
-checkpoint and import no module. Nothing in this module needs a free descriptor, except for a moment.
+libzmq accepts connections until no descriptor is left. Nothing in this module fails then.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports.context import descriptor_limit, tracked
+from rl4sys_zmq.transports.context import tracked
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.peers import open_descriptors
 
-__all__ = ["RESERVE", "ConnectionLimitThread", "reserved_descriptors"]
+__all__ = ["RESERVE", "ConnectionLimitThread"]
 
 log = get_logger(__name__)
 
 RESERVE = 256
-"""The largest number of descriptors that connections leave free."""
+"""The number of descriptors that connections leave free; a quarter of the limit if that is less."""
 
 LOOK_S = 0.02
 WARN_S = 60.0
-
-
-def reserved_descriptors(limit: int) -> int:
-    """Return the number of descriptors that connections leave free, of a limit on open files."""
-    return min(RESERVE, limit // 4)
 
 
 class ConnectionLimitThread(Worker):
@@ -41,11 +36,7 @@ class ConnectionLimitThread(Worker):
     """
 
     def __init__(self, counters: Counters) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            counters: Receives the number of closed connections, as ``connections.shed``.
-        """
+        """Create the thread object. It adds the closed connections to the counter ``connections.shed``."""
         super().__init__("rl4sys-connections")
         self._counters = counters
         self._is_scarce = False
@@ -55,22 +46,18 @@ class ConnectionLimitThread(Worker):
     def run(self) -> None:
         """Check the descriptors every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
         while not self._stopping.wait(LOOK_S):
-            self.look(descriptor_limit())
+            self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def stop(self) -> None:
         """Ask the thread to end, without waiting for its end."""
         self._stopping.set()
 
     def look(self, limit: int) -> None:
-        """Close connections if too few descriptors are free.
-
-        Args:
-            limit: The limit on open files.
-        """
-        reserve = reserved_descriptors(limit)
-        if not self._is_scarce and _lowest_free(limit) < limit - reserve * 3 // 2:
-            return  # descriptors are numbered from 0 without gaps, as long as none is closed
-        used = len(open_descriptors(limit))
+        """Close connections if too few descriptors below `limit` are free."""
+        reserve = min(RESERVE, limit // 4)
+        if limit < 0 or (not self._is_scarce and _lowest_free(limit) < limit - reserve * 3 // 2):
+            return  # there is no limit; or descriptors with low numbers, which are used first, are free
+        used = len(open_descriptors())
         self._is_scarce = used >= limit - reserve * 3 // 2
         if used <= limit - reserve:
             return
@@ -83,7 +70,7 @@ class ConnectionLimitThread(Worker):
 
 
 def _lowest_free(limit: int) -> int:
-    """Return the lowest free descriptor, or `limit` if there is none."""
+    """Return the lowest free descriptor, or the limit if there is none."""
     try:
         free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

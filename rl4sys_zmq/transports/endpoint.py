@@ -243,11 +243,9 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return how much a connection matters, as a value to sort by. Any thread can call this.
+        """Return True if a connection has completed a message, and its negative silence in seconds. Any thread can call this.
 
-        Returns:
-            True if a message came over the connection for which `descriptor` was called, or a subscription that was granted; and
-            the negative time since its last data, in seconds.
+        For most sockets, that is known only of connections for which `descriptor` was called, or a subscription was granted.
         """
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
 import struct
@@ -14,7 +15,6 @@ import zmq
 
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.context import descriptor_limit
 
 __all__ = [
     "MAX_UNGRANTED",
@@ -131,25 +131,21 @@ def connections(bound: Address) -> list[int]:
     The list is empty on inproc and on a system without ``/proc``.
     """
     found: list[int] = []
-    for fd in () if bound.scheme == "inproc" else open_descriptors(descriptor_limit()):
+    for fd in () if bound.scheme == "inproc" else open_descriptors():
         with suppress(OSError), _socket_of(fd) as connection:
             if _is_connection_to(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found.append(fd)
     return found
 
 
-def open_descriptors(limit: int) -> list[int]:
-    """Return the open file descriptors of this process. The list is empty on a system without ``/proc``.
-
-    Args:
-        limit: The limit on open files. If it is reached, ``/proc`` cannot be read, and each number below it is tried.
-    """
+def open_descriptors() -> list[int]:
+    """Return the open file descriptors of this process. The list is empty on a system without ``/proc``."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except FileNotFoundError:
         return []
-    except OSError:
-        return [fd for fd in range(limit) if inode(fd)]
+    except OSError:  # none is left to read the folder with
+        return [fd for fd in range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) if inode(fd)]
 
 
 def silence_s(fd: int) -> float:

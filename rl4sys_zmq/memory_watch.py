@@ -68,8 +68,7 @@ def give_back_memory() -> None:
 def resident_bytes(statm: BinaryIO | None = None) -> int:
     """Return the resident memory of this process in bytes; 0 on a system without ``/proc``.
 
-    Args:
-        statm: The open file ``/proc/self/statm``, so that the call needs no free descriptor. None: open it.
+    If the file `STATM` is already open as `statm`, no free descriptor is needed.
     """
     with suppress(FileNotFoundError):
         text = Path(STATM).read_bytes() if statm is None else os.pread(statm.fileno(), 256, 0)

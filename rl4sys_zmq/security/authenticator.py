@@ -27,9 +27,7 @@ __all__ = ["AccessListWatcher", "Authenticator"]
 log = get_logger(__name__)
 
 POLL_S = 0.1
-SETTLED_LOOKS = 3
-"""The number of looks, `POLL_S` apart, for which a changed file must stay the same before it is read."""
-
+SETTLED_LOOKS = 3  # a changed file is read when it has stayed the same for so many looks
 JOIN_S = 2.0
 _numbers = itertools.count()
 

@@ -39,8 +39,7 @@ class ConnectionLimitThread(Worker):
         """Create the thread object. It adds the closed connections to the counter ``connections.shed``."""
         super().__init__("rl4sys-connections")
         self._counters = counters
-        self._is_scarce = False
-        self._warn_at = 0.0
+        self._is_scarce, self._warn_at = False, 0.0
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -85,13 +84,8 @@ def _shed(count: int, keep: int) -> int:
     Among the connections that have completed a message, close none if there are no more than `keep` connections: the cause is
     then another one.
     """
-    found = [
-        (*socket.activity(descriptor), descriptor, socket)
-        for socket in tracked()
-        if isinstance(socket, Endpoint)
-        for descriptor in socket.connections()
-    ]
+    sockets = [socket for socket in tracked() if isinstance(socket, Endpoint)]
+    found = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
     found.sort(key=lambda entry: entry[:2])
     silent = sum(not heard for heard, _, _, _ in found)
-    count = min(count, max(silent, len(found) - keep))
-    return sum(socket.cut(descriptor) for _, _, descriptor, socket in found[:count])
+    return sum(socket.cut(fd) for _, _, fd, socket in found[: min(count, max(silent, len(found) - keep))])

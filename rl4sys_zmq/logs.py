@@ -10,14 +10,7 @@ __all__ = ["get_logger", "printable"]
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return a text with unprintable characters escaped, so that text from a peer controls no terminal and forges no log line.
-
-    Args:
-        text: The text.
-        keep: Unprintable characters that stay.
-    """
-    if text.isprintable():
-        return text
+    """Return a text with unprintable characters except `keep` escaped, so that a peer's text cannot control a terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

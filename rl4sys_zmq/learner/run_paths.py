@@ -53,12 +53,10 @@ def aside_folder(run_dir: Path) -> Path:
 def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     """Move the files that an earlier version of this library stored under other names. Nothing is deleted.
 
-    A file in the place of a folder of the library, or a folder in the place of a file, moves to ``before-TIME``. Symbolic links
-    stay.
-
     Earlier versions stored a client's TensorBoard files in ``RUN/CLIENT/``, where they could collide with the library's own
     files. The folders of two clients' checkpoints could differ in letter case only, which some file systems ignore. The folder
-    of a long name could end inside a character. If the process is killed during this call, the next call continues.
+    of a long name could end inside a character. A file in the place of a folder moves to ``before-TIME``. If the process is
+    killed during this call, the next call continues.
 
     Returns:
         The moves as pairs ``(from, to)`` of paths relative to the run directory.

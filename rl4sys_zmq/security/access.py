@@ -96,12 +96,9 @@ class AccessList:
 def load_access(path: Path, *, allow_empty: bool = True) -> AccessList:
     """Read an access list (the users that a server accepts, with their keys and rights) from a TOML file.
 
-    Args:
-        path: The file.
-        allow_empty: Accept a file without text. A list without users can always be a file with a comment.
-
     Raises:
-        ConfigError: If the file cannot be read or a value in it is invalid. The message names the file, the user and the key.
+        ConfigError: If the file cannot be read, has no text and `allow_empty` is False, or has an invalid value. The message
+            names the file, the user and the key.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:

@@ -106,10 +106,7 @@ class Authorizer:
 
     @staticmethod
     def visible_status(user: User | None, report: dict[str, Any]) -> dict[str, Any]:
-        """Return the status document of a server without the clients for which the user may not act.
-
-        Totals of the server, such as its counters, stay.
-        """
+        """Return a server's status without the clients for which the user may not act. Totals of the server stay."""
         if user is None or user.client_ids is None:
             return report
 

@@ -36,7 +36,7 @@ class ConnectionLimitThread(Worker):
     """
 
     def __init__(self, counters: Counters) -> None:
-        """Create the thread object. It adds the closed connections to the counter ``connections.shed``."""
+        """Create the thread object, which adds the closed connections to the counter ``connections.shed``."""
         super().__init__("rl4sys-connections")
         self._counters = counters
         self._is_scarce, self._warn_at = False, 0.0
@@ -44,7 +44,7 @@ class ConnectionLimitThread(Worker):
 
     def run(self) -> None:
         """Check the descriptors every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
-        while not self._stopping.wait(LOOK_S):
+        while not self._stopping.wait(LOOK_S / 4 if self._is_scarce else LOOK_S):
             self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def stop(self) -> None:
@@ -54,13 +54,13 @@ class ConnectionLimitThread(Worker):
     def look(self, limit: int) -> None:
         """Close connections if too few descriptors below `limit` are free."""
         reserve = min(RESERVE, limit // 4)
-        if limit < 0 or (not self._is_scarce and _lowest_free(limit) < limit - reserve * 3 // 2):
+        if limit < 0 or (not self._is_scarce and _lowest_free(limit) < limit - 2 * reserve):
             return  # there is no limit; or descriptors with low numbers, which are used first, are free
         used = len(open_descriptors())
-        self._is_scarce = used >= limit - reserve * 3 // 2
+        self._is_scarce = used >= limit - 2 * reserve
         if used <= limit - reserve:
             return
-        closed = _shed(used - (limit - reserve), limit // 2)
+        closed = _shed(used - limit + reserve, reserve, limit // 2)
         self._counters.add("connections.shed", closed)
         if time.monotonic() >= self._warn_at:
             self._warn_at = time.monotonic() + WARN_S
@@ -78,14 +78,14 @@ def _lowest_free(limit: int) -> int:
     return free
 
 
-def _shed(count: int, keep: int) -> int:
-    """Close up to `count` connections of this process's bound sockets, and return how many were closed.
+def _shed(count: int, more: int, keep: int) -> int:
+    """Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`.
 
-    Among the connections that have completed a message, close none if there are no more than `keep` connections: the cause is
-    then another one.
+    Close up to `more` further ones that have completed no message, since each search is expensive beside a flood.
     """
     sockets = [socket for socket in tracked() if isinstance(socket, Endpoint)]
     found = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
     found.sort(key=lambda entry: entry[:2])
     silent = sum(not heard for heard, _, _, _ in found)
-    return sum(socket.cut(fd) for _, _, fd, socket in found[: min(count, max(silent, len(found) - keep))])
+    most = max(min(silent, count + more), min(count, len(found) - keep))
+    return sum(socket.cut(fd) for _, _, fd, socket in found[:most])

@@ -243,10 +243,7 @@ class Endpoint(TrackedResource):
         return descriptor
 
     def activity(self, descriptor: int) -> tuple[bool, float]:
-        """Return True if a connection has completed a message, and its negative silence in seconds. Any thread can call this.
-
-        For most sockets, that is known only of connections for which `descriptor` was called, or a subscription was granted.
-        """
+        """Return True if a connection is known from `descriptor` or `grant`, and its negative silence in seconds."""
         return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
     def sender_host(self) -> str:

@@ -52,6 +52,8 @@ import shlex
 from collections.abc import Mapping
 from enum import StrEnum
 
+from rl4sys_zmq.logs import printable
+
 __all__ = [
     "ActionError",
     "AddressInUse",
@@ -99,7 +101,10 @@ __all__ = [
 
 
 class RL4SysError(Exception):
-    """The base class of all exceptions of this library."""
+    """The base class of all exceptions of this library. Control characters in its text, also from a peer, are escaped."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(RL4SysError):

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import PurePath
 
-__all__ = ["get_logger"]
+__all__ = ["get_logger", "printable"]
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with unprintable characters except `keep` escaped, so that a peer's text cannot control a terminal."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _printable_argument(argument: object) -> object:
+    text = str(argument) if isinstance(argument, (str, BaseException, PurePath)) else ""
+    return argument if text.isprintable() else printable(text, keep="\n\t")
 
 
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of this name. Its methods raise no exception of a handler or filter, and drop that record.
+
+    Texts in the arguments of a record are escaped (`printable`). Line breaks stay, for tracebacks.
 
     Handlers belong to the program, and any of them can raise. If a program has closed `sys.stderr`, as daemons do, the handler
     that `logging` uses by default raises `ValueError`. That must end neither a call of the program nor a thread of the package.
@@ -19,6 +32,8 @@ def get_logger(name: str) -> logging.Logger:
 
     def handle_safely(record: logging.LogRecord) -> None:
         with contextlib.suppress(Exception):
+            if isinstance(record.args, tuple):
+                record.args = tuple(_printable_argument(argument) for argument in record.args)
             handle(record)
 
     logger.handle = handle_safely  # type: ignore[method-assign]

@@ -10,8 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from rl4sys_zmq.errors import Closed, MemoryExceeded
 from rl4sys_zmq.logs import get_logger
@@ -38,6 +39,7 @@ The value equals the amount of data that actors can send ahead to one learner th
 
 _HEAP_BYTES = 32 << 20  # the highest value that glibc accepts; larger blocks are mapped and unmapped one by one
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+STATM = "/proc/self/statm"
 
 
 def keep_freed_memory() -> bool:
@@ -63,10 +65,14 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 on a system without ``/proc``."""
+def resident_bytes(statm: BinaryIO | None = None) -> int:
+    """Return the resident memory of this process in bytes; 0 on a system without ``/proc``.
+
+    If the file `STATM` is already open as `statm`, no free descriptor is needed.
+    """
     with suppress(FileNotFoundError):
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        text = Path(STATM).read_bytes() if statm is None else os.pread(statm.fileno(), 256, 0)
+        return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
@@ -131,8 +137,10 @@ class MemoryLimitThread(Worker):
         Raises:
             MemoryExceeded: If the memory is over the limit for `END_S` seconds.
         """
-        while not self._stopping.wait(LOOK_S):
-            self.look(resident_bytes(), time.monotonic())
+        with ExitStack() as stack:
+            statm = stack.enter_context(open(STATM, "rb")) if os.path.exists(STATM) else None
+            while not self._stopping.wait(LOOK_S):
+                self.look(resident_bytes(statm), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
         """Compare the memory with the limit, and close connections if the memory exceeds it.

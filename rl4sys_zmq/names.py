@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["MAX_NAME", "NAME_RULE", "algorithm_key", "check_name", "file_name", "folder_name", "is_name", "name_of"]
+__all__ = [
+    "MAX_NAME",
+    "NAME_RULE",
+    "algorithm_key",
+    "check_name",
+    "current_folder_name",
+    "file_name",
+    "folder_name",
+    "is_name",
+    "name_of",
+]
 
 MAX_NAME = 200
 """The longest name of a client, an actor, a key, a store or an environment, in characters."""
@@ -74,7 +84,25 @@ def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:
     encoded = f"{plain}%~{capitals:x}" if capitals else plain
     if len(encoded) <= most:
         return encoded
-    return f"{plain[: most - _DIGEST_CHARS - 10]}%-{sha256(plain.encode()).hexdigest()[:_DIGEST_CHARS]}"
+    return f"{_whole_characters(plain[: most - _DIGEST_CHARS - 10])}%-{sha256(plain.encode()).hexdigest()[:_DIGEST_CHARS]}"
+
+
+def _whole_characters(plain: str) -> str:
+    """Return the start of a percent-encoded text up to its last whole character."""
+    escape = plain.rfind("%", max(0, len(plain) - 2))
+    plain = plain[:escape] if escape >= 0 else plain
+    while _decoded(plain) is None:
+        plain = plain[:-3]
+    return plain
+
+
+def current_folder_name(folder: str) -> str:
+    """Return the name that `folder_name` gives now, instead of `folder`, which an earlier version gave to the same text."""
+    plain, cut, digest = folder.rpartition("%-")
+    if cut:
+        return f"{_whole_characters(plain)}%-{digest}" if len(digest) == _DIGEST_CHARS else folder
+    text = _decoded(folder) if "%~" not in folder else None
+    return folder if text is None else folder_name(text)
 
 
 def name_of(folder: str) -> str | None:
@@ -82,14 +110,19 @@ def name_of(folder: str) -> str | None:
 
     Return None if `folder` is not a result of `folder_name`, or contains a hash because the text was too long.
     """
+    name = _decoded(folder)
+    return name if name is not None and folder_name(name) == folder else None
+
+
+def _decoded(folder: str) -> str | None:
+    """Decode the percent-encoded part of the name of any folder. Return None if it is not the encoding of a text."""
     from urllib.parse import unquote
 
     plain, _, _ = folder.partition("%~")
     try:
-        name = "" if plain == "%" else unquote(plain, errors="surrogatepass")
-    except UnicodeDecodeError:
+        return "" if plain == "%" else unquote(plain, errors="surrogatepass")
+    except UnicodeError:
         return None
-    return name if folder_name(name) == folder else None
 
 
 def file_name(*parts: str, most: int = 80) -> str:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import with_descriptor
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -48,7 +49,7 @@ E = TypeVar("E", bound=NamedEntry)
 def load_object(target: str) -> Any:
     """Import and return the object that ``"package.module:attribute"`` names."""
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(with_descriptor(lambda: importlib.import_module(module)), attribute)
 
 
 def import_plugins(modules: Iterable[str], file: str | os.PathLike[str] | None = None) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from rl4sys_zmq.resource import with_descriptor
+
 __all__ = [
     "create_private",
     "exchange_paths",
@@ -44,12 +46,12 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: Path, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> int:
-    """Open a file and return its descriptor. A new file has mode 0600.
+    """Open a file and return its descriptor. A new file has mode 0600. Wait some seconds while no descriptor is free.
 
     Raises:
         OSError: If the file cannot be opened.
     """
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    return with_descriptor(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
 
 
 def create_private(path: Path) -> None:
@@ -135,7 +137,7 @@ def sync_folder(folder: Path) -> None:
     Raises:
         OSError: If the flush fails.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = open_private(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

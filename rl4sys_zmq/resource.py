@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from rl4sys_zmq.errors import WorkerDied
 from rl4sys_zmq.logs import get_logger
 
-__all__ = ["Resource", "Worker"]
+__all__ = ["Resource", "Worker", "with_descriptor"]
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 STACK_BYTES = 1 << 20
 """The smallest stack of a worker's thread, in bytes.
 
 A program can choose a smaller one for all new threads (`threading.stack_size`). Libraries such as onnxruntime need more.
 """
+
+
+DESCRIPTOR_WAIT_S = 5.0
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+def with_descriptor(call: Callable[[], T]) -> T:
+    """Return the result of a call that needs a file descriptor. While none is free, repeat it for `DESCRIPTOR_WAIT_S` seconds."""
+    deadline = time.monotonic() + DESCRIPTOR_WAIT_S
+    while True:
+        try:
+            return call()
+        except Exception as exc:
+            if getattr(exc, "errno", 0) not in _NO_DESCRIPTORS or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.002)
 
 
 class Resource(ABC):

@@ -612,6 +612,8 @@ def test_a_config_comes_back_from_its_json() -> None:
         ("a.json", "[]", "expected a mapping at the top level, not list"),
         ("a.json", "", "not JSON: line 1"),
         ("a.json", "[" * 100_000, "nested too deeply"),
+        ("a.json", '{"a": ' * 100 + "1" + "}" * 100, "nested too deeply"),
+        ("a.yaml", "[" * 100_000, "nested too deeply"),
         ("a.toml", "", "must end in .json, .yaml, .yml"),
         ("a.yaml", "client_id: x\nseed: [1", "not YAML: line 2"),
         ("a.yaml", "client_id: x\nclient_id: y", "client_id: given twice in one mapping (line 2)"),

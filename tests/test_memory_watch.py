@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from rl4sys_zmq.memory_watch import STATM, resident_bytes
 
 SCRIPT = """
 import resource
@@ -31,3 +36,12 @@ def test_large_blocks_cost_no_faults_after_the_first() -> None:
     out = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60).stdout.split()
     assert out[0] == "True"
     assert int(out[1]) < 1000  # 20 rounds of 32 MiB are 163,840 pages
+
+
+def test_an_open_file_gives_the_memory_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with open(STATM, "rb") as statm:
+        monkeypatch.setattr(Path, "read_bytes", exhausted)
+        assert resident_bytes(statm) > 1 << 20

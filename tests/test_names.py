@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.config import AgentConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.names import check_name, file_name, folder_name, is_name, name_of
+from rl4sys_zmq.names import check_name, current_folder_name, file_name, folder_name, is_name, name_of
 
 
 @given(one=st.text(max_size=300), other=st.text(max_size=300))
@@ -27,6 +28,18 @@ def test_no_two_names_share_a_folder_not_even_where_capitals_count_for_nothing(o
 @settings(max_examples=500)
 def test_names_made_of_the_encoding_itself_do_not_meet(one: str, other: str) -> None:
     assert (folder_name(one).lower() == folder_name(other).lower()) == (one == other)
+
+
+@given(st.text(alphabet=st.characters(), min_size=20, max_size=300), st.integers(64, 200))
+@settings(max_examples=500)
+def test_a_long_name_is_cut_after_a_character(name: str, most: int) -> None:
+    folder = folder_name(name, most)
+    kept, cut, digest = folder.rpartition("%-")
+    assert len(folder) <= most and (not cut or name.startswith(unquote(kept, errors="surrogatepass")))
+    plain = quote(name, safe="", errors="surrogatepass")
+    if cut and not plain.startswith("."):  # an earlier version cut inside a character
+        assert current_folder_name(f"{plain[: most - 50]}%-{digest}") == folder
+    assert current_folder_name(folder) == folder
 
 
 def test_folder_names_to_look_at() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
+
+from rl4sys_zmq.resource import with_descriptor
 
 SMALL = """
 import threading
@@ -34,3 +38,18 @@ def test_a_thread_has_a_stack_that_onnxruntime_fits_and_the_programs_threads_kee
     pytest.importorskip("onnxruntime")
     done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "65536\n"), done.stderr
+
+
+def test_a_call_is_repeated_while_no_descriptor_is_free() -> None:
+    tries: list[int] = []
+
+    def call(code: int) -> int:
+        tries.append(code)
+        if len(tries) % 3:
+            raise OSError(code, os.strerror(code))
+        return len(tries)
+
+    assert with_descriptor(lambda: call(errno.EMFILE)) == 3
+    with pytest.raises(OSError, match="No space"):
+        with_descriptor(lambda: call(errno.ENOSPC))
+    assert len(tries) == 4

@@ -57,7 +57,7 @@ def read_constants(path: Path) -> Measured:
         document = json.loads(path.read_bytes())
     except OSError as exc:
         raise ConfigError(f"{path} cannot be read ({exc.strerror}); {_REMEDY}", key="constants") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{path} is not JSON ({exc}); {_REMEDY}", key="constants") from exc
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ConfigError(f"{path} was not written by this version; {_REMEDY}", key="constants")

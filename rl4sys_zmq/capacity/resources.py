@@ -40,7 +40,7 @@ CHECKPOINTS_KEPT = 3
 """Intervals of checkpoints for which the journal keeps data: two complete ones, and the one in progress."""
 JOURNAL_HEADROOM = 2
 """From half of the journal's size on, the learner requests a checkpoint each second."""
-DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 64
+DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 64 + 256
 PACKET_OVERHEAD = 1.05
 """Bytes on the network for each byte of a message: headers of TCP, IP and Ethernet."""
 THREADS = 1.0

@@ -33,6 +33,7 @@ from rl4sys_zmq.errors import (
     SpoolError,
     TransportError,
 )
+from rl4sys_zmq.logs import printable
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.standard_streams import replace_streams
 from rl4sys_zmq.version import package_version
@@ -162,6 +163,7 @@ def size(value: str) -> int:
 def print_line(text: str = "", *, err: bool = False) -> None:
     """Print a line and flush the output, so that the line appears at once even if the output is a pipe."""
     stream = sys.stderr if err else sys.stdout
+    text = printable(text, keep="\n\t")  # names and texts of peers could control the terminal
     click.echo(_fitted(text, stream), err=err)
     stream.flush()
 

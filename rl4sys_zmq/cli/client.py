@@ -52,7 +52,7 @@ class CommandTarget:
                 )
             if name in pairs:
                 raise ConfigError(f"{name} is given twice", key=f"algorithm_parameters.{name}")
-            pairs[name] = _value(value)
+            pairs[name] = _value(name, value)
         return OperatorCommand(command, self.client_id, actor_id, pairs)
 
     @property
@@ -62,11 +62,13 @@ class CommandTarget:
         return path if path.is_dir() else None
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return text
+    except RecursionError as exc:
+        raise ConfigError(f"{name}: the value is nested too deeply", key=name) from exc
 
 
 def run_command(target: CommandTarget, message: OperatorCommand, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:

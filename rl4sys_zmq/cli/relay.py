@@ -11,7 +11,7 @@ from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay import Relay
 from rl4sys_zmq.standard_streams import outlive_output
-from rl4sys_zmq.transports import raise_descriptor_limit
+from rl4sys_zmq.transports import RESERVE, raise_descriptor_limit
 
 __all__ = ["relay"]
 
@@ -37,9 +37,9 @@ def relay(options: Mapping[str, object], *, debug: bool) -> None:
     configure_logging(debug)
     outlive_output()
     config = RelayConfig.from_mapping(options)
-    wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS
+    wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS + RESERVE
     if (limit := raise_descriptor_limit(wanted)) < wanted:
-        children = (limit - OTHER_DESCRIPTORS) // DESCRIPTORS_PER_CHILD
+        children = max(0, limit - OTHER_DESCRIPTORS - RESERVE) // DESCRIPTORS_PER_CHILD
         words = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
         log.warning(words, limit, children, wanted)
     signals = SignalHandlers.current

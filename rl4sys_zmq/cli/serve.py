@@ -85,6 +85,8 @@ def serve(given: ServeOptions) -> None:
     signals = SignalHandlers.current
     if signals is not None:
         signals.patience_s = config.shutdown_timeout_s + 0.35
+    if "thread" in config.engines:  # the other engines import the algorithm in a process of its own
+        warm_up(_likely(config))  # before the learner listens: connections could take the descriptors that an import needs
     with print_saved_at_stop() as saved, start(config) as learner:
         saved.run_dir = learner.config.run_dir
         inference = f", inference {learner.inference_address}" if learner.inference_address else ""
@@ -98,8 +100,6 @@ def serve(given: ServeOptions) -> None:
             if entry.init is not None:
                 print_line(f"client {client_id} starts with the weights in {entry.init}, unless it has a checkpoint")
         with make_progress(debug=given.debug) as progress:
-            if "thread" in config.engines:  # the other engines import the algorithm in a process of its own
-                warm_up(_likely(config))
             while True:
                 time.sleep(POLL_S)
                 if signals is not None:
@@ -181,7 +181,7 @@ def start(config: LearnerConfig) -> Learner:
 
 
 def warm_up(algorithm: str) -> None:
-    """Import an algorithm, which usually imports torch, so that the first actor does not wait for the import.
+    """Import an algorithm, which usually imports torch, before the learner needs it.
 
     The import runs in a separate thread. In the main thread, a signal could leave torch half imported while the learner's network
     thread still runs.

@@ -38,7 +38,7 @@ def _environment(value: object) -> str | dict[str, object]:
     text(given["id"])
     try:
         document: dict[str, object] = json.loads(json.dumps(given))
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidValue(f"arguments of gymnasium.make that JSON can hold ({exc})") from exc
     return document
 

@@ -15,6 +15,7 @@ from rl4sys_zmq.errors import ConfigError
 __all__ = ["read_mapping"]
 
 _SUFFIXES = (".json", ".yaml", ".yml")
+MAX_NESTED = 64
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
 """Pattern of floats for the YAML reader. Without it, pyyaml follows YAML 1.1 and reads ``3e-4`` as text."""
 
@@ -40,20 +41,22 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
         raise ConfigError(f"cannot be read: {exc}", source=source) from exc
     try:
         found = _read_json(text, source) if file.suffix.lower() == ".json" else _read_yaml(text, source)
+        if not isinstance(found, dict):
+            raise ConfigError(f"expected a mapping at the top level, not {type(found).__name__}", source=source)
+        return _without_comments(found, source)
     except RecursionError as exc:
         raise ConfigError("is nested too deeply", source=source) from exc
-    if not isinstance(found, dict):
-        raise ConfigError(f"expected a mapping at the top level, not {type(found).__name__}", source=source)
-    return _without_comments(found, source)
 
 
-def _without_comments(found: Mapping[object, object], source: str) -> dict[str, object]:
+def _without_comments(found: Mapping[object, object], source: str, depth: int = 0) -> dict[str, object]:
     kept: dict[str, object] = {}
+    if depth > MAX_NESTED:
+        raise RecursionError
     for key, value in found.items():
         if not isinstance(key, str):
             raise ConfigError(f"{key!r}: a key must be text; put it in quotes", key=str(key), source=source)
         if not key.startswith("_comment"):
-            kept[key] = _without_comments(value, source) if isinstance(value, dict) else value
+            kept[key] = _without_comments(value, source, depth + 1) if isinstance(value, dict) else value
     return kept
 
 

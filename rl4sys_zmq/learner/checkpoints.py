@@ -49,6 +49,7 @@ from rl4sys_zmq.learner.state_tree import pack_state, piece_of, pieces_without_a
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.folder import StoredPolicy, encode_policy
 from rl4sys_zmq.private import make_private, open_private, sync_folder, write_folder
+from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.sealed import seal_document, seal_holds
 from rl4sys_zmq.version import package_version
 
@@ -303,7 +304,7 @@ def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return with_descriptor(file.read_bytes)
     except OSError as exc:
         raise CheckpointError(file, exc.strerror or os.strerror(exc.errno or 0), damaged=exc.errno in _LOST) from exc
 
@@ -584,7 +585,7 @@ class CheckpointStore:
         `renamed` is True for a damaged or abandoned checkpoint.
         """
         try:
-            names = os.listdir(self.folder)
+            names = with_descriptor(lambda: os.listdir(self.folder))
         except FileNotFoundError:
             return []
         found = [(int(match[1]), bool(match[2]), self.folder / name) for name in names if (match := _NAME.fullmatch(name))]

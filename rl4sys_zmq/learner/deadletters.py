@@ -127,7 +127,7 @@ def list_letters(folder: Path) -> list[StoredDeadLetter]:
             about = json.loads(path.with_suffix(".json").read_text())
             whose = str(about["client_id"]), str(about["actor_id"]), int(about["origin"]), int(about["seq"])
             letters.append(StoredDeadLetter(path, *whose, str(about["reason"]), float(about["at_unix_s"]), path.stat().st_size))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return sorted(letters, key=lambda letter: (letter.at_unix_s, letter.path))
 

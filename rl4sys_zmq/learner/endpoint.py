@@ -132,7 +132,8 @@ class ActorSessionHandler:
         self.relays = RelayDirectory(config.relays)
         self._refusals = RefusalLog(sink)
         self._live_by_user: Counter[str] = Counter()
-        self._status_frames_kept: list[Frame] = []
+        self._status: dict[str, Any] = {}
+        self._status_frames_kept: dict[frozenset[str] | None, list[Frame]] = {}
         self._status_until = 0.0
 
     # ---- messages received
@@ -211,7 +212,7 @@ class ActorSessionHandler:
                     known = {"version": package_version(), "pub": pub, "clients": {name: {} for name in names}}
                     self._send(peer, StatusReply(limited | known))
                 else:
-                    self._send_frames(peer, self._status_frames())
+                    self._send_frames(peer, self._status_frames(sender))
                 return None
             case OperatorCommand():
                 self._on_command(peer, sender, message)
@@ -301,14 +302,17 @@ class ActorSessionHandler:
             raise ProtocolError(RefusalReason.FAILED, client.error)
         return client
 
-    def _status_frames(self) -> list[Frame]:
-        """Return the learner's status, encoded: a new one, or the last one if building statuses took too much time lately."""
+    def _status_frames(self, sender: User | None) -> list[Frame]:
+        """Return the status for a user, encoded: a new one, or the last one if building statuses took too much time lately."""
         now = self._clock()
+        scope = sender.client_ids if sender is not None else None
         if now + STATUS_BURST_S >= self._status_until:
-            self._status_frames_kept = _encoded_status(self._callbacks.status())
+            self._status, self._status_frames_kept = self._callbacks.status(), {}
+        if scope not in self._status_frames_kept:
+            self._status_frames_kept[scope] = _encoded_status(self._authorizer.visible_status(sender, self._status))
             done = self._clock()
             self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
-        return self._status_frames_kept
+        return self._status_frames_kept[scope]
 
     def _on_submit(
         self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]

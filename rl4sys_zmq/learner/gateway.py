@@ -39,7 +39,7 @@ from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
-from rl4sys_zmq.transports import Address, CallQueue, Poller, SendResult, Socket, subscribed_topics
+from rl4sys_zmq.transports import Address, CallQueue, ConnectionLimitThread, Poller, SendResult, Socket, subscribed_topics
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
@@ -126,6 +126,7 @@ class Gateway(Worker):
         )
         self._core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
         self._evaluators = PolicyEvaluators(config, sink, self._core.registry.get, self.call)
+        self._limit = ConnectionLimitThread(self._core.counters)
         self._remote = WorkerLinks(self._core.counters, self._poller, self.wake)
         self.published = self._core.published
 
@@ -230,11 +231,14 @@ class Gateway(Worker):
                 for socket in sockets:
                     self._poller.register(socket)
                 self._poller.register(self._calls.wakeup)
+                self._limit.start()
                 self._open.set()
                 self._loop(self._poller)
                 self._core.close_sessions(self._calls.closed())
                 self._drain()
         finally:
+            self._limit.stop()
+            self._limit.join()
             self._evaluators.stop()
             self._core.close(self._calls.closed())
             self._remote.close()
@@ -301,6 +305,7 @@ class Gateway(Worker):
             now = time.monotonic()
             if beacon.expired(now):
                 beacon.restart(now)
+                self._limit.raise_if_dead()
                 self._remote.each_second()
                 self._connections.each_second(now)
                 self._core.each_second(now, self._connections.behind_s(now))

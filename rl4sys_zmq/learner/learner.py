@@ -110,9 +110,11 @@ class Learner(Resource):
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
             sink: EventSink = NullEventSink()
             if self.config.run_dir is not None:
+                moved = move_old_files(self.config.run_dir)
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
+                for source, target in moved:
+                    sink.event("moved", source=source, target=target)
             try:
-                self._move_old_files(sink)
                 self._journal, restored = open_journal(self.config, self._wake)
                 self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
                 if self.loss is not None:
@@ -442,12 +444,6 @@ class Learner(Resource):
         if recorder is not None:
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
-
-    def _move_old_files(self, sink: EventSink) -> None:
-        """Move away the files that an earlier version of this library left in the run directory, and record each move."""
-        if self.config.run_dir is not None:
-            for source, target in move_old_files(self.config.run_dir):
-                sink.event("moved", source=source, target=target)
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
         """Log and return a warning for each part of the run directory that other users of the machine can write."""

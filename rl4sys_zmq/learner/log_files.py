@@ -205,7 +205,7 @@ class JsonLineFormat(RecordFormat):
             return None
         try:
             return {str(event): int(count) for event, count in json.loads(record.content)["dropped"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
 
 
@@ -250,7 +250,7 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
                         yield json.loads(line)
     except OSError as exc:
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror}; is this a run directory?") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise RunDirectoryError(f"{path} is not a run's log: {exc}") from exc
 
 

@@ -315,7 +315,8 @@ class RecordSeries(Resource):
     def _look(self) -> None:
         """Find the existing files before the first write, remove leftovers of a crash, and open the active file, if any."""
         for path in self._folder.glob(f"{_TEMPORARY}*"):
-            path.unlink()
+            if not path.is_dir():  # a folder is not ours
+                path.unlink()
         self._parts, within = list_parts(self._folder, self._form)
         for part in within:
             part.path.unlink()

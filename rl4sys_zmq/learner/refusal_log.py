@@ -6,7 +6,7 @@ from collections import deque
 
 from rl4sys_zmq.errors import RefusalReason
 from rl4sys_zmq.learner.recorder import EventSink
-from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.logs import get_logger, printable
 from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["RefusalLog"]
@@ -53,7 +53,7 @@ class RefusalLog:
         if code in NOT_LOGGED:
             return
         client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]
-        reason = _one_line(reason[:MAX_REASON_CHARS])
+        reason = printable(reason[:MAX_REASON_CHARS])
         key = client_id, actor_id, reason
         if key in self._known:
             return
@@ -71,10 +71,3 @@ class RefusalLog:
         log.warning("client %r: actor %r is refused (%s): %s%s", client_id, actor_id, code.value, reason, more)
         fields = {"client_id": client_id, "actor_id": actor_id, "code": code.value, "field": field, "reason": reason}
         self._sink.event("hello_refused", **fields)
-
-
-def _one_line(text: str) -> str:
-    """Return a text with its control characters escaped, so that a peer can forge no log line."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from urllib.parse import unquote
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.log_files import EVENT_FILES, LOG, TENSORBOARD
+from rl4sys_zmq.learner.best_policy import BEST
+from rl4sys_zmq.learner.log_files import EVENT_FILES, LOG, LOG_FOLDER, TENSORBOARD
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.names import folder_name
+from rl4sys_zmq.names import current_folder_name, folder_name
 from rl4sys_zmq.private import make_private
 
 __all__ = ["CONFIG", "DEAD", "aside_folder", "move_old_files"]
@@ -34,8 +34,9 @@ __all__ = ["CONFIG", "DEAD", "aside_folder", "move_old_files"]
 log = get_logger(__name__)
 
 CONFIG, DEAD = "config.json", "dead"
-_OUR_FILES = (CONFIG, LOG, JOURNAL)
+_OUR_FILES = (CONFIG, LOG, JOURNAL, "journal.marks")
 """The beginnings of the library's own file names. Some names are longer, such as ``journal.db-wal``."""
+_OUR_FOLDERS = (CHECKPOINTS, BEST, DEAD, LOG_FOLDER, TENSORBOARD)
 
 
 def aside_folder(run_dir: Path) -> Path:
@@ -53,8 +54,9 @@ def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     """Move the files that an earlier version of this library stored under other names. Nothing is deleted.
 
     Earlier versions stored a client's TensorBoard files in ``RUN/CLIENT/``, where they could collide with the library's own
-    files. The folders of two clients' checkpoints could differ in letter case only, which some file systems ignore. If the
-    process is killed during this call, the next call continues.
+    files. The folders of two clients' checkpoints could differ in letter case only, which some file systems ignore. The folder
+    of a long name could end inside a character. A file in the place of a folder moves to ``before-TIME``. If the process is
+    killed during this call, the next call continues.
 
     Returns:
         The moves as pairs ``(from, to)`` of paths relative to the run directory.
@@ -66,15 +68,17 @@ def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     if not run_dir.is_dir():
         return moved
     try:
-        for folder in sorted(path for path in run_dir.iterdir() if path.is_dir() and not path.is_symlink()):
-            _move_events(run_dir, folder, moved)
-            if folder.name.startswith(_OUR_FILES) and folder.is_dir():
-                _move(run_dir, folder, aside_folder(run_dir) / folder_name(folder.name), moved)
-        for folder in sorted(path for path in (run_dir / CHECKPOINTS).glob("*") if path.is_dir()):
-            name = folder_name(unquote(folder.name, errors="surrogatepass"))
-            if "%-" not in folder.name and "%~" not in folder.name and name != folder.name:
-                target = run_dir / CHECKPOINTS / name
-                if not target.exists():
+        for path in sorted(path for path in run_dir.iterdir() if not path.is_symlink()):
+            misplaced = path.name in _OUR_FOLDERS
+            if path.is_dir():
+                _move_events(run_dir, path, moved)  # removes the folder if nothing else is in it
+                misplaced = path.name.startswith(_OUR_FILES) and path.exists()
+            if misplaced:
+                _move(run_dir, path, aside_folder(run_dir) / folder_name(path.name), moved)
+        for part in (CHECKPOINTS, BEST, TENSORBOARD):
+            for folder in sorted(path for path in (run_dir / part).glob("*") if path.is_dir()):
+                target = folder.with_name(current_folder_name(folder.name))
+                if (part == CHECKPOINTS or "%-" in folder.name) and not target.exists():
                     _move(run_dir, folder, target, moved)
     except OSError as exc:
         raise RunDirectoryError(f"{exc.filename or run_dir} cannot be moved: {exc.strerror}; choose another --run-dir") from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,13 +165,14 @@ def draw_curves(curves: Sequence[LearningCurve], path: Path, *, target: float | 
     left, right = figure.subplots(1, 2, sharey=True)
     for index, curve in enumerate(curves):
         color = f"C{index % 10}"
+        label = curve.label if not curve.label.startswith("_") else f" {curve.label}"  # a legend leaves out labels with "_"
         mean = moving_mean(curve.returns)
         greedy, *places = curve.evaluations.T
         for axes, x, place in zip((left, right), (curve.steps, curve.seconds), places, strict=True):
             if len(greedy):
-                axes.plot(place, greedy, "D--", color=color, markersize=4, linewidth=1, label=f"{curve.label}, evaluated")
+                axes.plot(place, greedy, "D--", color=color, markersize=4, linewidth=1, label=f"{label}, evaluated")
             axes.plot(x, curve.returns, ".", color=color, markersize=2, alpha=0.25)
-            axes.plot(x, mean, color=color, linewidth=2, label=curve.label)
+            axes.plot(x, mean, color=color, linewidth=2, label=label)
     for axes, name in ((left, "environment steps"), (right, "seconds since the first actor joined")):
         if target is not None:
             axes.axhline(target, color="black", linewidth=0.8, linestyle="--", label=f"target {target:g}")
@@ -179,9 +181,14 @@ def draw_curves(curves: Sequence[LearningCurve], path: Path, *, target: float | 
         axes.set_xlim(left=0)
     left.set_ylabel(f"episodic return; line: mean of {WINDOW}")
     if curves:
-        left.legend(fontsize="small")
+        legend = left.legend(fontsize="small")
+        legend.set_in_layout(False)  # a hundred names are larger than the picture
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a name is no formula
     try:
-        figure.savefig(path, dpi=120)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a character of a name that no font has becomes a box
+            figure.savefig(path, dpi=120)
     except ValueError as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     except OSError as exc:

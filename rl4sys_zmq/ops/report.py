@@ -8,6 +8,7 @@ from typing import Any
 
 from rl4sys_zmq.errors import restart_command
 from rl4sys_zmq.liveness import WORKER_SILENCE_S
+from rl4sys_zmq.logs import printable
 from rl4sys_zmq.ops.status import HEADINGS, client_rows
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Verdict
@@ -65,11 +66,6 @@ def _versions(report: Mapping[str, Any]) -> str:
     libraries.pop(f"rl4sys_zmq {theirs}", None)
     other = ", ".join(f"{count:,} of {library}" for library, count in sorted(libraries.items())[:MAX_LIBRARIES])
     return text + (f", actors: {other}" if other else "")
-
-
-def printable(text: str) -> str:
-    """Return a text with unprintable characters escaped, so that text from another machine cannot control the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def conservation_error(client: Mapping[str, Any]) -> str:

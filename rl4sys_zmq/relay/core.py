@@ -190,7 +190,7 @@ class RelayCore:
             if limited := self._authorizer.limited_status(sender):
                 known = {name: value for name, value in report.items() if name in ("relay", "version", "pub")}
                 report = {**limited, **known, "clients": {}}
-            self._send(peer, StatusReply(report))
+            self._send(peer, StatusReply(self._authorizer.visible_status(sender, report)))
         elif isinstance(message, FollowWeights):
             self._authorizer.check_reader(sender)
             self._authorizer.check_client(sender, message.client_id)

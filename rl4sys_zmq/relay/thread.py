@@ -23,6 +23,7 @@ from rl4sys_zmq.transports import (
     MAX_FRAMES,
     Address,
     CallQueue,
+    ConnectionLimitThread,
     Poller,
     SendResult,
     Socket,
@@ -92,6 +93,7 @@ class RelayThread(Worker):
             status=self.status,
         )
         self._core = RelayCore(config, authorizer, callbacks)
+        self._limit = ConnectionLimitThread(self._core.counters)
 
     # ---- for other threads
 
@@ -133,9 +135,12 @@ class RelayThread(Worker):
             with Poller() as self._poller:
                 if self._bind():
                     self._poller.register(self._calls.wakeup)
+                    self._limit.start()
                     self._open.set()
                     self._loop()
         finally:
+            self._limit.stop()
+            self._limit.join()
             for socket in self._sockets:
                 socket.close()
             self._open.set()
@@ -199,6 +204,7 @@ class RelayThread(Worker):
             core.tick(now, time.time(), self._read_events())
             if now >= self._tidy_at:
                 self._tidy_at = now + TIDY_S
+                self._limit.raise_if_dead()
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
     def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:

@@ -93,16 +93,20 @@ class AccessList:
     by_key: Mapping[str, User] = field(default_factory=dict)
 
 
-def load_access(path: Path) -> AccessList:
+def load_access(path: Path, *, allow_empty: bool = True) -> AccessList:
     """Read an access list (the users that a server accepts, with their keys and rights) from a TOML file.
 
     Raises:
-        ConfigError: If the file cannot be read or a value in it is invalid. The message names the file, the user and the key.
+        ConfigError: If the file cannot be read, has no text and `allow_empty` is False, or has an invalid value. The message
+            names the file, the user and the key.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"the file has more than {MAX_FILE_BYTES} bytes; shorten it", source=str(path))
-        tables = tomllib.loads(path.read_text())
+        content = path.read_text()
+        if not allow_empty and not content.strip():  # an editor that writes a file in place empties it first
+            raise ConfigError("the file is empty; to remove all users, leave a comment in it: # no users", source=str(path))
+        tables = tomllib.loads(content)
     except OSError as exc:
         remedy = "create one with `rl4sys-learner keys DIR --user NAME`"
         raise ConfigError(f"the list of users cannot be read ({exc.strerror}); {remedy}", source=str(path)) from exc

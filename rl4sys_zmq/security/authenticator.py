@@ -27,6 +27,7 @@ __all__ = ["AccessListWatcher", "Authenticator"]
 log = get_logger(__name__)
 
 POLL_S = 0.1
+SETTLED_LOOKS = 3  # a changed file is read when it has stayed the same for so many looks
 JOIN_S = 2.0
 _numbers = itertools.count()
 
@@ -76,19 +77,23 @@ class AccessListWatcher(Worker):
 
     def run(self) -> None:
         """Check ten times a second if the access list's file has changed, and read the file then. Return after `stop`."""
-        last = self._seen
+        last, looks = self._seen, 0
         while not self._stopping.wait(POLL_S):
             before, last = last, _signature(self._path)
-            if last == self._seen or last != before:
+            looks = looks + 1 if last == before else 0
+            if last == self._seen or looks < SETTLED_LOOKS:
                 continue  # unchanged, or still being written: an incomplete list would lock out users
-            self._seen = last
             self._warn()
             try:
-                access = load_access(self._path)
+                access = load_access(self._path, allow_empty=False)
             except ConfigError as exc:
-                self.problem = str(exc)
-                log.error("the new list of users is invalid, and the old one stays in force: %s", exc)
+                if not isinstance(exc.__cause__, OSError) or not last:
+                    self._seen = last
+                if self.problem != str(exc):
+                    self.problem = str(exc)
+                    log.error("the new list of users is invalid, and the old one stays in force: %s", exc)
                 continue
+            self._seen = last
             names = set(self.access.by_name)
             self.access, self.problem = access, ""
             self.changed(access)

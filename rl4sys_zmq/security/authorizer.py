@@ -113,6 +113,18 @@ class Authorizer:
         return {"limited": f"the key of {user.name} does not have the role admin", "client_ids": client_ids}
 
     @staticmethod
+    def visible_status(user: User | None, report: dict[str, Any]) -> dict[str, Any]:
+        """Return a server's status without the clients for which the user may not act. Totals of the server stay."""
+        if user is None or user.client_ids is None:
+            return report
+
+        def own(by_client: dict[str, Any]) -> dict[str, Any]:
+            return {client_id: part for client_id, part in by_client.items() if user.may_act_for(client_id)}
+
+        relays = [{**relay, "children": own(relay["children"])} for relay in report.get("relays", ())]
+        return {**report, "clients": own(report.get("clients", {})), "relays": relays}
+
+    @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
         """Raise ProtocolError (``IDENTITY``) if the user may not act for this client, a policy with its learner.
 

@@ -247,7 +247,7 @@ def _read(path: Path, *, secret: bool) -> dict[str, object]:
         raise ConfigError("is too long for a key file; give another file", source=source)
     try:
         return tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
         # Without the cause, which would quote a part of the file and so perhaps of the secret.
         raise ConfigError("is damaged (not TOML); copy it again, or create new keys", source=source) from None
 

@@ -9,7 +9,7 @@
   the thread that waits call functions of other threads.
 - `make_socket_folder`: Creates a folder for ipc sockets.
 - `context`, `open_sockets`: The ZeroMQ context of the process, and the number of open sockets. `raise_descriptor_limit`: Permits
-  more of them.
+  more of them. `ConnectionLimitThread`: Closes silent connections, so that descriptors are left for files.
 
 Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket does not reconnect when the name is bound again.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 from rl4sys_zmq.transports.address import Address, make_socket_folder
 from rl4sys_zmq.transports.call_queue import CallQueue
 from rl4sys_zmq.transports.context import context, open_sockets, raise_descriptor_limit
+from rl4sys_zmq.transports.descriptors import RESERVE, ConnectionLimitThread
 from rl4sys_zmq.transports.frames import (
     LARGE_FRAME_BYTES,
     MAX_FRAMES,
@@ -37,6 +38,7 @@ from rl4sys_zmq.transports.wakeup import Wakeup
 
 __all__ = [
     "Address",
+    "ConnectionLimitThread",
     "Frame",
     "Frames",
     "HasFileno",
@@ -47,6 +49,7 @@ __all__ = [
     "MAX_UNGRANTED",
     "MonitorEvent",
     "Poller",
+    "RESERVE",
     "ROUTER_MAX_FRAME_BYTES",
     "Secure",
     "SendResult",

@@ -17,7 +17,7 @@ import zmq
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["TrackedResource", "context", "open_sockets", "raise_descriptor_limit", "track", "untrack"]
+__all__ = ["TrackedResource", "context", "open_sockets", "raise_descriptor_limit", "track", "tracked", "untrack"]
 
 MAX_SOCKETS = 8192
 
@@ -95,6 +95,12 @@ def untrack(socket: TrackedResource) -> None:
         _process.open.discard(socket)
 
 
+def tracked() -> list[TrackedResource]:
+    """Return the open sockets of this process."""
+    with _process.lock:
+        return list(_process.open)
+
+
 def open_sockets() -> int:
     """Return the number of open sockets of this process, for example to find out if a test has left sockets open."""
     with _process.lock:
@@ -118,8 +124,7 @@ def _at_exit() -> None:
     """
     if _process.pid != os.getpid() or _process.context is None:
         return
-    with _process.lock:
-        left = list(_process.open)
+    left = tracked()
     others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
     for socket in left:
         if socket.owner not in others:

@@ -15,7 +15,16 @@ from rl4sys_zmq.transports.binding import SocketBinding
 from rl4sys_zmq.transports.context import TrackedResource, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
-from rl4sys_zmq.transports.peers import SubscriptionControl, connections, cut_off, descriptor_of, host_of, user_of
+from rl4sys_zmq.transports.peers import (
+    SubscriptionControl,
+    connections,
+    cut_off,
+    descriptor_of,
+    host_of,
+    inode,
+    silence_s,
+    user_of,
+)
 
 __all__ = ["Endpoint"]
 
@@ -49,6 +58,7 @@ class Endpoint(TrackedResource):
         self.user = ""
         self._authenticated = False
         self._first: zmq.Frame | None = None
+        self._heard: dict[int, int] = {}
         self._monitor: Monitor | None = None
         self._grants: SubscriptionControl | None = None
         self._closed = False
@@ -209,6 +219,7 @@ class Endpoint(TrackedResource):
         if self._grants is None:
             raise TransportError(f"this {self.role} has no grants; only an xpub created with grants=True has")
         self._grants.grant(topic)
+        self.descriptor()
 
     def cut_off(self) -> bool:
         """Close the connection from which the last message came, for example because its key was revoked. The peer reconnects.
@@ -225,7 +236,15 @@ class Endpoint(TrackedResource):
 
         Return -1 before the first message, on inproc, and on a connecting socket.
         """
-        return -1 if self._binding is None or self._first is None else descriptor_of(self._first)
+        if self._binding is None or self._first is None:
+            return -1
+        descriptor = descriptor_of(self._first)
+        self._heard[descriptor] = inode(descriptor)
+        return descriptor
+
+    def activity(self, descriptor: int) -> tuple[bool, float]:
+        """Return True if a connection is known from `descriptor` or `grant`, and its negative silence in seconds."""
+        return self._heard.get(descriptor) == inode(descriptor), -silence_s(descriptor)
 
     def sender_host(self) -> str:
         """Return the IP address of the peer that sent the last message. Empty before the first message, and on ipc and inproc."""

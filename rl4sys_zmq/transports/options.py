@@ -19,6 +19,7 @@ import zmq
 
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.liveness import RECONNECT_MAX_MS, RECONNECT_MS
+from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context
 
@@ -71,7 +72,7 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
         TransportError: If no file descriptor is left.
     """
     try:
-        raw = context().socket(_KINDS[role])
+        raw = with_descriptor(lambda: context().socket(_KINDS[role]))
     except zmq.ZMQError as exc:
         raise TransportError(f"cannot create a {role}: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,7 +16,20 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["MAX_UNGRANTED", "SubscriptionControl", "connections", "cut_off", "descriptor_of", "host_of", "user_of"]
+__all__ = [
+    "MAX_UNGRANTED",
+    "SubscriptionControl",
+    "connections",
+    "cut_off",
+    "descriptor_of",
+    "host_of",
+    "inode",
+    "open_descriptors",
+    "silence_s",
+    "user_of",
+]
+
+_TCP_TIMES = struct.Struct("=I4xI")  # tcpi_last_data_sent, tcpi_last_data_recv, at 44 in Linux's tcp_info
 
 MAX_UNGRANTED = 64
 """The number of subscriptions that can be refused on one connection before the connection is closed.
@@ -116,33 +131,53 @@ def connections(bound: Address) -> list[int]:
     The list is empty on inproc and on a system without ``/proc``.
     """
     found: list[int] = []
-    if bound.scheme == "inproc":
-        return found
-    with suppress(FileNotFoundError):
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError), _socket_of(int(name)) as connection:
-                if _is_connection_to(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found.append(int(name))
+    for fd in () if bound.scheme == "inproc" else open_descriptors():
+        with suppress(OSError), _socket_of(fd) as connection:
+            if _is_connection_to(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.append(fd)
     return found
+
+
+def open_descriptors() -> list[int]:
+    """Return the open file descriptors of this process. The list is empty on a system without ``/proc``."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except FileNotFoundError:
+        return []
+    except OSError:  # none is left to read the folder with
+        return [fd for fd in range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) if inode(fd)]
+
+
+def silence_s(fd: int) -> float:
+    """Return the time since a TCP connection last sent or received data, in seconds; 0 for another one."""
+    with suppress(OSError, AttributeError, struct.error), _socket_of(fd) as connection:
+        sent_ms, received_ms = _TCP_TIMES.unpack_from(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64), 44)
+        return float(min(sent_ms, received_ms) / 1000)
+    return 0.0
+
+
+def inode(fd: int) -> int:
+    """Return the number that identifies an open connection also after its descriptor is used again; 0 if it is closed."""
+    try:
+        return os.fstat(fd).st_ino
+    except OSError:
+        return 0
 
 
 @contextmanager
 def _socket_of(fd: int) -> Iterator[socket.socket]:
-    """Yield a socket object for a copy of a file descriptor. The descriptor itself stays open.
+    """Yield a socket object for a file descriptor, which stays open. This needs no free descriptor.
 
     Raises:
         OSError: If the descriptor does not exist or is not a socket.
     """
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
-    copy = os.dup(fd)
+    connection = socket.socket(fileno=fd)
     try:
-        connection = socket.socket(fileno=copy)
-    except BaseException:
-        os.close(copy)
-        raise
-    with connection:
         yield connection
+    finally:
+        connection.detach()
 
 
 def _is_connection_to(connection: socket.socket, bound: Address) -> bool:

@@ -124,7 +124,7 @@ def test_memory() -> None:
     training = Training(algorithm="DQN", gradients_per_step=0.25, minibatch=100, replay_steps=1000)
     trained = of("memory", replace(LOAD, training=training)).used
     assert trained == pytest.approx(100e6 + 10 * 70e3 + client + 8 * 40_000 + 2 * 32 * 1000)
-    assert of("open files").used == 2 * 10 + 64
+    assert of("open files").used == 2 * 10 + 64 + 256
 
 
 def test_the_limits_are_those_of_the_learner() -> None:

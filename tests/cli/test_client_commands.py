@@ -249,6 +249,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
     assert "frobnicate" in refused("127.0.0.1:1", "lab", "frobnicate")
     assert "ACTOR_ID" in refused("127.0.0.1:1", "lab", "drop-actor")
     assert "nonsense" in refused("nonsense", "lab", "forget")
+    assert "a: the value is nested too deeply" in refused("127.0.0.1:1", "lab", "set", "a=" + "[" * 100_000)
     assert "which continues if it was received" in refused("127.0.0.1:1", "lab", "forget", "--timeout", "0.2", code=1)
 
 

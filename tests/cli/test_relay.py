@@ -68,4 +68,4 @@ def test_a_relay_has_a_memory_limit_and_descriptors_by_default(
     assert run(monkeypatch, "--max-memory", "0")[0].max_memory_bytes is None
     with caplog.at_level(logging.WARNING):
         run(monkeypatch, limit=1024)
-    assert "enough for 480 children" in caplog.text
+    assert "enough for 352 children" in caplog.text

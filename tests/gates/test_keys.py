@@ -139,6 +139,16 @@ def test_status_is_for_admins(siege: Siege) -> None:
     siege.check({"refused.forbidden": 1, "refused.no_session": 3})
 
 
+def test_an_admin_of_one_client_sees_its_status_alone(siege: Siege) -> None:
+    siege.agent("mallory", client_id="wide", actor_id="other")
+    for ids, seen in ((["lab"], {"lab"}), (["none"], set()), (["*"], {"lab", "wide"})):
+        ring(siege).allow("warden", ["admin"], ids)
+        reload(siege)
+        warden = siege.attacker("warden")
+        warden.say(StatusRequest())
+        assert set(warden.hear(StatusReply).report["clients"]) == seen
+
+
 def test_a_session_is_its_keys_alone(siege: Siege) -> None:
     """A session is bound to its key. Case 8 of test_malicious.py tests a stolen routing id. Here the actor is not live."""
     first = siege.attacker("victim")
@@ -359,6 +369,8 @@ def test_a_mistake_in_the_list_changes_nothing(siege: Siege) -> None:
         (good.replace("client_ids", "clientids", 1), "did you mean 'client_ids'"),
         (good + f"[twin]\nkey = '{ring(siege).pair('good').public}'\nclient_ids = ['*']\nroles = []\n", "the same as"),
         ("a = " + "[" * 5_000, "not TOML"),
+        ("", "the file is empty; to remove all users, leave a comment in it"),
+        (" \n", "the file is empty"),
         (good.replace("submit", "sudo", 1), "sudo"),
     ):
         ring(siege).replace(text)
@@ -373,7 +385,14 @@ def test_a_mistake_in_the_list_changes_nothing(siege: Siege) -> None:
     reload(siege)
     assert siege.status()["security"]["problem"] == ""
     siege.attacker("new").join(actor_id="new")
-    siege.check({"connections.handshake_failed.auth": 5, "security.denied.unlisted": 5})
+    siege.check({"connections.handshake_failed.auth": 7, "security.denied.unlisted": 7})
+
+
+def test_a_list_without_users_is_a_comment(siege: Siege) -> None:
+    ring(siege).replace("# no users\n")
+    until(lambda: siege.status()["security"]["listed"] == 0, "the empty list")
+    assert siege.status()["security"]["problem"] == ""
+    assert siege.attacker("mallory").failure().name == "handshake_failed.auth"
 
 
 def test_a_list_that_is_being_written_is_not_in_force(siege: Siege) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,11 @@ from typing import Any
 
 import pytest
 
-from .conftest import Child, Spawn, join, play
+from rl4sys_zmq.learner.stored_policies import newest_policy
+from rl4sys_zmq.names import is_name
+from rl4sys_zmq.ops.curves import draw_curves, read_curves
+
+from .conftest import Child, Spawn, Tier, join, play
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,7 +37,21 @@ NAMES = (
         "ä" * 200,
         "ä" * 199 + "b",
     ),
+    *("日" * 25, "日" * 199, "😀" * 60, "a" * 149 + "日" * 9, "$^$", "$é_{", "%s%d{0}", "<script>alert(1)<", "-h", "_hidden"),
 )
+
+
+def drawn_names(count: int, seed: int) -> list[str]:
+    """Return valid names, drawn from all of Unicode, of all lengths."""
+    rng = random.Random(seed)
+    names: list[str] = []
+    while len(names) < count:
+        letters = (chr(rng.randrange(sys.maxunicode + 1)) for _ in range(8 * rng.choice((1, 2, 25, 200))))
+        name = "".join(letter for letter in letters if letter.isprintable() and letter not in "/\\:")[:200]
+        names += [name] if is_name(name) and name not in names else []
+    return names
+
+
 OURS = {"config.json", "checkpoints", "dead", "log", "log.jsonl", "tensorboard"}
 STEPS = 4
 
@@ -53,7 +73,7 @@ class Lives:
     def start(self) -> Child:
         """Start the next learner, and check that all acknowledged segments are there."""
         bind = f"ipc://{self._run_dir.parent}/l"
-        self.child = self._spawn("named", {"bind": bind, "run_dir": str(self._run_dir)})
+        self.child = self._spawn("named", {"bind": bind, "run_dir": str(self._run_dir), "config": {"max_clients": 2048}})
         self.address = self.child.hear()["address"]
         clients = self.child.ask("status")["clients"]
         assert {name: clients[name]["accepted"] for name in self.accepted} == self.accepted
@@ -73,26 +93,34 @@ def events_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
     return [found for line in (run_dir / "log.jsonl").read_text().splitlines() if (found := json.loads(line))["event"] == event]
 
 
-def test_a_run_starts_again_whatever_its_clients_are_called(spawn: Spawn, run_dir: Path, report: Callable[..., None]) -> None:
+def test_a_run_starts_again_whatever_its_clients_are_called(
+    spawn: Spawn, run_dir: Path, tier: Tier, seed: int, report: Callable[..., None]
+) -> None:
+    names = (*NAMES, *drawn_names(tier.size(20, 1000), seed))
     lives = Lives(spawn, run_dir)
     lives.start()
-    for name in NAMES:
+    for name in names:
         lives.play(name)
+    assert lives.child.ask("save") is None
     lives.child.kill()
     lives.start()
-    for name in NAMES:
+    for name in names:
         lives.play(name, 1)
     lives.child.end()
+    assert {newest_policy(run_dir, name)[1].origin.client_id for name in names} == set(names)
+    curves = read_curves(run_dir)
+    draw_curves(curves, run_dir.parent / "curves.png")
+    assert len(curves) == len(names)
     lives.start()
     lives.child.end()
 
     found = {path.name for path in run_dir.iterdir() if not path.name.startswith("journal.db")}
-    assert not (found - OURS) & set(NAMES), f"names from outside in the run directory: {sorted(found - OURS)}"
+    assert not (found - OURS) & set(names), f"names from outside in the run directory: {sorted(found - OURS)}"
     assert all(path.is_file() for path in (*run_dir.glob("journal.db*"), run_dir / "config.json", run_dir / "log.jsonl"))
     for folder in ("tensorboard", "checkpoints"):
         folders = [path.name for path in (run_dir / folder).iterdir()]
-        assert len({name.lower() for name in folders}) == len(folders) == len(NAMES)
-    report(names=len(NAMES), segments=sum(lives.accepted.values()), lost=0, lives=3)
+        assert len({name.lower() for name in folders}) == len(folders) == len(names)
+    report(names=len(names), segments=sum(lives.accepted.values()), lost=0, lives=3)
 
 
 def test_what_an_earlier_version_left_in_the_way_is_moved_and_said(

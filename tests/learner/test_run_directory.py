@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner import recorder as recorder_module
 from rl4sys_zmq.learner.log_files import read_log
 from rl4sys_zmq.learner.recorder import NullEventSink, Recorder, RunDirectoryWriter
 from rl4sys_zmq.learner.run_paths import move_old_files
+from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
@@ -89,6 +93,54 @@ def test_a_move_that_is_cut_short_goes_on_at_the_next_start(tmp_path: Path, monk
         assert contents(run) == before
         move_old_files(run)
         assert_tidy(run, before)
+
+
+def test_a_folder_that_was_cut_inside_a_character_gets_its_new_name(tmp_path: Path) -> None:
+    name = "日" * 25
+    old = f"{quote(name)[:150]}{folder_name(name)[-42:]}"
+    for part in ("checkpoints", "best", "tensorboard"):
+        (tmp_path / part / old).mkdir(parents=True)
+    assert old != folder_name(name) and len(move_old_files(tmp_path)) == 3
+    assert {path.name for path in tmp_path.glob("*/*")} == {folder_name(name)}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_whatever_is_in_a_run_directory_a_learner_starts(kind: str, tmp_path: Path) -> None:
+    strange = [
+        b"\xff\xfe",
+        b"%F0%9F",
+        b"%E4%BD",
+        b"a\nb",
+        b"x" * 255,
+        b"%",
+        b"%-",
+        b"%~zz",
+        b"\x1b[31m",
+        b"\xed\xa0\x80",
+        b".tmp-0",
+    ]
+    ours = [
+        b"checkpoints",
+        b"best",
+        b"dead",
+        b"tensorboard",
+        b"log",
+        b"log.jsonl",
+        b"config.json",
+        b"journal.db",
+        b"journal.marks",
+    ]
+    inside = [f"{part}/".encode() + name for part in ("checkpoints", "best", "dead", "tensorboard", "log") for name in strange]
+    runs = [[*strange, *inside], *([name] for name in ours)]
+    for number, names in enumerate(runs):
+        run = tmp_path / str(number)
+        for name in names:
+            path = run / os.fsdecode(name)
+            (path if kind == "folder" else path.parent).mkdir(parents=True, exist_ok=True)
+            if kind == "file":
+                path.touch()
+        with Learner(LearnerConfig(bind="inproc://*", run_dir=run)) as learner:
+            assert learner.status()["clients"] == {}
 
 
 def test_events_of_the_same_name_do_not_replace_each_other(tmp_path: Path) -> None:

@@ -92,6 +92,14 @@ def test_a_client_that_begins_again_without_a_checkpoint_has_a_new_curve(tmp_pat
     assert curve.steps.tolist() == [5]
 
 
+def test_a_name_is_drawn_as_text_and_never_hidden(tmp_path: Path) -> None:
+    names = ["$^$", "$é_{", "_hidden", "日本"]
+    write_log(tmp_path, *(metrics(1.0, (8.0, 8.0), client=name) for name in names))
+    curves = read_curves(tmp_path)
+    draw_curves(curves, tmp_path / "curves.png")
+    assert len(curves) == 4 and (tmp_path / "curves.png").stat().st_size
+
+
 def test_the_time_without_a_learner_is_left_out(tmp_path: Path) -> None:
     joined = {"t": 100.0, "event": "actor_joined", "client_id": "luna", "actor_id": "a"}
     run = write_log(

@@ -74,7 +74,7 @@ class RemoteWorkerStart:
         """
         try:
             found: Any = json.loads(text)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ConfigError(f"the start data of a worker are not JSON: {exc}; pass the result of to_json unchanged") from exc
         if not isinstance(found, dict):
             raise ConfigError(f"the start data of a worker are a {type(found).__name__}; expected the result of to_json")

@@ -1,0 +1,91 @@
+"""A limit on the connections of a process, so that file descriptors are left for its files.
+
+libzmq accepts connections until no descriptor is left. Nothing in this module fails then.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports.context import tracked
+from rl4sys_zmq.transports.endpoint import Endpoint
+from rl4sys_zmq.transports.peers import open_descriptors
+
+__all__ = ["RESERVE", "ConnectionLimitThread"]
+
+log = get_logger(__name__)
+
+RESERVE = 256
+"""The number of descriptors that connections leave free; a quarter of the limit if that is less."""
+
+LOOK_S = 0.02
+WARN_S = 60.0
+
+
+class ConnectionLimitThread(Worker):
+    """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
+
+    It closes connections that have completed no message first, and among these the ones that are silent for longest. Others are
+    closed only if all connections together use half of the limit. Their peers reconnect, and lose nothing.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        """Create the thread object, which adds the closed connections to the counter ``connections.shed``."""
+        super().__init__("rl4sys-connections")
+        self._counters = counters
+        self._is_scarce, self._warn_at = False, 0.0
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Check the descriptors every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
+        while not self._stopping.wait(LOOK_S / 4 if self._is_scarce else LOOK_S):
+            self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    def stop(self) -> None:
+        """Ask the thread to end, without waiting for its end."""
+        self._stopping.set()
+
+    def look(self, limit: int) -> None:
+        """Close connections if too few descriptors below `limit` are free."""
+        reserve = min(RESERVE, limit // 4)
+        if limit < 0 or (not self._is_scarce and _lowest_free(limit) < limit - 2 * reserve):
+            return  # there is no limit; or descriptors with low numbers, which are used first, are free
+        used = len(open_descriptors())
+        self._is_scarce = used >= limit - 2 * reserve
+        if used <= limit - reserve:
+            return
+        closed = _shed(used - limit + reserve, reserve, limit // 2)
+        self._counters.add("connections.shed", closed)
+        if time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + WARN_S
+            done = f"{closed} silent connections were closed" if closed else "this program has opened them as files"
+            log.warning("%d of %d file descriptors are in use; %s; raise the limit with ulimit -n", used, limit, done)
+
+
+def _lowest_free(limit: int) -> int:
+    """Return the lowest free descriptor, or the limit if there is none."""
+    try:
+        free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return limit
+    os.close(free)
+    return free
+
+
+def _shed(count: int, more: int, keep: int) -> int:
+    """Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`.
+
+    Close up to `more` further ones that have completed no message, since each search is expensive beside a flood.
+    """
+    sockets = [socket for socket in tracked() if isinstance(socket, Endpoint)]
+    found = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
+    found.sort(key=lambda entry: entry[:2])
+    silent = sum(not heard for heard, _, _, _ in found)
+    most = max(min(silent, count + more), min(count, len(found) - keep))
+    return sum(socket.cut(fd) for _, _, fd, socket in found[:most])

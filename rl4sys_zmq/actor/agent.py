@@ -222,11 +222,14 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             action.stamp is writer.stamp  # an ordinary next step, chosen by the same policy version as the one before
             and traj.episodes is self._episodes
             and action.writer is None
-            and action.raw is not None
             and not traj.completed
+            and writer.steps < writer.limit
+            and (requested := traj.requested)
+            and requested[0] is action  # no action before it was requested and not added
         ):
             writer.write(action)
             traj.last = action
+            requested.popleft()
         else:
             self._episodes.add(traj, action)
 

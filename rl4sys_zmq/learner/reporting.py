@@ -140,6 +140,7 @@ class LearnerThreadReporter:
         self._evaluations: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
         self._lags = np.zeros(len(LAG_LIMITS) + 1, np.int64)
         self._gathers = False
+        self._overridden_steps = 0
         self._reported_at = self._metrics_at = self._began = 0.0
 
     @property
@@ -237,6 +238,11 @@ class LearnerThreadReporter:
             length: Its length in steps.
         """
         self._evaluations.append([version, total, length])
+
+    def overridden(self, steps: int) -> None:
+        """Count steps whose actions the host overrode, since the start of the thread, for the next report of metrics."""
+        self._overridden_steps += steps
+        self.scalars["charts/overridden_steps"] = self._overridden_steps
 
     def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """Count segments that the algorithm has observed, for the next report of metrics.

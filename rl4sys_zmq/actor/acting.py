@@ -286,14 +286,14 @@ class ActionSelector:
                 if policy is not None and thread.policy is policy and hypot(*observation.tolist()) <= LARGEST_FLOAT32:
                     try:
                         raw, act, log_prob = thread.act(observation, None)
+                        if isfinite(log_prob):
+                            action = new_action(observation, raw, act, log_prob, thread.stamp, None)
+                            if self._keeps_last:
+                                thread.last_act = copy_tree(act)
+                        else:
+                            action = self._fallback.for_unusable(policy, traj, observation, None)
                     except FLOAT_ERRORS:
                         return self._request(traj, obs, mask)
-                    if isfinite(log_prob):
-                        if self._keeps_last:
-                            thread.last_act = copy_tree(act)
-                        action = new_action(observation, raw, act, log_prob, thread.stamp, None)
-                    else:
-                        action = self._fallback.for_unusable(policy, traj, observation, None)
                     traj.requested.append(action)
                     return traj, action
         return self._request(traj, obs, mask)

@@ -48,11 +48,12 @@ class RL4SysTrajectory:
     # learner has permitted the steps of the open segment. `marked` is the action with which the episode was ended.
     # `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of earlier segments. `requested` has
     # the actions that were requested and not added so far, in order, after those of the ended trajectory that this one replaces.
-    # `first` is the first action that was requested for this trajectory itself.
+    # `first` is the first action that was requested for this trajectory itself. `cut_index` is the index of the last cut segment.
     __slots__ = (
         "cap_left",
         "closed",
         "completed",
+        "cut_index",
         "episode_id",
         "episodes",
         "first",
@@ -80,6 +81,7 @@ class RL4SysTrajectory:
         self.selected_under: Policy | None = None
         self.state: Any = None
         self.cap_left = cap
+        self.cut_index = -2  # nothing was cut so far
         self.has_credit = False
         self.requested: deque[RL4SysAction] = deque()
         self.first: RL4SysAction | None = None
@@ -272,7 +274,7 @@ class TrajectoryManager:
         # or passes them on, and never does both.
         writer.capped = capped
         traj.steps_before += writer.steps
-        traj.cap_left, traj.writer = left, after
+        traj.cap_left, traj.writer, traj.cut_index = left, after, writer.segment_index
         traj.has_credit, traj.selected_under = False, None
         self._pending.close(traj.closed, writer)
         return after
@@ -387,7 +389,7 @@ class TrajectoryManager:
         traj.closed.lost = True
         if traj.writer.steps:
             self.cut(traj, first.obs, first.mask, follows=False)
-        elif traj.steps_before:
+        elif traj.writer.segment_index == traj.cut_index + 1:  # the segment was cut between the two steps
             traj.writer.segment_index += 1
 
     def _refuse_late(self, problem: str, remedy: str) -> None:

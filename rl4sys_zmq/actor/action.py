@@ -15,6 +15,7 @@ from rl4sys_zmq.values.trees import Tree, flatten
 
 __all__ = ["RL4SysAction", "add_leading_axis", "as_reward", "lock", "new_action", "new_actions"]
 
+_INT64 = np.int64
 LARGEST = float(np.finfo(np.float32).max)
 """The largest reward that a float32 column can hold."""
 LEAST = -LARGEST
@@ -180,7 +181,7 @@ def new_action(
     action.obs = observation
     action.raw = raw
     action._act = act
-    if type(act) is not np.int64 and raw is not None:  # a fallback action can be the host's own array
+    if type(act) is not _INT64 and raw is not None:  # a fallback action can be the host's own array
         lock(act)
     action.log_prob = log_prob
     action.stamp = stamp
@@ -221,7 +222,7 @@ def new_actions(
         action.obs = observation
         action.raw = raw
         action._act = act
-        if type(act) is not np.int64:
+        if type(act) is not _INT64:
             lock(act)
         action.log_prob = log_prob
         action.stamp = stamp

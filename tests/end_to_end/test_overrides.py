@@ -5,17 +5,19 @@ The observation of a step has its number, so each transition that the learner se
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage
 from rl4sys_zmq.learner.training import UpdateRunner
 from rl4sys_zmq.ops.report import conservation_error, report_lines
@@ -147,8 +149,13 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any]]] = {
     "SAC": ("SAC", PAD, {k: v for k, v in DQN.items() if k != "n_step"}, {}),
     "GRU": ("PPO", DiscreteSpace(3), {k: v for k, v in PPO.items() if k != "hidden_sizes"} | GRU, {}),
     "ONNX": ("PPO", DiscreteSpace(3), {k: v for k, v in PPO.items() if k != "hidden_sizes"} | {"network": "cnn"}, {}),
-    "remote": ("DQN", DiscreteSpace(3), DQN, {"inference": "remote"}),
-    "remote, Box": ("SAC", PAD, {k: v for k, v in DQN.items() if k != "n_step"}, {"inference": "remote"}),
+    "remote": ("DQN", DiscreteSpace(3), DQN, {"inference": "remote", "inference_timeout_s": 20.0}),
+    "remote, Box": (
+        "SAC",
+        PAD,
+        {k: v for k, v in DQN.items() if k != "n_step"},
+        {"inference": "remote", "inference_timeout_s": 20.0},
+    ),
 }
 
 
@@ -171,7 +178,6 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Segment]]:
 def test_the_learners_transitions_are_those_of_the_environment(
     inproc_lab: Lab, observed: list[Segment], monkeypatch: pytest.MonkeyPatch, case: str, width: int, lag: int
 ) -> None:
-    """For a larger test, set STEPS. The network of "GRU" and "ONNX" is recurrent or convolutional."""
     pytest.importorskip("torch")
     image = case == "ONNX"
     if image:
@@ -207,7 +213,7 @@ def test_the_learners_transitions_are_those_of_the_environment(
         check_rows(memories[0], log, host.number_of, int(parameters.get("n_step", 1)))
 
 
-STEPS = 10_000
+STEPS = 10_000 if os.environ.get("RL4SYS_SOAK") else 240
 
 
 def check_rows(memory: ReplayMemory, log: Log, number_of: Any, n_step: int) -> None:
@@ -222,9 +228,7 @@ def check_rows(memory: ReplayMemory, log: Log, number_of: Any, n_step: int) -> N
         assert number in log.terminal or (1 <= len(through) <= n_step and all(n in log.actions for n in through))
 
 
-def test_a_plug_in_policy_without_the_method_records_an_unknown_log_probability(
-    inproc_lab: Lab, observed: list[Segment]
-) -> None:
+def test_a_plug_in_policy_without_the_method_records_an_unknown_log_probability(inproc_lab: Lab, observed: list[Segment]) -> None:
     register_algorithm("SOFT", FakeAlgorithm.factory("offpolicy", steps_per_update=4, rollout_length=4))
     agent = inproc_lab.agent(inproc_lab.learner(), algorithm_name="SOFT")
     stamp = None
@@ -242,3 +246,34 @@ def test_a_plug_in_policy_without_the_method_records_an_unknown_log_probability(
     agent.flush(20.0)
     assert [(s.source, s.steps) for s in observed] == [("", 1), ("rule", 1), ("", 2)]
     assert np.isnan(observed[1].log_probs).all()
+
+
+def test_spool_journal_and_counts_keep_overridden_steps_over_a_restart(inproc_lab: Lab, tmp_path: Path) -> None:
+    """An on-policy algorithm waits for its batch. After the restart, the segments have their sources and get their verdicts."""
+    register_algorithm("WAITS", FakeAlgorithm.factory(steps_per_update=1 << 20, rollout_length=4))
+    address, options = inproc_lab.new_address(), {"algorithm_name": "WAITS", "spool": str(tmp_path / "spool")}
+
+    def play(agent: Any) -> None:
+        traj: Any = None
+        for step in range(6):
+            traj, action = agent.request_for_action(traj, np.full(4, step, np.float32))
+            if step in (2, 3):
+                action.override(1, source="rule")
+            agent.add_to_trajectory(traj, action)
+            action.update_reward(0.0)
+        agent.mark_end_of_trajectory(traj, action)
+
+    with Learner(LearnerConfig(bind=address, run_dir=tmp_path / "run")) as first:
+        agent = inproc_lab.agent(first, **options)
+        play(agent)
+        agent.flush(20.0)
+    play(agent)
+    agent.close(0.0)
+    with Learner(LearnerConfig(bind=address, run_dir=tmp_path / "run")) as second:
+        again = inproc_lab.agent(second, **options)
+        again.flush(20.0)
+        second.drain(timeout_s=20.0)
+        client = second.status()["clients"]["lab"]
+        assert (client["accepted"], client["verdicts"]["trained"], client["verdicts"]["overridden"]) == (6, 4, 2)
+        assert conservation_error(client) == ""
+        again.close()

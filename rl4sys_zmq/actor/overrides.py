@@ -58,7 +58,8 @@ class ActionOverrider:
         done = self._checked(act, step.mask)
         if step.raw is not None:
             stamp = step.stamp
-            policy, sampler = stamp.policy(), stamp.sampler
+            policy: Any = stamp.policy()
+            sampler = stamp.sampler
             if isinstance(policy, AssessingPolicy) and sampler is not None:
                 raw, log_prob = policy.assess(done, step.obs, step.mask, sampler, state)
             else:

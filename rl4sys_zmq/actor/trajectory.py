@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -355,9 +355,7 @@ class TrajectoryManager:
             self._leave_gap(traj, action)
             traj.requested.popleft()
             return
-        if action.source:
-            self._counters.add("overridden_steps")
-            traj.closed.overridden = True
+        self._note_source(traj, action)
         writer = traj.writer
         if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
             writer = traj.writer = self._new_writer(min(self.rollout, traj.cap_left), 0)
@@ -378,11 +376,17 @@ class TrajectoryManager:
         if action not in requested:
             return False
         if requested[0] is not action:
-            if traj.steps or traj.first not in requested or requested.index(traj.first) < requested.index(action):
+            begun = traj.steps or traj.first is None or traj.first not in requested
+            if begun or requested.index(cast(RL4SysAction, traj.first)) < requested.index(action):
                 self._leave_gap(traj, requested[0])
             while requested[0] is not action:
                 requested.popleft()
         return True
+
+    def _note_source(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+        if action.source:
+            self._counters.add("overridden_steps")
+            traj.closed.overridden = True
 
     def _leave_gap(self, traj: RL4SysTrajectory, first: RL4SysAction) -> None:
         """Let the next step of a trajectory not follow its last one. `first` is the first action that is not recorded."""
@@ -414,6 +418,7 @@ class TrajectoryManager:
         """
         if self._lenient and self._pending.join(traj.closed, action, self._context.longest_segment):
             traj.steps_before += 1
+            self._note_source(traj, action)
         else:
             problem = "an action was added after the end of its trajectory"
             self._refuse_late(problem, "this trajectory has ended; request_for_action starts another")

@@ -185,7 +185,12 @@ def test_the_learners_transitions_are_those_of_the_environment(
     algorithm, actions, parameters, options = CASES[case]
     memories: list[ReplayMemory] = []
     add = ReplayMemory.add
-    monkeypatch.setattr(ReplayMemory, "add", lambda self, segment: (memories.append(self), add(self, segment))[1])
+
+    def note(self: ReplayMemory, segment: Segment) -> None:
+        memories.append(self)
+        add(self, segment)
+
+    monkeypatch.setattr(ReplayMemory, "add", note)
     learner = inproc_lab.learner(torch_threads=1, inference="auto")
     space = BoxSpace((3, 36, 36), "|u1", 0, 255) if image else BoxSpace((4,), low=-1e6, high=1e6)
     agent = inproc_lab.agent(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -65,6 +65,7 @@ def test_it_knows_its_own_choices(name: str, masked: bool) -> None:
     spec = SPECS[name]
     policy, rng = policy_of(spec), RandomSource(2, place=0.5)
     assert isinstance(policy, AssessingPolicy)
+    policy = cast(Any, policy)
     mask = None
     if masked:
         if spec.action_space not in (FEW, MANY):

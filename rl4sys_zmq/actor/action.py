@@ -37,10 +37,11 @@ class RL4SysAction(EpisodeStep):
             then ends the trajectory.
     """
 
-    __slots__ = ("_act", "done")
+    __slots__ = ("env_act", "done")
 
+    # `env_act` is internal: `act`, which `override` replaces.
     # No constructor: the call would cost as much time as setting all attributes. `new_action` and `new_actions` create actions.
-    _act: Any
+    env_act: Any
     done: bool
 
     @property
@@ -49,7 +50,7 @@ class RL4SysAction(EpisodeStep):
 
         The array has a leading axis of 1 if the observation had one. To do another action, call `override`.
         """
-        return self._act
+        return self.env_act
 
     @act.setter
     def act(self, act: object) -> None:
@@ -85,9 +86,9 @@ class RL4SysAction(EpisodeStep):
             if self.writer is None:  # unrecorded; another stamp, so that `add_to_trajectory` looks at it
                 self.raw, self.stamp = None, replace(self.stamp)
             return
-        before = self._act
-        self._act = done[None] if isinstance(before, np.ndarray) and np.ndim(before) > np.ndim(done) else done
-        lock(self._act)
+        before = self.env_act
+        self.env_act = done[None] if isinstance(before, np.ndarray) and np.ndim(before) > np.ndim(done) else done
+        lock(self.env_act)
 
     @property
     def _state_before(self) -> Any:
@@ -180,7 +181,7 @@ def new_action(
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
-    action._act = act
+    action.env_act = act
     if type(act) is not _INT64 and raw is not None:  # a fallback action can be the host's own array
         lock(act)
     action.log_prob = log_prob
@@ -193,8 +194,8 @@ def new_action(
 
 def add_leading_axis(action: RL4SysAction, leading: bool) -> None:
     """Add a leading axis of 1 to the action for the environment, if `leading` is true and it is an array."""
-    if leading and isinstance(action._act, np.ndarray):
-        action._act = action._act[None]
+    if leading and isinstance(action.env_act, np.ndarray):
+        action.env_act = action.env_act[None]
 
 
 def lock(act: Tree) -> None:
@@ -221,7 +222,7 @@ def new_actions(
         action = RL4SysAction()
         action.obs = observation
         action.raw = raw
-        action._act = act
+        action.env_act = act
         if type(act) is not _INT64:
             lock(act)
         action.log_prob = log_prob

@@ -155,8 +155,8 @@ def _action(
 ) -> ExtraColumnAction:
     action = ExtraColumnAction()
     action.obs = observation
-    action.raw, action._act, action.log_prob, action.columns, action.state = choice
-    lock(action._act)
+    action.raw, action.env_act, action.log_prob, action.columns, action.state = choice
+    lock(action.env_act)
     action.before = before
     action.stamp = thread.stamp
     action.mask = mask
@@ -242,6 +242,6 @@ def recorded_actions(writer: SegmentWriter, owner: AgentIdentity, known: Iterabl
 def _recorded_action(writer: SegmentWriter, row: int, owner: AgentIdentity) -> RL4SysAction:
     action = ExtraColumnAction() if isinstance(writer, ExtraColumnSegmentWriter) else RL4SysAction()
     writer.read(row, action, owner)
-    action._act, action.done = action.raw, False
-    lock(action._act)
+    action.env_act, action.done = action.raw, False
+    lock(action.env_act)
     return action

@@ -1,4 +1,4 @@
-"""What was done is what is learned from: random take-overs and skipped actions, compared with the environment's own log.
+"""Random take-overs and skipped actions: what the learner sees is what the environment's own log has.
 
 The observation of a step has its number, so each transition that the learner sees can be looked up in the log.
 """

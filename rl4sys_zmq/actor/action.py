@@ -37,7 +37,7 @@ class RL4SysAction(EpisodeStep):
             then ends the trajectory.
     """
 
-    __slots__ = ("env_act", "done")
+    __slots__ = ("done", "env_act")
 
     # `env_act` is internal: `act`, which `override` replaces.
     # No constructor: the call would cost as much time as setting all attributes. `new_action` and `new_actions` create actions.

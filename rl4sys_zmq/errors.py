@@ -8,7 +8,7 @@
     │   ├── ObservationError        wrong shape or dtype, or not finite
     │   ├── MaskError               wrong shape, or no action is allowed
     │   ├── RewardError             missing at the end, not finite, or too late: its segment was already sent
-    │   ├── ActionError             an action that another agent chose, or that a trajectory already contains
+    │   ├── ActionError             an action of another agent, stored already, too late, or invalid in `override`
     │   └── DataError               data that do not fit a data store (with the key, and both shapes or dtypes)
     ├── CallError                   a call to a service returned no result
     │   ├── CallTimeout             no reply before the deadline (with the stage that was reached)
@@ -138,7 +138,7 @@ class RewardError(BadInput):
 
 
 class ActionError(BadInput):
-    """An action that another agent chose, or that a trajectory already contains."""
+    """An action that another agent chose, that is stored already or comes too late, or that `override` cannot record."""
 
 
 class DataError(BadInput):

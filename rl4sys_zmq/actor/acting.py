@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
+from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import AgentComponents
 from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
+from rl4sys_zmq.actor.overrides import ActionOverrider
 from rl4sys_zmq.actor.recorded import ExtraColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
-from rl4sys_zmq.actor.trajectory import RL4SysTrajectory, TrajectoryManager
+from rl4sys_zmq.actor.trajectory import MAX_REQUESTED, RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
@@ -33,7 +34,7 @@ from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "idle_action", "with_leading_axis"]
+__all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "idle_action"]
 
 
 log = get_logger(__name__)
@@ -62,7 +63,6 @@ class FallbackActions:
         self._context = context
         self._spec = spec
         self._baseline = baseline
-        self._explore = config.explore
         self._on_stale = config.on_stale
         self.max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
         self._recorder = recorder
@@ -122,14 +122,13 @@ class FallbackActions:
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
             thread = context.threads.state
             action: RL4SysAction
+            thread.take(previous)
             if self._recorder is None:
-                stamp = PolicyStamp(previous.generation, previous.version, context.owner)
-                action = new_action(observation, *previous.act(observation, mask, thread.sampler, self._explore), stamp, mask)
+                action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
             else:
-                thread.take(previous)
                 action = self._recorder.choose(thread, None, observation, mask)
             if math.isfinite(action.log_prob):
-                action.act = with_leading_axis(action.act, leading)
+                add_leading_axis(action, leading)
                 return action
         return self._idle_action(observation, mask, leading)
 
@@ -139,7 +138,7 @@ class FallbackActions:
             return self.baseline(observation, mask, leading)
         self._context.counters.add("random_actions")
         act = _random(self._spec, mask, self._context.threads.state.sampler)
-        return self._unstored_action(observation, with_leading_axis(act, leading))
+        return self._unstored_action(observation, act, leading)
 
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the action of the host's fallback function, and count it as ``baseline_actions``.
@@ -151,17 +150,14 @@ class FallbackActions:
 
     def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
-        return self._unstored_action(observation, with_leading_axis(act, leading))
+        return self._unstored_action(observation, act, leading)
 
-    def _unstored_action(self, observation: Tree, act: Any) -> RL4SysAction:
+    def _unstored_action(self, observation: Tree, act: Any, leading: bool = False) -> RL4SysAction:
         policy = self._context.policy
         stamp = PolicyStamp(policy.generation, policy.version, self._context.owner)
-        return new_action(observation, None, act, 0.0, stamp, None)
-
-
-def with_leading_axis(act: Any, leading: bool) -> Any:
-    """Return `act`, with a leading axis of 1 added if `leading` is true and `act` is an array."""
-    return act[None] if leading and isinstance(act, np.ndarray) else act
+        action = new_action(observation, None, act, 0.0, stamp, None)
+        add_leading_axis(action, leading)
+        return action
 
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
@@ -259,6 +255,7 @@ class ActionSelector:
         else:
             self.episodes = before.episodes
             self.episodes.use(spec, self._inputs, rollout)
+        context.owner.overrider = ActionOverrider(spec)
         self._recorder = ExtraColumnActionSelector(spec, context.config.explore) if spec.columns else None
         self._fallback = FallbackActions(context, spec, baseline, self._recorder)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
@@ -277,6 +274,7 @@ class ActionSelector:
                 is self._weight_subscriber.policy  # true only for a running trajectory with an earlier request
                 and traj.episodes is self.episodes
                 and writer.steps < writer.limit
+                and len(traj.requested) < MAX_REQUESTED
                 and (last is None or not last.done)
                 and obs.shape == self._plain_shape
                 and obs.dtype is self._plain_dtype
@@ -288,13 +286,16 @@ class ActionSelector:
                 if policy is not None and thread.policy is policy and hypot(*observation.tolist()) <= LARGEST_FLOAT32:
                     try:
                         raw, act, log_prob = thread.act(observation, None)
-                        if not isfinite(log_prob):
-                            return traj, self._fallback.for_unusable(policy, traj, observation, None)
+                        if isfinite(log_prob):
+                            action = new_action(observation, raw, act, log_prob, thread.stamp, None)
+                            if self._keeps_last:
+                                thread.last_act = copy_tree(act)
+                        else:
+                            action = self._fallback.for_unusable(policy, traj, observation, None)
                     except FLOAT_ERRORS:
                         return self._request(traj, obs, mask)
-                    if self._keeps_last:
-                        thread.last_act = copy_tree(act)
-                    return traj, new_action(observation, raw, act, log_prob, thread.stamp, None)
+                    traj.requested.append(action)
+                    return traj, action
         return self._request(traj, obs, mask)
 
     def _request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -310,8 +311,10 @@ class ActionSelector:
             episodes.owner.refuse(exc)
             episodes.end_done([traj])
             if traj is None or traj.completed:
-                traj = episodes.begin()
-            return traj, self._fallback.for_bad_input(traj)
+                traj = episodes.begin(traj)
+            action = self._fallback.for_bad_input(traj)
+            episodes.note_request(traj, action)
+            return traj, action
         if self._pending.late:
             self._pending.expire()
         episodes.end_done([traj])
@@ -320,10 +323,12 @@ class ActionSelector:
             self._context.admit(episodes.rollout)
             traj.has_credit = True
         try:
-            return traj, self._choose(traj, observation, allowed, leading)
+            action = self._choose(traj, observation, allowed, leading)
         except FLOAT_ERRORS:
             with np.errstate(all="ignore"):
-                return traj, self._choose(traj, observation, allowed, leading)
+                action = self._choose(traj, observation, allowed, leading)
+        episodes.note_request(traj, action)
+        return traj, action
 
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         policy = self._policy_for(traj)
@@ -351,7 +356,7 @@ class ActionSelector:
             action = self._recorder.choose(thread, traj.state, observation, mask)
         if not isfinite(action.log_prob):
             return self._fallback.for_unusable(policy, traj, observation, mask, leading)
-        action.act = with_leading_axis(action.act, leading)
+        add_leading_axis(action, leading)
         if self._keeps_last:
             thread.last_act = copy_tree(action.act)
         return action
@@ -376,16 +381,19 @@ class ActionSelector:
         if thread.calls_until_cut <= 0 or count != thread.batch_width:
             for traj, observation, mask in zip(given, each, rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
-                    episodes.cut(traj, observation, mask)
+                    episodes.cut(traj, *traj.bootstrap(observation, mask))
             context.admit(episodes.rollout * count)
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
         running = episodes.running(given, each, rows, context.policy.generation)
         try:
-            return running, self._choose_batch(running, observations, allowed, each, rows)
+            actions = self._choose_batch(running, observations, allowed, each, rows)
         except FLOAT_ERRORS:
             with np.errstate(all="ignore"):
-                return running, self._choose_batch(running, observations, allowed, each, rows)
+                actions = self._choose_batch(running, observations, allowed, each, rows)
+        for traj, action in zip(running, actions, strict=True):
+            episodes.note_request(traj, action)
+        return running, actions
 
     def _choose_batch(
         self,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.segments import EpisodeStep, PolicyStamp
-from rl4sys_zmq.errors import RewardError
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.errors import ActionError, RewardError
+from rl4sys_zmq.values.trees import Tree, flatten
 
-__all__ = ["RL4SysAction", "as_reward", "new_action", "new_actions"]
+__all__ = ["RL4SysAction", "add_leading_axis", "as_reward", "lock", "new_action", "new_actions"]
 
+_INT64 = np.int64
 LARGEST = float(np.finfo(np.float32).max)
 """The largest reward that a float32 column can hold."""
 LEAST = -LARGEST
@@ -27,8 +29,6 @@ class RL4SysAction(EpisodeStep):
     with the same calls.
 
     Attributes:
-        act: The action for the environment: a numpy integer for Discrete, an array of the space's shape and dtype for Box
-            (with a leading axis of 1 if the observation had one).
         obs: A checked copy of the observation for which the action was chosen: an array, or a tree of arrays.
         log_prob: The log-probability of the raw action (before clipping or squashing) under the policy that chose it.
         mask: A copy of the mask with which the action was chosen: ``[n]`` bool, True where an action was allowed. None if the
@@ -37,11 +37,62 @@ class RL4SysAction(EpisodeStep):
             then ends the trajectory.
     """
 
-    __slots__ = ("act", "done")
+    __slots__ = ("done", "env_act")
 
+    # `env_act` is internal: `act`, which `override` replaces.
     # No constructor: the call would cost as much time as setting all attributes. `new_action` and `new_actions` create actions.
-    act: Any
+    env_act: Any
     done: bool
+
+    @property
+    def act(self) -> Any:
+        """The action for the environment: a numpy integer for Discrete, a read-only array of the space's shape and dtype for Box.
+
+        The array has a leading axis of 1 if the observation had one. To do another action, call `override`.
+        """
+        return self.env_act
+
+    @act.setter
+    def act(self, act: object) -> None:
+        raise ActionError("act cannot be assigned, because the policy's action would be recorded; call action.override(act)")
+
+    @property
+    def source(self) -> str:
+        """The source that was given to `override`; empty if the action was not overridden."""
+        return self.stamp.source
+
+    def override(self, act: object, source: str = "human") -> None:
+        """Record that the host does another action than the policy's. Call this before the action is added to a trajectory.
+
+        `act` then is that action. The learner gets it with its log-probability under the policy, if the policy is in this
+        process and has one, and trains an off-policy algorithm on it. Steps of one source are sent in segments of their own,
+        which an on-policy algorithm leaves out. The return of the episode is not reported, because it is not the policy's. An
+        action that no policy chose (a fallback action) stays unrecorded.
+
+        Args:
+            act: The action that is done instead: an element of the action space that the mask allows, or what converts to it.
+            source: Who or what chose it: 1 to 32 letters, digits, dots, hyphens and underscores, such as ``safety``.
+
+        Raises:
+            ActionError: If `act` or `source` is invalid, or the action is already stored. With ``on_bad_input: drop`` it is
+                counted instead, and an action that is not stored so far stays unrecorded.
+        """
+        owner = self.stamp.owner
+        assert owner.overrider is not None
+        try:
+            done = owner.overrider.override(self, act, source, self._state_before)
+        except ActionError as exc:
+            owner.refuse(exc)
+            if self.writer is None:  # unrecorded; another stamp, so that `add_to_trajectory` looks at it
+                self.raw, self.stamp = None, replace(self.stamp)
+            return
+        before = self.env_act
+        self.env_act = done[None] if isinstance(before, np.ndarray) and np.ndim(before) > np.ndim(done) else done
+        lock(self.env_act)
+
+    @property
+    def _state_before(self) -> Any:
+        return None
 
     @property
     def generation(self) -> int:
@@ -130,13 +181,28 @@ def new_action(
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
-    action.act = act
+    action.env_act = act
+    if type(act) is not _INT64 and raw is not None:  # a fallback action can be the host's own array
+        lock(act)
     action.log_prob = log_prob
     action.stamp = stamp
     action.mask = mask
     action.known_reward = action.writer = None
     action.done = False
     return action
+
+
+def add_leading_axis(action: RL4SysAction, leading: bool) -> None:
+    """Add a leading axis of 1 to the action for the environment, if `leading` is true and it is an array."""
+    if leading and isinstance(action.env_act, np.ndarray):
+        action.env_act = action.env_act[None]
+
+
+def lock(act: Tree) -> None:
+    """Make the arrays of an action read-only: a change in place would not be recorded."""
+    for leaf in flatten(act)[0] if isinstance(act, dict | tuple) else (act,):
+        if isinstance(leaf, np.ndarray):
+            leaf.flags.writeable = False
 
 
 def new_actions(
@@ -156,7 +222,9 @@ def new_actions(
         action = RL4SysAction()
         action.obs = observation
         action.raw = raw
-        action.act = act
+        action.env_act = act
+        if type(act) is not _INT64:
+            lock(act)
         action.log_prob = log_prob
         action.stamp = stamp
         action.mask = mask

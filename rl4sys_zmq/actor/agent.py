@@ -209,24 +209,30 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`. Its reward can be set before or after this call.
 
-        With ``overflow: drop_oldest``, a host that learns rewards late can also add an action after the end of its trajectory.
-        It becomes the step before the one that ended the trajectory, as long as the last steps wait for rewards. After that it
-        is dropped, counted (``late_actions_dropped`` in `stats`) and logged once.
+        Add actions in the order of their requests. Those that were requested before `action` and not added count as skipped: the
+        learner bootstraps at the first of them, and the return of the episode is unknown.
+
+        With ``overflow: drop_oldest``, a host that learns rewards late can also add actions after the end of their trajectory,
+        as long as the step that ended it waits for its reward. An action that comes later, or after a later one, is dropped,
+        counted (``late_actions_dropped`` in `stats`) and logged once.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or, with
-                ``overflow: wait``, the trajectory has ended.
+                ``overflow: wait``, the trajectory has ended or a later action was added.
         """
         writer = traj.writer
         if (
             action.stamp is writer.stamp  # an ordinary next step, chosen by the same policy version as the one before
             and traj.episodes is self._episodes
             and action.writer is None
-            and action.raw is not None
             and not traj.completed
+            and writer.steps < writer.limit
+            and (requested := traj.requested)
+            and requested[0] is action  # no action before it was requested and not added
         ):
             writer.write(action)
             traj.last = action
+            requested.popleft()
         else:
             self._episodes.add(traj, action)
 

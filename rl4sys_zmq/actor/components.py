@@ -8,6 +8,7 @@ import random
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,16 @@ class ThreadState:
             if isinstance(policy, ExtraColumnPolicy):
                 self.step = policy.bind_step(self.sampler, self._explore)
             self.act = bind(policy, self.sampler, self._explore)
-            self.stamp = PolicyStamp(policy.generation, policy.version, self._owner)
+            self.stamp = PolicyStamp(policy.generation, policy.version, self._owner, "", _reference(policy), self.sampler)
             self.policy = policy
+
+
+def _reference(policy: Policy) -> Callable[[], Policy | None]:
+    """Return a weak reference to a policy; a strong one if its class permits no weak one."""
+    try:
+        return weakref.ref(policy)
+    except TypeError:
+        return lambda: policy
 
 
 class CurrentThreadState(threading.local):

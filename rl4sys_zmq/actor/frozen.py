@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.acting import Baseline, idle_action, with_leading_axis
-from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
+from rl4sys_zmq.actor.acting import Baseline, idle_action
+from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.inputs import inputs_for
+from rl4sys_zmq.actor.overrides import ActionOverrider
 from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnActionSelector
-from rl4sys_zmq.actor.segments import AgentIdentity, PolicyStamp
+from rl4sys_zmq.actor.segments import AgentIdentity
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
 from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, check_runtime, read_policy
@@ -110,7 +111,7 @@ class FrozenAgent(Resource):
         seed = seed if seed is not None else random.SystemRandom().getrandbits(128)
         self._owner = AgentIdentity(self._counters, drops_bad_input=False)
         self._threads = CurrentThreadState(seed, itertools.count(), explore, self._owner)
-        self._stamp = PolicyStamp(stored.snapshot.generation, stored.snapshot.version, self._owner)
+        self._owner.overrider = ActionOverrider(stored.spec)
         self._closed = False
 
     # ---- acting
@@ -144,10 +145,10 @@ class FrozenAgent(Resource):
         if self._recorder is not None:
             action = self._recorder.choose(thread, traj.state, observation, allowed)
         else:
-            action = new_action(observation, *thread.act(observation, allowed), self._stamp, allowed)
+            action = new_action(observation, *thread.act(observation, allowed), thread.stamp, allowed)
         if not (isfinite(action.log_prob) and _is_finite(action.raw)):
             action = self._fallback(observation, allowed)
-        action.act = with_leading_axis(action.act, leading)
+        add_leading_axis(action, leading)
         return traj, action
 
     @without_float_errors
@@ -185,7 +186,7 @@ class FrozenAgent(Resource):
         else:
             raws, acts, log_probs = self._policy.act_batch(observations, allowed, thread.sampler, self._explore)
             leaves = leaves_of(self._spec.action_space, "actions")
-            actions = new_actions(each, leaves.rows(raws), leaves.rows(acts), log_probs, self._stamp, rows)
+            actions = new_actions(each, leaves.rows(raws), leaves.rows(acts), log_probs, thread.stamp, rows)
         for index, action in enumerate(actions):
             if not (isfinite(action.log_prob) and _is_finite(action.raw)):
                 actions[index] = self._fallback(each[index], rows[index])
@@ -297,7 +298,7 @@ class FrozenAgent(Resource):
         """
         self._counters.add("policies_not_finite")
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
-        return new_action(observation, None, act, 0.0, self._stamp, mask)
+        return new_action(observation, None, act, 0.0, self._threads.state.stamp, mask)
 
     def _check_open(self) -> None:
         if self._closed:

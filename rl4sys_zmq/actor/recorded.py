@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import RL4SysAction
+from rl4sys_zmq.actor.action import RL4SysAction, lock
 from rl4sys_zmq.actor.segments import AgentIdentity, EpisodeStep, SegmentWriter
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy
@@ -45,6 +45,10 @@ class ExtraColumnAction(RL4SysAction):
     def data(self) -> dict[str, Any]:
         """A new dict with the log-probability ``logp_a`` and the extra columns (values that the policy recorded)."""
         return {**super().data, **self.columns}
+
+    @property
+    def _state_before(self) -> Any:
+        return self.before
 
 
 class ExtraColumnActionSelector:
@@ -151,7 +155,8 @@ def _action(
 ) -> ExtraColumnAction:
     action = ExtraColumnAction()
     action.obs = observation
-    action.raw, action.act, action.log_prob, action.columns, action.state = choice
+    action.raw, action.env_act, action.log_prob, action.columns, action.state = choice
+    lock(action.env_act)
     action.before = before
     action.stamp = thread.stamp
     action.mask = mask
@@ -203,7 +208,7 @@ class ExtraColumnSegmentWriter(SegmentWriter):
 
         Otherwise the step belongs into a new segment.
         """
-        return isinstance(step, ExtraColumnAction) and step.before is self.state
+        return super().continues(step) and isinstance(step, ExtraColumnAction) and step.before is self.state
 
     def read(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
         """Fill `step`, a new `ExtraColumnAction`, with copies of a row. The policy's states become None: rows have none."""
@@ -237,5 +242,6 @@ def recorded_actions(writer: SegmentWriter, owner: AgentIdentity, known: Iterabl
 def _recorded_action(writer: SegmentWriter, row: int, owner: AgentIdentity) -> RL4SysAction:
     action = ExtraColumnAction() if isinstance(writer, ExtraColumnSegmentWriter) else RL4SysAction()
     writer.read(row, action, owner)
-    action.act, action.done = action.raw, False
+    action.env_act, action.done = action.raw, False
+    lock(action.env_act)
     return action

@@ -6,9 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,13 @@ from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.trees import Tree
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.actor.overrides import ActionOverrider
 
 __all__ = ["AgentIdentity", "PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
 
@@ -35,6 +39,9 @@ class AgentIdentity:
     """The agent to which actions and trajectories belong, as they know it. Each agent has one object; objects are not equal.
 
     The agent in a forked child has the same object as in the parent.
+
+    Attributes:
+        overrider: The object that overrides actions. Set before the agent chooses its first action.
     """
 
     def __init__(self, counters: Counters, *, drops_bad_input: bool) -> None:
@@ -45,6 +52,7 @@ class AgentIdentity:
             drops_bad_input: True with ``on_bad_input: drop``.
         """
         self._counters, self._drops_bad_input = counters, drops_bad_input
+        self.overrider: ActionOverrider | None = None
 
     def refuse(self, error: BadInput) -> None:
         """Refuse invalid input of the host: raise `error`, or with ``on_bad_input: drop`` count it as ``bad_input.ERROR``.
@@ -67,11 +75,18 @@ class PolicyStamp:
         generation: The generation of the policy: the number of the learner thread that published it.
         version: The version of the policy: the number of its publication.
         owner: The agent.
+        source: The source of an overridden action, as in `Segment.source`; empty if the policy chose the action.
+        policy: Returns the policy, or None if it is gone or was never here. A strong reference would keep the weights of each
+            version in memory as long as the host keeps an action of it.
+        sampler: The random numbers of the thread; None if the policy was never here.
     """
 
     generation: int
     version: int
     owner: AgentIdentity
+    source: str = ""
+    policy: Callable[[], Policy | None] = field(default=lambda: None, repr=False)
+    sampler: RandomSource | None = None
 
 
 class EpisodeStep:
@@ -117,6 +132,7 @@ class SegmentWriter:
         masks: ``[rows + 1, n]`` bool, None if no step has had a mask.
         stamp: The policy version that chose the last step, None before the first step.
         generation: The number of the learner thread that published the policy of these steps. Set with the first step.
+        source: The source of the actions, as in `Segment.source`. Set with the first step.
         limit: The number of steps at which the segment is complete.
         rows: The number of rows for which the columns have memory. The columns grow when they are full.
         steps: The number of steps written.
@@ -152,6 +168,7 @@ class SegmentWriter:
         "rewards",
         "rows",
         "segment_index",
+        "source",
         "stamp",
         "steps",
         "terminated",
@@ -175,6 +192,7 @@ class SegmentWriter:
         self._view()
         self.stamp: PolicyStamp | None = None
         self.generation = 0
+        self.source = ""
         self.steps = 0
         self.missing = 0
         self.pending: LateRewardQueue | None = None
@@ -194,6 +212,7 @@ class SegmentWriter:
         if stamp is not self.stamp:
             self.stamp = stamp
             self.versions[row:] = stamp.version
+            self.generation, self.source = stamp.generation, stamp.source
         mask = step.mask
         if mask is not None or self.masks is not None:
             self._set_mask(row, mask)
@@ -207,28 +226,11 @@ class SegmentWriter:
         self.steps = row + 1
 
     def continues(self, step: EpisodeStep) -> bool:
-        """Return True if `step` can be the next row of this segment (run of steps); False if it must start a new one.
+        """Return True if `step` can be the next row of this segment, which has steps; False if it must start a new one.
 
-        Always True here. A subclass for policies with a state compares that state.
+        The generation and the source are the same. A subclass for policies with a state also compares that state.
         """
-        return True
-
-    def insert(self, step: EpisodeStep, last: EpisodeStep | None) -> None:
-        """Write a late step into a segment (run of steps) that is closed: before the row of `last`, or at the end.
-
-        `last` is the step with which the host ended the episode. None writes the late step at the end.
-        """
-        bootstrap = self._row(self.steps) if self._bootstrap else None
-        bootstrap_mask = self.masks[self.steps].copy() if self._bootstrap and self.masks is not None else None
-        if last is not None:
-            self.steps -= 1
-            self.missing -= last.known_reward is None
-            self._reward_cells[self.steps] = np.nan
-        self.write(step)
-        if last is not None:
-            self.write(last)
-        if bootstrap is not None:
-            self.close(bootstrap, bootstrap_mask)
+        return self.generation == step.stamp.generation and self.source == step.stamp.source
 
     def set_reward(self, row: int, reward: float, first: bool) -> None:
         """Write the reward of a row. `first` is False if the row already has a reward.
@@ -276,7 +278,7 @@ class SegmentWriter:
         """
         reward = self._reward_cells[row]
         step.obs, step.raw, step.log_prob = self._row(row), _copied_row(self.actions, row), self._log_prob_cells[row]
-        step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner)
+        step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
         step.mask = None if self.masks is None else self.masks[row].copy()
         step.known_reward = None if isnan(reward) else reward
         step.writer, step.row = self, row
@@ -323,6 +325,7 @@ class SegmentWriter:
             self.capped,
             episode_return,
             self.episode_length,
+            source=self.source,
         )
 
     def _row(self, row: int) -> Tree:
@@ -375,15 +378,21 @@ class PendingEpisodeSegments:
         reward_sum: The sum of the rewards in the segments that were already queued for sending.
         lost: True if a segment of the episode was dropped, or a step was not stored. The sum of the episode's rewards is then
             unknown.
+        overridden: True if the host overrode a step. The sum of the episode's rewards is then not the policy's.
+        held: The waiting segment to which the steps in `late` can be added; None if there is none.
+        late: The steps that were requested before the end of the episode and not added so far, and then the last step, which has
+            a segment of its own after `held`.
     """
 
-    __slots__ = ("episode_id", "lost", "reward_sum", "writers")
+    __slots__ = ("episode_id", "held", "late", "lost", "overridden", "reward_sum", "writers")
 
     def __init__(self, episode_id: int) -> None:
         self.episode_id = episode_id
         self.writers: list[SegmentWriter] = []
         self.reward_sum = 0.0
-        self.lost = False
+        self.lost = self.overridden = False
+        self.held: SegmentWriter | None = None
+        self.late: deque[EpisodeStep] = deque()
 
 
 class LateRewardQueue:
@@ -449,40 +458,31 @@ class LateRewardQueue:
             for closed in complete.values():
                 self._release(closed)
 
-    def join(
-        self,
-        closed: PendingEpisodeSegments,
-        writer: SegmentWriter,
-        step: EpisodeStep,
-        last: EpisodeStep | None,
-        episode_steps: int,
-        limit: int,
-    ) -> bool:
-        """Write a late step into the last segment (run of steps) of an ended episode, if that still waits for rewards.
-
-        If the segment had all rewards and waits only for an earlier one, it now waits for the reward of the step too.
+    def join(self, closed: PendingEpisodeSegments, step: EpisodeStep, limit: int) -> bool:
+        """Write a late step of an ended episode into the segment that is held for such steps. It then waits for its reward too.
 
         Args:
             closed: The waiting segments of the episode.
-            writer: The segment.
             step: The step.
-            last: The step with which the host ended the episode. If it is the segment's last row, `step` is inserted before it.
-                Otherwise `step` becomes the last row.
-            episode_steps: The steps of the whole episode, without `step`.
             limit: The longest segment that the learner accepts, in steps.
 
         Returns:
-            True if the step was written. False if the segment was already queued for sending or dropped, is empty or full, or
-            was collected with the policy of another learner thread (generation).
+            True if the step was written. False if there is no such segment any more, if it is full, or if the step does not
+            follow its last one.
         """
         with self._lock:
-            if writer.left or not writer.steps or writer.steps >= limit or writer.generation != step.stamp.generation:
+            held, late = closed.held, closed.late
+            if held is None or late[0] is not step or step is late[-1] or held.steps >= limit:
                 return False
-            is_last = last is not None and last.writer is writer and last.row == writer.steps - 1
-            writer.insert(step, last if is_last else None)
-            writer.episode_length = episode_steps + 1
-            if writer.missing and all(waiting is not writer for _, _, waiting in self.late):
-                self._wait(closed, writer)
+            if step.raw is None or (held.steps and not held.continues(step)):
+                return False
+            held.write(step)
+            late.popleft()
+            held.close(late[0].obs, late[0].mask)
+            last = closed.writers[-1]
+            last.episode_length = (last.episode_length or 0) + 1
+            if held.missing and all(waiting is not held for _, _, waiting in self.late):
+                self._wait(closed, held)
             return True
 
     def expire(self) -> None:
@@ -495,6 +495,7 @@ class LateRewardQueue:
                 writer.left = True
                 closed.lost = True
                 closed.writers.remove(writer)
+                self._end_late(closed)
                 self._outbox.put_items += 1
                 self._outbox.dropped.add("reward_timeout")
                 self._release(closed)
@@ -505,6 +506,14 @@ class LateRewardQueue:
                 "stats()['dropped'] counts further ones", expired[0][2].steps, expired[0][2].missing, self._reward_timeout_s,
             )  # fmt: skip
 
+    def _end_late(self, closed: PendingEpisodeSegments) -> None:
+        """Let no more late steps be added to an episode. If some are missing, leave a gap in the indices after the others."""
+        held, closed.held = closed.held, None
+        if held is not None and len(closed.late) > 1:
+            closed.lost = True
+            for writer in closed.writers:
+                writer.segment_index += writer.segment_index > held.segment_index
+
     def _wait(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
         """Let a segment (run of steps) with a missing reward wait for at most ``reward_timeout_s`` from now."""
         self.late.append((time.monotonic() + self._reward_timeout_s, closed, writer))
@@ -513,8 +522,15 @@ class LateRewardQueue:
         """Queue the episode's closed segments (runs of steps) for sending, in order, up to the first with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers[0]
+            if writer is closed.held:
+                if len(closed.writers) == 1 or closed.writers[1].missing:
+                    return
+                self._end_late(closed)
+            if not writer.steps:
+                del closed.writers[0]
+                continue
             ends, rewards = writer.terminated or writer.truncated, closed.reward_sum + writer.reward_sum
-            total = rewards if ends and not closed.lost else None
+            total = rewards if ends and not (closed.lost or closed.overridden) else None
             segment = writer.build(closed.episode_id, total)
             if self._evaluates and total is not None:
                 segment = evaluation_of(segment)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,12 @@ from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["TrajectoryManager", "RL4SysTrajectory"]
+__all__ = ["MAX_REQUESTED", "TrajectoryManager", "RL4SysTrajectory"]
 
 log = get_logger(__name__)
+
+MAX_REQUESTED = 1024
+"""The largest number of actions of one trajectory that are kept after their request until they are added."""
 
 
 class RL4SysTrajectory:
@@ -42,17 +46,22 @@ class RL4SysTrajectory:
     # `selected_under` is the agent's policy at the time `policy` was selected: as long as the agent has the same policy, `policy`
     # is valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
     # learner has permitted the steps of the open segment. `marked` is the action with which the episode was ended.
-    # `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of earlier segments.
+    # `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of earlier segments. `requested` has
+    # the actions that were requested and not added so far, in order, after those of the ended trajectory that this one replaces.
+    # `first` is the first action that was requested for this trajectory itself. `cut_index` is the index of the last cut segment.
     __slots__ = (
         "cap_left",
         "closed",
         "completed",
+        "cut_index",
         "episode_id",
         "episodes",
+        "first",
         "has_credit",
         "last",
         "marked",
         "policy",
+        "requested",
         "selected_under",
         "state",
         "steps_before",
@@ -72,7 +81,18 @@ class RL4SysTrajectory:
         self.selected_under: Policy | None = None
         self.state: Any = None
         self.cap_left = cap
+        self.cut_index = -2  # nothing was cut so far
         self.has_credit = False
+        self.requested: deque[RL4SysAction] = deque()
+        self.first: RL4SysAction | None = None
+
+    def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
+        """Return the observation and the mask after the last added action: those of the first action that was not added.
+
+        If all were added, return the given ones, those of the present request.
+        """
+        waiting = next((action for action in self.requested if action.writer is None), None)
+        return (observation, mask) if waiting is None else (waiting.obs, waiting.mask)
 
     @property
     def steps(self) -> int:
@@ -122,7 +142,8 @@ class RL4SysTrajectory:
     def is_valid(self) -> bool:
         """Return False if steps of this trajectory are missing in the data for the learner.
 
-        Either their rewards did not come in time, or no policy chose their actions, or `clear` discarded them between others.
+        Either their rewards did not come in time, or no policy chose their actions, or they were requested and not added, or
+        `clear` discarded them between others.
         Actions of different policy versions do not make a trajectory invalid. In RL4Sys, an earlier library with the same
         calls, they do.
         """
@@ -176,9 +197,20 @@ class TrajectoryManager:
         """
         self._spec, self.inputs, self.rollout = spec, inputs, rollout
 
-    def begin(self) -> RL4SysTrajectory:
-        """Return a new trajectory without steps."""
-        return RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
+    def begin(self, ended: RL4SysTrajectory | None = None) -> RL4SysTrajectory:
+        """Return a new trajectory without steps. The remaining actions of the trajectory that has ended can be added to it."""
+        traj = RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
+        if ended is not None:
+            traj.requested.extend(ended.requested)
+        return traj
+
+    def note_request(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+        """Record that an action was requested for `traj`, to notice if it is never added."""
+        if traj.first is None:
+            traj.first = action
+        if len(traj.requested) >= MAX_REQUESTED:
+            del traj.requested[1]  # the first one has the observation after the last added action
+        traj.requested.append(action)
 
     def running(
         self,
@@ -204,12 +236,12 @@ class TrajectoryManager:
         running = []
         for i, traj in enumerate(trajs):
             if traj is None or traj.completed:
-                traj = self.begin()
+                traj = self.begin(traj)
             else:
                 writer = traj.writer
                 steps = writer.steps
                 if steps and (steps >= writer.limit or writer.generation != generation):
-                    self.cut(traj, observations[i], masks[i])
+                    self.cut(traj, *traj.bootstrap(observations[i], masks[i]))
             running.append(traj)
         return running
 
@@ -242,7 +274,7 @@ class TrajectoryManager:
         # or passes them on, and never does both.
         writer.capped = capped
         traj.steps_before += writer.steps
-        traj.cap_left, traj.writer = left, after
+        traj.cap_left, traj.writer, traj.cut_index = left, after, writer.segment_index
         traj.has_credit, traj.selected_under = False, None
         self._pending.close(traj.closed, writer)
         return after
@@ -290,6 +322,9 @@ class TrajectoryManager:
         - No policy chose the action (a fallback action). The action is not stored, and the next step starts the new segment,
           with a gap in the indices. The return of the episode is then unknown.
         - A policy with a state chose the action from another state than the one after the last step.
+        - Actions before it were requested and not added. The indices have a gap too, and the return is unknown.
+        - Its source differs (`RL4SysAction.override`).
+        - The segment is full.
 
         Raises:
             ActionError: As for `RL4SysAgent.add_to_trajectory`.
@@ -306,47 +341,102 @@ class TrajectoryManager:
         if traj.completed:
             self._add_late(traj, action)
             return
-        before, traj.last = traj.last, action
+        if self._stores and not self._skip_to(traj, action):
+            self._refuse_late("an action was added after a later one", "add actions in the order in which they were requested")
+            return
+        traj.last = action
         if isinstance(action, ExtraColumnAction):
             traj.state = action.state
         if not self._stores:
+            traj.requested.clear()
             return
-        writer = traj.writer
         if action.raw is None:  # no policy chose it: it is not stored, so the next step does not follow the last stored one
             self._counters.add("unrecorded_actions")
-            traj.closed.lost = True
-            if writer.steps:
-                self.cut(traj, action.obs, action.mask, follows=False)
-            elif before is not None and before.raw is not None:  # the segment was cut between the two
-                writer.segment_index += 1
+            self._leave_gap(traj, action)
+            traj.requested.popleft()
             return
-        if not writer.steps:
-            if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
-                writer = traj.writer = self._new_writer(min(self.rollout, traj.cap_left), 0)
-                traj.closed.lost = True
-            writer.generation = action.generation
-        elif writer.generation != action.generation or not writer.continues(action):
+        self._note_source(traj, action)
+        writer = traj.writer
+        if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
+            writer = traj.writer = self._new_writer(min(self.rollout, traj.cap_left), 0)
+            traj.closed.lost = True
+        if writer.steps and (writer.steps >= writer.limit or not writer.continues(action)):
             writer = self.cut(traj, action.obs, action.mask)
-            writer.generation = action.generation
         writer.write(action)
+        traj.requested.popleft()
+
+    def _skip_to(self, traj: RL4SysTrajectory, action: RL4SysAction) -> bool:
+        """Make `action` the first of ``traj.requested``. Leave a gap for the actions before it, which were never added.
+
+        Return False if `action` was passed over already.
+        """
+        requested = traj.requested
+        while requested and requested[0].writer is not None:  # a signal handler has raised after the write
+            requested.popleft()
+        if action not in requested:
+            return False
+        if requested[0] is not action:
+            begun = traj.steps or traj.first is None or traj.first not in requested
+            if begun or requested.index(cast(RL4SysAction, traj.first)) < requested.index(action):
+                self._leave_gap(traj, requested[0])
+            while requested[0] is not action:
+                requested.popleft()
+        return True
+
+    def _note_source(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+        if action.source:
+            self._counters.add("overridden_steps")
+            traj.closed.overridden = True
+
+    def _leave_gap(self, traj: RL4SysTrajectory, first: RL4SysAction) -> None:
+        """Let the next step of a trajectory not follow its last one. `first` is the first action that is not recorded."""
+        traj.closed.lost = True
+        if traj.writer.steps:
+            self.cut(traj, first.obs, first.mask, follows=False)
+        elif traj.writer.segment_index == traj.cut_index + 1:  # the segment was cut between the two steps
+            traj.writer.segment_index += 1
+
+    def _refuse_late(self, problem: str, remedy: str) -> None:
+        """Count an action that comes too late to be stored, and log the first one.
+
+        Raises:
+            ActionError: Always with ``overflow: wait``.
+        """
+        if not self._lenient:
+            raise ActionError(f"{problem}; {remedy}")
+        if not self._counters.get("late_actions_dropped"):
+            log.warning("%s and is dropped; the counter is late_actions_dropped", problem)
+        self._counters.add("late_actions_dropped")
 
     def _add_late(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action of an ended episode, if the last steps of the episode still wait for rewards.
+        """Store an action of an ended episode, if the step that ended it still waits for its reward.
 
         Otherwise, drop the action and count it.
 
         Raises:
             ActionError: Always with ``overflow: wait``. Such a host adds its actions before the end.
         """
-        if not self._lenient:
-            raise ActionError("this trajectory has ended; request_for_action starts another")
-        writer = traj.writer
-        joins = self._stores and action.raw is not None and type(writer) is SegmentWriter
-        if joins and self._pending.join(traj.closed, writer, action, traj.marked, traj.steps, self._context.longest_segment):
+        if self._lenient and self._pending.join(traj.closed, action, self._context.longest_segment):
+            traj.steps_before += 1
+            self._note_source(traj, action)
+        else:
+            problem = "an action was added after the end of its trajectory"
+            self._refuse_late(problem, "this trajectory has ended; request_for_action starts another")
+
+    def _expect_late(self, traj: RL4SysTrajectory, last: RL4SysAction) -> None:
+        """Keep the trajectory's segment open for the actions that were requested before `last`, and not added so far.
+
+        They can be added until the reward of `last`, which ends the episode, has come.
+        """
+        requested = list(traj.requested)
+        if last.raw is None or last not in requested or not traj.writer.limit:
             return
-        if not self._counters.get("late_actions_dropped"):
-            log.warning("an action was added after the end of its trajectory and is dropped; the counter is late_actions_dropped")
-        self._counters.add("late_actions_dropped")
+        first = requested.index(traj.first) if traj.first in requested else 0
+        late = [action for action in requested[first : requested.index(last) + 1] if action.writer is None]
+        if len(late) > 1:
+            traj.closed.late, traj.closed.held = deque(late), traj.writer
+            self.cut(traj, late[0].obs, late[0].mask)
+            traj.requested = deque(requested[requested.index(last) :])
 
     def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
         """Return the observation after the last step of an episode that was ended from outside, and its mask or None.
@@ -401,17 +491,24 @@ class TrajectoryManager:
             return
         final, allowed = self._final_observation(final_obs, final_mask) if truncated and self._stores else (None, None)
         if action is not None and action.writer is None and action is not traj.last:
+            if self._lenient and self._stores:
+                self._expect_late(traj, action)
             self.add(traj, action)
         writer = traj.writer
         if self._stores and traj.steps:
             self._check_rewards([*traj.closed.writers, writer])
             if writer.steps:  # an empty one follows an automatic cut after the last step: the segment before it was the last
+                after, its_mask = traj.bootstrap(None, None)
+                if after is not None and (action is None or action is not traj.last):  # the last steps are not recorded
+                    truncated, final, allowed, traj.closed.lost = True, after, its_mask, True
                 if action is not None:
                     action.done = True
                 writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
                 if truncated and final is None:
                     final, allowed = writer.last_observation, writer.last_mask  # the best estimate
                 writer.close(final, allowed)
+        if traj.closed.overridden:
+            self._counters.add("overridden_episodes")
         traj.completed = True
         traj.marked = action
         traj.selected_under = traj.policy = None

@@ -144,6 +144,7 @@ class LearnerThreadReporter:
         self._rewards: deque[tuple[int, float]] = deque()
         self._reward_steps = 0
         self._gathers = False
+        self._overridden_steps = 0
         self._reported_at = self._metrics_at = self._began = 0.0
 
     @property
@@ -241,6 +242,11 @@ class LearnerThreadReporter:
             length: Its length in steps.
         """
         self._evaluations.append([version, total, length])
+
+    def overridden(self, steps: int) -> None:
+        """Count steps whose actions the host overrode, since the start of the thread, for the next report of metrics."""
+        self._overridden_steps += steps
+        self.scalars["charts/overridden_steps"] = self._overridden_steps
 
     def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64], reward: float) -> None:
         """Count segments that the algorithm has observed, for the next report of metrics.

@@ -319,7 +319,7 @@ class TrainLoop:
         if not careful:
             self._suspects.note(key, first, end)
         refused, bad = message.refused, message.bad | self._suspects.reasons(key, batch.first_seq, end)
-        evaluations = batch.evaluations
+        evaluations, onpolicy = batch.evaluations, self._algorithm.kind == "onpolicy"
         for place, is_late in enumerate(late[start:].tolist(), start):
             seq = batch.first_seq + place
             if place in refused:
@@ -329,6 +329,9 @@ class TrainLoop:
             elif place in evaluations:
                 self._record_verdict(key, seq, seq + 1, Verdict.EVALUATED)
                 self._reporter.evaluated(*evaluations[place])
+            elif onpolicy and message.segments[place].source:
+                self._record_verdict(key, seq, seq + 1, Verdict.OVERRIDDEN)
+                self._reporter.overridden(int(batch.steps[place]))
             elif drops and is_late:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
             else:
@@ -342,12 +345,14 @@ class TrainLoop:
                     continue
                 self._rejected_in_a_row = 0
                 observed.append(place)
+                if message.segments[place].source:
+                    self._reporter.overridden(int(batch.steps[place]))
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
         taken = [one for one in range(start, place + 1) if one not in refused]
         self._reporter.taken_items += len(taken)
         self._reporter.taken_steps += int(batch.steps[taken].sum())
-        if self._algorithm.kind == "onpolicy":
+        if onpolicy:
             self._suspects.clear()
         self._progress.take(key, first, batch.first_seq + place + 1)
         self._note(message, lags, observed)
@@ -420,7 +425,7 @@ class TrainLoop:
             key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
             first: Sequence number of the first segment.
             end: Sequence number after the last segment.
-            verdict: The verdict: trained, stale (too old), quarantined (unfit) or refused.
+            verdict: The verdict, such as ``trained``.
             reason: The reason, for quarantined segments; else empty.
             replaces: The verdict that the segments had before; empty if this is their first verdict.
         """

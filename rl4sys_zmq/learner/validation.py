@@ -295,6 +295,8 @@ def content_error(segment: Segment, rules: SegmentContentRules) -> str:
     acted = schema.actions.leaves
     columns.update(zip(acted.names, acted.flatten(segment.actions), strict=True))
     columns.update({name: getattr(segment, name) for name in _NUMBERS})
+    if segment.source:  # NaN: unknown; minus infinity: the policy never takes the action
+        columns["log_probs"] = np.where(segment.log_probs > 0.0, segment.log_probs, np.float32(0.0))
     for name, column in (*columns.items(), *segment.extras.items(), *segment.initial.items()):
         if column.dtype.kind == "f" and not is_finite(column):
             return f"{name} are not finite"

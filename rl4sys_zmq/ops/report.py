@@ -72,8 +72,8 @@ def conservation_error(client: Mapping[str, Any]) -> str:
     """Check that a client's counters account for every accepted segment (piece of a trajectory). Return the error as text.
 
     The number of accepted segments must be the sum of those that are trained, stale (too old), quarantined (unfit for
-    training), evaluated, pending (not used so far) and rolled back (given up later). The text is empty if this holds. It is
-    also empty, without a check, while the client is not running or is resuming.
+    training), evaluated, overridden, pending (not used so far) and rolled back (given up later). The text is empty if this
+    holds. It is also empty, without a check, while the client is not running or is resuming.
     """
     if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
         return ""
@@ -87,7 +87,7 @@ def conservation_error(client: Mapping[str, Any]) -> str:
 
 def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
     verdicts = client["verdicts"]
-    names = [name for name in Verdict.FINAL if name != Verdict.EVALUATED or verdicts.get(name)]  # few runs have evaluations
+    names = [name for name in Verdict.FINAL if name not in Verdict.RARE or verdicts.get(name)]
     return {
         **{name: verdicts[name] for name in names},
         "pending": client["pending"],
@@ -159,6 +159,8 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     yield "  " + "  ".join(f"{name} {named[name]}" for name in ("return", "reward/step", "episodes"))
     yield f"  steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}  lag {row.policy_lag:.2f}"
     yield from _evaluation_lines(client)
+    if overridden := client.get("scalars", {}).get("charts/overridden_steps"):
+        yield f"  overridden steps {overridden:,.0f}"
     parts = _disposed(client)
     yield f"  accepted {client['accepted']:,}: " + "  ".join(f"{name} {count:,}" for name, count in parts.items())
     verdicts = client["verdicts"]

@@ -1,6 +1,7 @@
 """Policies in numpy, built from a `PolicySpec` and a `PolicySnapshot`. Actors run them without torch, unless asked for it.
 
 - `Policy`: the interface. `act` chooses one action, `act_batch` many; `build_policy` builds a policy.
+- `AssessingPolicy`: the optional method of a policy that knows the log-probability of any action.
 - `ExtraColumnPolicy`: the base class of policies that carry a state from step to step, such as recurrent ones, or that record
   further values with each step (extra columns).
 - `check_runtime`: checks the library, one of `RUNTIMES`, that computes policies which are ONNX graphs (``run_with``).
@@ -14,7 +15,7 @@ A policy is immutable, so threads can share it. They must not share a `RandomSou
 policy object with a new buffer.
 """
 
-from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind
+from rl4sys_zmq.policies.base import Act, Action, AssessingPolicy, Policy, PolicyFactory, bind
 from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy, local_only_reason
 from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.off_policy import OffPolicyValue, off_policy_value
@@ -34,6 +35,7 @@ __all__ = [
     "RUNTIMES",
     "Act",
     "Action",
+    "AssessingPolicy",
     "ExtraColumnPolicy",
     "OffPolicyValue",
     "Policy",

@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import BoxSpace
 
-__all__ = ["ActionBounds", "Bounder", "action_bounds", "bounder"]
+__all__ = ["ActionBounds", "Bounder", "action_bounds", "bounder", "unbounder"]
 
 Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
 """A function from raw actions ``[..., n]`` to new arrays of actions for the environment."""
+
+NEAREST_1 = 1.0 - 1e-15
+"""The largest tanh of a raw action that `unbounder` returns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +76,25 @@ def bounder(space: BoxSpace, squash: str) -> Bounder:
         return env if work == dtype else env.astype(dtype)
 
     return bound
+
+
+@lru_cache(maxsize=64)
+def unbounder(space: BoxSpace, squash: str) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
+    """Return the inverse of `bounder`: a function from one action within the bounds to its raw action, float32 ``[n]``.
+
+    With ``tanh``, the raw action of a bound is finite: about 17 in absolute value.
+    """
+    if squash != "tanh":
+        return lambda act: np.array(act, np.float32).reshape(-1)
+    bounds = action_bounds(space)
+    centre, half = bounds.centre.astype(np.float64), bounds.half.astype(np.float64)
+    half[half == 0.0] = np.inf  # equal bounds
+
+    def unbound(act: NDArray[Any]) -> NDArray[np.float32]:
+        share = (np.asarray(act, np.float64).reshape(-1) - centre) / half
+        return np.arctanh(np.clip(share, -NEAREST_1, NEAREST_1)).astype(np.float32)
+
+    return unbound
 
 
 def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:

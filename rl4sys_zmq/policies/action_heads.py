@@ -6,6 +6,7 @@ log-probability of the sample. `rl4sys_zmq.learner.algorithms.action_distributio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, nan, pi
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.policies.action_bounds import Bounder, bounder
+from rl4sys_zmq.policies.action_bounds import Bounder, bounder, unbounder
 from rl4sys_zmq.policies.base import Action
-from rl4sys_zmq.policies.draws import PYTHON_MAX_ACTIONS, draw, draw_allowed, draw_batch, draw_large, draw_rows
+from rl4sys_zmq.policies.draws import PYTHON_MAX_ACTIONS, draw, draw_allowed, draw_batch, draw_large, draw_rows, log_prob_of
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.values.action_layout import ActionLayout, ChoiceGroup, action_layout, choice_groups
@@ -58,6 +59,9 @@ class ActionHead(Protocol):
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Tree, Tree, NDArray[np.float32]]:
         """Choose ``N`` actions, as `Policy.act_batch` does, from outputs ``[N, outputs]`` and masks ``[N, logits]`` or None."""
+
+    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` does, from the outputs."""
 
 
 def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] | None = None) -> ActionHead:
@@ -121,6 +125,10 @@ class CategoricalHead:
         # Two arrays: the host can write to its own.
         return index, index.copy(), log_probs
 
+    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        return act, log_prob_of(int(act - self.actions[0]), outputs, mask)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GaussianHead:
@@ -133,6 +141,7 @@ class GaussianHead:
 
     _shape: tuple[int, ...] | None
     _bound: Bounder
+    _unbound: Callable[[NDArray[Any]], NDArray[np.float32]]
     _std: NDArray[np.float32]
     _inverse_std: NDArray[np.float32]
     _constant: float
@@ -146,6 +155,7 @@ class GaussianHead:
         return cls(
             _shape=None if len(space.shape) == 1 else space.shape,
             _bound=bounder(space, squash),
+            _unbound=unbounder(space, squash),
             _std=np.exp(exponent).astype(np.float32),
             _inverse_std=np.exp(-exponent).astype(np.float32),
             _constant=-float(wide.sum()) - 0.5 * space.size * log(2.0 * pi),
@@ -190,6 +200,12 @@ class GaussianHead:
             return raw.reshape(count, *self._shape), env.reshape(count, *self._shape), log_probs
         return raw, env, log_probs
 
+    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        raw = self._unbound(act)
+        z = (raw - outputs) * self._inverse_std
+        return raw if self._shape is None else raw.reshape(self._shape), self._constant - 0.5 * float(z.dot(z))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointHead:
@@ -203,6 +219,7 @@ class JointHead:
     _groups: tuple[ChoiceGroup, ...]
     _gaussian: GaussianHead | None
     _bounders: tuple[Bounder | None, ...]
+    _squash: str
 
     @classmethod
     def of(cls, space: ActionSpace, squash: str, log_std: NDArray[Any] | None) -> JointHead:
@@ -210,7 +227,7 @@ class JointHead:
         layout = action_layout(space)
         gaussian = None if log_std is None else GaussianHead.of(BoxSpace((layout.numbers,)), "clip", log_std)
         bounders = tuple([bounder(part.space, squash) if isinstance(part.space, BoxSpace) else None for part in layout.parts])
-        return cls(layout, choice_groups(layout), gaussian, bounders)
+        return cls(layout, choice_groups(layout), gaussian, bounders, squash)
 
     def choose(
         self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
@@ -269,6 +286,22 @@ class JointHead:
             log_probs += parts
         raw, env = self._trees(indices, numbers)
         return raw, env, log_probs
+
+    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        layout, log_prob, at = self._layout, 0.0, 0
+        indices = layout.indices(act)
+        for index, options in zip(indices.tolist(), layout.counts, strict=True):
+            part = slice(at, at + options)
+            log_prob += log_prob_of(index, outputs[part], None if mask is None else mask[part])
+            at += options
+        numbers = None
+        if self._gaussian is not None:
+            pairs = zip(layout.parts, layout.leaves.flatten(act), strict=True)
+            boxes = [unbounder(part.space, self._squash)(leaf) for part, leaf in pairs if isinstance(part.space, BoxSpace)]
+            numbers, density = self._gaussian.assess(np.concatenate(boxes), outputs[at:], None, rng)
+            log_prob += density
+        return self._trees(indices, numbers)[0], log_prob
 
     def _trees(self, indices: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> tuple[Tree, Tree]:
         """Return raw actions and actions for the environment, with the leading axes of the arguments.

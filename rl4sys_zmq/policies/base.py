@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["Act", "Action", "Policy", "PolicyFactory", "bind"]
+__all__ = ["Act", "Action", "AssessingPolicy", "Policy", "PolicyFactory", "bind"]
 
 Action = Tree
 """One action: an int64 scalar for a Discrete space, an array for other spaces, a dict or tuple of these for a Dict or Tuple."""
@@ -30,7 +30,7 @@ class Policy(Protocol):
 
     It is immutable, so threads can share it, each with its own `RandomSource` (random numbers). A policy can also have a method
     ``bind(rng, explore) -> Act``, which returns a faster form of `act` for one thread. That form can use buffers, because no
-    other thread calls it.
+    other thread calls it. `AssessingPolicy` is a further optional method.
     """
 
     @property
@@ -86,6 +86,30 @@ class Policy(Protocol):
 
         Raises:
             MaskError: If a row of `masks` forbids every action.
+        """
+
+
+@runtime_checkable
+class AssessingPolicy(Protocol):
+    """The optional method of a policy that knows the log-probability of any action, for `RL4SysAction.override`.
+
+    Without it, the raw action of an overridden step is the action itself, and its log-probability is NaN.
+    """
+
+    def assess(
+        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
+    ) -> tuple[Action, float]:
+        """Return the raw action that stands for an action of the environment, and its log-probability when exploring.
+
+        Args:
+            act: The action for the environment, within the space, in the dtypes of the space.
+            observation: The observation for which the policy chose another action, as in `Policy.act`.
+            mask: The mask of that observation, as in `Policy.act`. It allows `act`.
+            rng: The thread's source of random numbers. The method must not draw from it.
+            state: The state before the step, as in `ExtraColumnPolicy.step`. None for a policy without a state.
+
+        Returns:
+            The raw action, in the form of `Policy.act`, and its log-probability: minus infinity if the policy never takes it.
         """
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, isfinite, log, log1p, nan, pi, tanh
+from math import atanh, exp, isfinite, log, log1p, nan, pi, tanh
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.action_bounds import Bounder, action_bounds, bounder
+from rl4sys_zmq.policies.action_bounds import NEAREST_1, Bounder, action_bounds, bounder
 from rl4sys_zmq.policies.base import Act, Action
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.network import OutputNetwork
@@ -81,7 +81,7 @@ def _scale_of(space: BoxSpace) -> _Scale:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class _BoundedPolicy:
     """The common part of the two policies. It implements `Policy`, and ignores masks."""
 
@@ -119,6 +119,20 @@ class _BoundedPolicy:
         """Choose ``N`` actions, as `Policy.act_batch` describes."""
         values, log_densities = self._draw_rows(self._network.batch(observations), rng, explore)
         return *self._scale.rows(values), (log_densities - self._scale.log_volume).astype(np.float32)
+
+    def assess(
+        self, act: Action, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, state: Any
+    ) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
+        numbers = act.reshape(-1).tolist()
+        pairs = zip(numbers, self._scale.axes, strict=True)
+        values = [(number - centre) / half if half else 0.0 for number, (centre, half) in pairs]
+        outputs = self._network.single(observation).tolist()
+        return np.array(act, np.float32), self._log_density(outputs, values) - self._scale.log_volume
+
+    @abstractmethod
+    def _log_density(self, outputs: list[float], values: list[float]) -> float:
+        """Return the log-density of an action, given as numbers between -1 and 1."""
 
     @abstractmethod
     def _draw(self, outputs: list[float], rng: RandomSource, explore: bool) -> tuple[list[float], float]:
@@ -164,6 +178,15 @@ class SquashedGaussianPolicy(_BoundedPolicy):
             log_density += 2.0 * (far + log1p(exp(-2.0 * far))) - log_std - 0.5 * noise * noise
             drawn.append(tanh(sample))
         return drawn, log_density
+
+    def _log_density(self, outputs: list[float], values: list[float]) -> float:
+        log_density = -self._size * (_HALF_LOG_2PI + 2.0 * _LOG_2)
+        for index, value in enumerate(values):
+            sample = atanh(min(max(value, -NEAREST_1), NEAREST_1))
+            log_std = min(max(outputs[self._size + index], self._least), self._most)
+            far, noise = abs(sample), (sample - outputs[index]) * exp(-log_std)
+            log_density += 2.0 * (far + log1p(exp(-2.0 * far))) - log_std - 0.5 * noise * noise
+        return log_density
 
     def _draw_rows(self, outputs: NDArray[Any], rng: RandomSource, explore: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
         means, log_stds = outputs[:, : self._size].astype(np.float64), outputs[:, self._size :].astype(np.float64)
@@ -227,11 +250,19 @@ class DeterministicPolicy(_BoundedPolicy):
                 squares += noise * noise
         if not isfinite(sum(outputs)):
             return drawn, nan
+        return drawn, self._mixed(squares)
+
+    def _log_density(self, outputs: list[float], values: list[float]) -> float:
+        std = max(self._std, LEAST_STD)
+        return self._mixed(sum(((value - tanh(output)) / std) ** 2 for value, output in zip(values, outputs, strict=True)))
+
+    def _mixed(self, squares: float) -> float:
+        """Return the log-density of the mixture, from the squared distance to the mean in units of the standard deviation."""
         normal = self._log_normal - 0.5 * squares
         if not self._epsilon:
-            return drawn, normal
+            return normal
         high, low = max(normal, self._log_uniform), min(normal, self._log_uniform)
-        return drawn, high + log1p(exp(low - high))
+        return high + log1p(exp(low - high))
 
     def _draw_rows(self, outputs: NDArray[Any], rng: RandomSource, explore: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
         means = np.tanh(outputs.astype(np.float64))

@@ -23,7 +23,7 @@ _TOTALS = 1e-100, 1e100
 """The smallest and the largest sum of exponentials whose logarithm is accurate without a shift by the largest logit."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CategoricalPolicy:
     """A policy for discrete actions that samples an allowed action from the softmax of the network's outputs."""
 
@@ -77,6 +77,12 @@ class CategoricalPolicy:
             return action, action, log_prob
 
         return act
+
+    def assess(
+        self, act: Action, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, state: Any
+    ) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
+        return self._head.assess(act, self._network.single(observation), mask, rng)
 
     def act_batch(
         self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, log, nan
+from math import inf, isfinite, log, nan
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,14 @@ class EpsilonGreedyHead:
         probability = epsilon / count + (1.0 - epsilon if index == greedy else 0.0)
         action = self._actions[index]
         return action, action, log(probability) if isfinite(values.item(greedy)) else nan
+
+    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        values = outputs if self._means is None else self._means.single(outputs)
+        allowed = np.arange(len(values)) if mask is None else mask.nonzero()[0]
+        greedy, epsilon = int(allowed[values[allowed].argmax()]), self._epsilon_of(rng)
+        probability = epsilon / len(allowed) + (1.0 - epsilon if act - self._actions[0] == greedy else 0.0)
+        return act, log(probability) if probability else -inf
 
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.action_heads import ActionHead, action_head
 from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS
+from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.column_policy import BatchChoice, BoundStep, ExtraColumnPolicy, StepChoice
 from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
 from rl4sys_zmq.policies.gru import STATE, gru_document
@@ -18,6 +19,7 @@ from rl4sys_zmq.policies.mlp import OBS_CLIP
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
 __all__ = ["GRUPolicy"]
@@ -107,6 +109,19 @@ class GRUPolicy(ExtraColumnPolicy):
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool, states: Sequence[Any]
     ) -> BatchChoice:
         """Choose ``N`` actions with one forward pass, as `ExtraColumnPolicy.step_batch` describes."""
+        before, after, outputs = self._outputs(observations, states)
+        raws, acts, log_probs = self._head.choose_batch(outputs, masks, rng, explore)
+        return raws, acts, log_probs, {STATE: before}, list(after)
+
+    def assess(
+        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
+    ) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
+        outputs = self._outputs(leaves_of(self._space).stack([observation]), [state])[2]
+        return self._head.assess(act, outputs[0], mask, rng)
+
+    def _outputs(self, observations: Tree, states: Sequence[Any]) -> tuple[Array, Array, Array]:
+        """Return the states before and after ``N`` steps, ``[N, units]``, and the outputs ``[N, outputs]``."""
         count, units = len(states), self._units
         x = self._batch(observations)
         before = np.stack([self._zero if state is None else state for state in states])
@@ -115,9 +130,7 @@ class GRUPolicy(ExtraColumnPolicy):
         both += _ONE
         new = np.tanh(gates[:, 2 * units : 3 * units] + both[:, :units] * gates[:, 3 * units :])
         after = new + (before - new) * (both[:, units:] * _HALF)
-        outputs = _apply(self._output, after)
-        raws, acts, log_probs = self._head.choose_batch(outputs, masks, rng, explore)
-        return raws, acts, log_probs, {STATE: before}, list(after)
+        return before, after, _apply(self._output, after)
 
     def _fill(self, x: Array) -> Callable[[Any], None]:
         """Return a function that writes the input of the recurrent unit for one observation to `x`."""

@@ -9,7 +9,7 @@ the mean ``x . means[a]``. The standard error of that mean is ``|factors[a] @ x|
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -203,6 +203,14 @@ class LinearBanditPolicy:
             log_probs = np.where(_usable(means, allowed), 0.0, nan).astype(np.float32)
         actions = index + np.int64(self._start)
         return actions, actions.copy(), log_probs
+
+    def assess(
+        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
+    ) -> tuple[Action, float]:
+        """Return the action and its log-probability, as `AssessingPolicy.assess` describes."""
+        chances = self.probabilities(self._leaves.stack([observation]), None if mask is None else mask[None])
+        probability = chances[0, act - self._start]
+        return act, float(np.log(probability)) if probability else -inf
 
     def probabilities(
         self, observations: Tree, masks: NDArray[Any] | None = None, rng: RandomSource | None = None

@@ -18,7 +18,7 @@ from rl4sys_zmq.values.trees import Tree
 __all__ = ["NetworkPolicy"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetworkPolicy:
     """A network and an action head, which chooses actions from the outputs of the network. It implements `Policy`."""
 
@@ -42,6 +42,12 @@ class NetworkPolicy:
         fused, choose = self._network.fused, self._head.choose
         forward = self._network.single if fused is None else fused.forward()
         return lambda observation, mask: choose(forward(observation), mask, rng, explore)
+
+    def assess(
+        self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
+    ) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
+        return self._head.assess(act, self._network.single(observation), mask, rng)
 
     def act_batch(
         self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.policies import ExtraColumnPolicy, Policy, RandomSource, bind, build_policy
+from rl4sys_zmq.policies import AssessingPolicy, ExtraColumnPolicy, Policy, RandomSource, bind, build_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySnapshot, PolicySpec, other_bytes
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
@@ -134,6 +134,11 @@ def _check_single(policy: Policy, spec: PolicySpec, observations: Sequence[Any],
     for raw, action, log_prob in draws[0]:
         _check_action(spec, raw, action)
         assert math.isfinite(log_prob), f"a log-probability is {log_prob}"
+    if isinstance(policy, AssessingPolicy):
+        for observation, (_, action, _) in zip(observations, draws[0], strict=True):
+            raw, log_prob = policy.assess(action, observation, None, RandomSource(seed), None)
+            _check_action(spec, raw, action)
+            assert not math.isnan(log_prob), f"`assess` returns the log-probability {log_prob}"
     for observation in observations:
         modes = [policy.act(observation, None, RandomSource(seed + i), False) for i in range(2)]
         assert _same(modes[:1], modes[1:]), "with explore=False the action depends on the random numbers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
-__all__ = ["NO_EXTRAS", "Segment", "evaluation_of", "segment_of"]
+__all__ = ["NO_EXTRAS", "SOURCE_RULE", "Segment", "evaluation_of", "is_source", "segment_of"]
 
 NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 """An empty, read-only mapping: the extra columns of all segments that have none."""
+SOURCE_RULE = "expected 1 to 32 ASCII letters, digits, dots, hyphens and underscores"
+"""The rule for `Segment.source`, for error messages."""
+_SOURCE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +54,9 @@ class Segment:
             step, such as the recurrent state before that step.
         evaluation: True if an actor with ``explore: false`` sent it: the last step of an episode, with the episode's return. It
             is counted and not trained on.
+        source: The source of the actions, such as ``human``, if the host overrode all of them (`RL4SysAction.override`). Empty if
+            the policy chose all of them. An overridden action has the log-probability minus infinity if the policy never takes
+            it, and NaN if the log-probability is unknown.
     """
 
     observations: Tree
@@ -69,6 +76,7 @@ class Segment:
     extras: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
     initial: Mapping[str, NDArray[Any]] = field(default_factory=lambda: NO_EXTRAS)
     evaluation: bool = False
+    source: str = ""
 
     @property
     def steps(self) -> int:
@@ -105,6 +113,11 @@ class Segment:
         if self.extras or self.initial:
             size += sum(c.nbytes for c in (*self.extras.values(), *self.initial.values()))
         return size
+
+
+def is_source(text: str) -> bool:
+    """Return True if a text can be a `Segment.source` of overridden actions. `SOURCE_RULE` is the rule."""
+    return _SOURCE.fullmatch(text) is not None
 
 
 def evaluation_of(segment: Segment) -> Segment:

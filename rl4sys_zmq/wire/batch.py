@@ -293,6 +293,7 @@ class SegmentBatchReader:
                     x,
                     i,
                     flags & 32 != 0,
+                    layout.source,
                 )
             )
         return out

@@ -9,6 +9,8 @@ joined by ``x``. A column without a colon has a single number in each row. The c
 - ``x``: an extra column of the policy with a row per step, any number of times.
 - ``i``: an extra column of the policy with one row per segment, any number of times.
 
+The text ends with ``@`` and a source, such as ``@human``, if the host overrode the policy's actions (`Segment.source`).
+
 The layout does not contain the keys of nested observations and actions, nor the names of extra columns. They are in the policy
 spec.
 """
@@ -29,6 +31,7 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.values import DTYPES, BoxSpace, ColumnSpec, DiscreteSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.column_spec import MAX_COLUMNS
+from rl4sys_zmq.values.segment import SOURCE_RULE, is_source
 from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.spaces import LeafSpace
 
@@ -73,6 +76,7 @@ class SegmentLayout:
         actions: Number of columns of actions: one for each array of a nested action.
         has_masks: True if there is a column ``m``.
         standard: Number of columns before the extra columns ``x`` and ``i``.
+        source: The source of overridden actions, as in `Segment.source`; empty if the policy chose them.
     """
 
     text: str
@@ -81,6 +85,12 @@ class SegmentLayout:
     actions: int
     has_masks: bool
     standard: int
+    source: str = ""
+
+    @property
+    def column_text(self) -> str:
+        """The text without the source."""
+        return self.text.partition(" @")[0]
 
     @property
     def versions(self) -> int:
@@ -117,7 +127,10 @@ def parse_layout(text: str) -> SegmentLayout:
             ``shape`` if a dimension is invalid. A dimension of 0 is invalid: such rows have no bytes, so a short message could
             claim any number of them.
     """
-    found = [_COLUMN.fullmatch(part) for part in text.split(" ")]
+    columns, mark, source = text.partition(" @")
+    if mark and not is_source(source):
+        raise ProtocolError(RefusalReason.MALFORMED, f"the source of overridden actions is {source!r:.60}; {SOURCE_RULE}")
+    found = [_COLUMN.fullmatch(part) for part in columns.split(" ")]
     letters = "".join(match[1] if match else "?" for match in found)
     leaves, standard = letters.find("a"), letters.find("v") + 1 + ("m" in letters)
     actions = letters.find("r") - leaves
@@ -126,7 +139,8 @@ def parse_layout(text: str) -> SegmentLayout:
             f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o and as many a, and at most {MAX_COLUMNS} extra columns"
         )
         raise ProtocolError(RefusalReason.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
-    return SegmentLayout(text, tuple(_column(match) for match in found if match), leaves, actions, "m" in letters, standard)
+    described = tuple(_column(match) for match in found if match)
+    return SegmentLayout(text, described, leaves, actions, "m" in letters, standard, source)
 
 
 def _column(match: re.Match[str]) -> ColumnLayout:
@@ -145,27 +159,28 @@ def _column(match: re.Match[str]) -> ColumnLayout:
     return ColumnLayout(letter, np.dtype(dtype), row, row_bytes)
 
 
-def describe(letters: str, columns: Sequence[NDArray[Any]]) -> str:
+def describe(letters: str, columns: Sequence[NDArray[Any]], source: str = "") -> str:
     """Return the layout of a segment's columns as text: letter, dtype and row shape of each, such as ``o<f4:8 a<i8``.
 
     Args:
         letters: One letter for each column.
         columns: The arrays of the columns, in the order of `letters`. The first axis of each array counts the rows.
+        source: The source of overridden actions, as in `Segment.source`.
 
     Raises:
-        ProtocolError: If a column's dtype or shape is not supported, or there are too many columns.
+        ProtocolError: If a column's dtype or shape is not supported, there are too many columns, or `source` is invalid.
     """
-    return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns))
+    return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), source)
 
 
 @functools.lru_cache(maxsize=256)
-def _describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> str:
+def _describe(letters: str, columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], source: str = "") -> str:
     parts = []
     for letter, (dtype, row) in zip(letters, columns, strict=True):
         if dtype.str not in DTYPES or dtype.fields is not None:
             raise ProtocolError(RefusalReason.DTYPE, f"column {letter} of dtype {dtype} cannot travel")
         parts.append(f"{letter}{dtype.str}" + (":" + "x".join(map(str, row)) if row else ""))
-    text = " ".join(parts)
+    text = " ".join(parts) + (f" @{source}" if source else "")
     parse_layout(text)
     return text
 

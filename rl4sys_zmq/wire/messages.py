@@ -62,9 +62,10 @@ class Verdict:
     """The possible results for a segment that an actor sent. Actor and learner count the segments with each result.
 
     ``trained``: the segment was trained on. ``stale``: it was too old (over the limit on the policy lag). ``quarantined``: it was
-    accepted, but is unfit for training. ``evaluated``: it has the return of an evaluation, and was counted. ``refused``: it was
-    not accepted. ``duplicate``: it had been received before, and this delivery was skipped. `FINAL` has the results of accepted
-    segments.
+    accepted, but is unfit for training. ``evaluated``: it has the return of an evaluation, and was counted. ``overridden``: the
+    host overrode its actions, and an on-policy algorithm leaves it out. ``refused``: it was not accepted. ``duplicate``: it had
+    been received before, and this delivery was skipped. `FINAL` has the results of accepted segments. `RARE` has those that
+    most runs lack.
     """
 
     TRAINED = "trained"
@@ -73,7 +74,9 @@ class Verdict:
     REFUSED = "refused"
     DUPLICATE = "duplicate"
     EVALUATED = "evaluated"
-    FINAL = (TRAINED, STALE, QUARANTINED, EVALUATED)
+    OVERRIDDEN = "overridden"
+    RARE = (EVALUATED, OVERRIDDEN)
+    FINAL = (TRAINED, STALE, QUARANTINED, *RARE)
     ALL = (*FINAL, REFUSED, DUPLICATE)
 
 

@@ -5,9 +5,9 @@ sent. `rl4sys_zmq.wire.batch` reads such a message.
 
 - Each segment has a *head*: a record of 64 bytes with its numbers (`HEAD`). The learner checks the heads of a whole message with
   a few array comparisons.
-- A *layout* is the list of a segment's columns with their dtypes and row shapes. The columns of all segments with the same layout
-  lie side by side in the first body frame: first the observations of all these segments, then their actions, and so on. Each
-  such block is padded to a multiple of 16 bytes.
+- A *layout* is the list of a segment's columns with their dtypes and row shapes, and the source of overridden actions. The
+  columns of all segments with the same layout lie side by side in the first body frame: first the observations of all these
+  segments, then their actions, and so on. Each such block is padded to a multiple of 16 bytes.
 - A column of one segment with `LARGE_BYTES` or more has a separate frame and is never copied.
 
 The heads and layouts determine the position of every row.
@@ -150,7 +150,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
         letters += "x" * len(segment.extras) + "i" * len(segment.initial)
         columns += [*segment.extras.values(), *(value[None] for value in segment.initial.values())]
         wanted += [steps] * len(segment.extras) + [1] * len(segment.initial)
-    layout = describe(letters, columns)
+    layout = describe(letters, columns, segment.source)
     if any(len(c) != n for c, n in zip(columns, wanted, strict=True)):
         raise ProtocolError(RefusalReason.SHAPE, f"the columns have {[len(c) for c in columns]} rows for {steps} steps")
     if not mixed:

@@ -185,17 +185,21 @@ def test_done_set_by_hand_ends_the_trajectory_at_the_next_request(bench: Bench) 
     assert segment.terminated and segment.episode_return == 2.5
 
 
-def test_an_action_may_be_added_to_a_later_trajectory(bench: Bench) -> None:
+def test_an_action_may_be_added_to_the_trajectory_that_follows_its_own(bench: Bench) -> None:
     agent = bench.agent()
-    traj, early = agent.request_for_action(None, obs(1))
+    traj, ending = agent.request_for_action(None, obs(0))
+    traj, early = agent.request_for_action(traj, obs(1))
+    ending.update_reward(0)
+    agent.mark_end_of_trajectory(traj, ending)
     early.update_reward(1)
-    later, action = agent.request_for_action(None, obs(2))
+    later, action = agent.request_for_action(traj, obs(2))
     agent.add_to_trajectory(later, early)
     action.update_reward(2)
     agent.mark_end_of_trajectory(later, action)
-    (segment,) = bench.segments(agent, 1)
-    np.testing.assert_array_equal(segment.rewards, [1, 2])
-    assert not len(traj)
+    assert [s.rewards.tolist() for s in bench.segments(agent, 2)] == [[0], [1, 2]]
+    other, _ = agent.request_for_action(None, obs(3))
+    agent.add_to_trajectory(other, agent.request_for_action(None, obs(4))[1])
+    assert (len(other), agent.stats()["counters"]["late_actions_dropped"]) == (0, 1), "it belongs to another episode"
 
 
 def test_what_the_host_does_to_its_buffers_afterwards_does_not_matter(bench: Bench) -> None:
@@ -280,18 +284,25 @@ def test_actions_are_added_after_the_end_while_the_segment_waits(bench: Bench, l
     agent = bench.agent()
     for _ in range(2):
         actions = in_the_order_of_a_store(agent, 7, lag, **ending)
-    for segment in bench.segments(agent, 2):
-        assert (segment.steps, segment.episode_length, segment.episode_return) == (7, 7, 28.0)
-        assert (segment.terminated, segment.truncated) == (not ending, bool(ending))
-        np.testing.assert_array_equal(segment.rewards, np.arange(7) + 1)
-        np.testing.assert_array_equal(segment.observations, [obs(i) for i in [*range(7), *([9] if ending else [])]])
-    np.testing.assert_array_equal(segment.actions, [int(action.act) for action in actions])
-    np.testing.assert_array_equal(segment.log_probs, np.array([action.log_prob for action in actions], np.float32))
+    segments = bench.segments(agent, 2 if lag == 1 else 4)  # the step that ends an episode has a segment of its own
+    for episode_id in dict.fromkeys(s.episode_id for s in segments):
+        *before, last = parts = [s for s in segments if s.episode_id == episode_id]
+        assert [s.segment_index for s in parts] == [0, 1][: len(parts)]
+        assert (last.episode_length, last.episode_return) == (7, 28.0)
+        assert (last.terminated, last.truncated) == (not ending, bool(ending))
+        np.testing.assert_array_equal(np.concatenate([s.rewards for s in parts]), np.arange(7) + 1)
+        seen = [*(row for s in before for row in s.observations[:-1]), *last.observations]
+        np.testing.assert_array_equal(seen, [obs(i) for i in [*range(7), *([9] if ending else [])]])
+        for part in before:
+            np.testing.assert_array_equal(part.observations[-1], last.observations[0])
+    np.testing.assert_array_equal(np.concatenate([s.actions for s in parts]), [int(action.act) for action in actions])
+    log_probs = np.array([action.log_prob for action in actions], np.float32)
+    np.testing.assert_array_equal(np.concatenate([s.log_probs for s in parts]), log_probs)
     assert "late_actions_dropped" not in agent.stats()["counters"]
 
 
 @pytest.mark.parametrize("how", ["without an action", "with an earlier action", "with an idle action"])
-def test_a_late_action_moves_no_step_but_the_one_that_ended_the_episode(bench: Bench, how: str) -> None:
+def test_an_end_without_the_last_requested_action_is_no_terminal_state(bench: Bench, how: str) -> None:
     agent = bench.agent(on_bad_input="drop")
     traj, first = agent.request_for_action(None, obs(0))
     traj, second = agent.request_for_action(traj, obs(1))
@@ -303,15 +314,12 @@ def test_a_late_action_moves_no_step_but_the_one_that_ended_the_episode(bench: B
     ended = {"without an action": None, "with an earlier action": first, "with an idle action": idle}[how]
     agent.mark_end_of_trajectory(traj, ended)
     late.update_reward(3)
-    if how == "with an idle action":  # it is not stored, and cuts off the steps before it: no late action can join them
-        agent.add_to_trajectory(traj, late)
-        second.update_reward(2)
-        assert [s.rewards.tolist() for s in bench.segments(agent, 1)] == [[1, 2]]
-        return
     agent.add_to_trajectory(traj, late)
     second.update_reward(2)
     (segment,) = bench.segments(agent, 1)
-    assert (segment.rewards.tolist(), segment.observations[:, 0].tolist()) == ([1, 2, 3], [0, 1, 2])
+    assert (segment.rewards.tolist(), segment.observations[:, 0].tolist()) == ([1, 2], [0, 1, 2])
+    assert not segment.terminated and segment.episode_return is None
+    assert agent.stats()["counters"]["late_actions_dropped"] == 1
 
 
 def test_masks_stay_with_their_steps_when_actions_are_added_late(bench: Bench) -> None:
@@ -322,9 +330,10 @@ def test_masks_stay_with_their_steps_when_actions_are_added_late(bench: Bench) -
     first.update_reward(1)
     agent.add_to_trajectory(traj, first)
     second.update_reward(2)
-    (segment,) = bench.segments(agent, 1)
-    assert segment.masks is not None
-    assert segment.masks[:2].tolist() == [[True, False, False], [False, True, True]]
+    before, last = bench.segments(agent, 2)
+    assert before.masks is not None and last.masks is not None
+    assert before.masks.tolist() == [[True, False, False], [False, True, True]]
+    assert last.masks.tolist() == [[False, True, True]]
 
 
 def test_an_action_that_is_added_when_its_segment_has_left_is_dropped_and_counted(
@@ -375,23 +384,24 @@ def test_a_late_action_without_a_reward_lets_a_complete_segment_wait(bench: Benc
     for step in range(10):
         traj, action = agent.request_for_action(traj, obs(step))
         actions.append(action)
-        if step != 8:
+        if step < 8:
             agent.add_to_trajectory(traj, action)
-            if step != 3:
-                action.update_reward(1)
+        if step not in (3, 8):
+            action.update_reward(1)
     agent.mark_end_of_trajectory(traj, actions[9])
     agent.add_to_trajectory(traj, actions[8])
     actions[3].update_reward(1)
     assert (agent.stats()["submitted"], agent.stats()["waiting_for_rewards"]) == (1, 1)
     if comes:
         actions[8].update_reward(1)
-        last = bench.segments(agent, 2)[1]
-        assert (last.steps, last.episode_length, last.episode_return) == (2, 10, 10.0)
+        _, late, last = bench.segments(agent, 3)
+        assert (late.steps, late.segment_index, last.segment_index) == (1, 1, 2)
+        assert (last.steps, last.episode_length, last.episode_return) == (1, 10, 10.0)
     else:
         pending = agent._context.pending
         pending.late = [(0.0, *entry[1:]) for entry in pending.late]
         agent.request_for_action(None, obs(0))
-        assert (agent.stats()["submitted"], agent.stats()["dropped"]) == (2, {"reward_timeout": 1})
+        assert (agent.stats()["submitted"], agent.stats()["dropped"]) == (3, {"reward_timeout": 1})
 
 
 def test_a_simulator_that_adds_after_the_end_is_told(bench: Bench) -> None:
@@ -525,9 +535,10 @@ def test_the_mask_of_the_final_observation_stays_with_it_when_an_action_is_added
     first.update_reward(1)
     agent.add_to_trajectory(traj, first)
     second.update_reward(2)
-    (segment,) = bench.segments(agent, 1)
-    assert segment.masks is not None
-    assert segment.masks.tolist() == [[True, False, False], [False, True, True], [False, False, True]]
+    before, last = bench.segments(agent, 2)
+    assert before.masks is not None and last.masks is not None
+    assert before.masks.tolist() == [[True, False, False], [False, True, True]]
+    assert last.masks.tolist() == [[False, True, True], [False, False, True]]
 
 
 def test_the_mask_of_the_final_observation_is_not_used_in_a_terminal_state(bench: Bench) -> None:
@@ -690,11 +701,12 @@ def test_what_the_host_does_to_an_action_does_not_change_the_answer_to_bad_input
         agent.add_to_trajectory(traj, first)
         traj, first = agent.request_for_action(traj, given)
         expected = first.act.copy()
-        first.act *= 10
+        with pytest.raises(ValueError, match="read-only"):
+            first.act[:] = 10
         for _ in range(3):
             traj, action = agent.request_for_action(traj, np.full(4, np.nan))
             np.testing.assert_array_equal(action.act, expected)
-            action.act *= 10
+            action.act[:] = 10
 
 
 class Unreadable:

@@ -94,7 +94,8 @@ def test_no_step_is_sent_twice_and_the_counts_agree_after_an_interrupt(agent: RL
             sys.setprofile(None)
         interrupted = interrupt.left <= 0
         after = agent.stats()
-        assert after["submitted"] - before["submitted"] <= 2 and after["steps"] - before["steps"] <= STEPS, point
+        # One segment more, if the request was interrupted after its action was made: the action counts as not added.
+        assert after["submitted"] - before["submitted"] <= 3 and after["steps"] - before["steps"] <= STEPS, point
     assert point > 100
     agent.flush(20.0)
     stats = agent.stats()

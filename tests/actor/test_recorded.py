@@ -116,13 +116,13 @@ def test_the_state_goes_on_over_segments_and_starts_anew_with_an_episode(agent: 
     )
 
 
-def test_an_action_that_is_not_added_changes_nothing(agent: RL4SysAgent, kept: Kept) -> None:
+def test_an_action_that_is_not_added_leaves_a_gap_and_does_not_change_the_state(agent: RL4SysAgent, kept: Kept) -> None:
     traj, _ = act(agent, None)
     for _ in range(3):
         act(agent, traj, add=False)
     traj, action = act(agent, traj)
     agent.mark_end_of_trajectory(traj, action)
-    assert kept.counts() == [(0, 0, [1, 2])]
+    assert kept.counts() == [(0, 0, [1]), (2, 1, [2])]
 
 
 def test_an_action_from_another_state_begins_a_segment(agent: RL4SysAgent, kept: Kept) -> None:
@@ -154,7 +154,7 @@ def test_a_policy_without_a_finite_action_starts_anew(agent: RL4SysAgent, kept: 
     monkeypatch.setattr(Counter, "bad_versions", set())
     traj, action = act(agent, traj)
     agent.mark_end_of_trajectory(traj, action)
-    assert kept.counts() == [(0, 0, [1]), (1, 0, [1])]
+    assert kept.counts() == [(0, 0, [1]), (2, 0, [1])]
 
 
 def test_without_exploration_the_state_goes_on_too(learner: Learner) -> None:

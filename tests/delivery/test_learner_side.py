@@ -204,7 +204,7 @@ def test_a_learner_that_goes_back_is_fed_what_its_state_lacks() -> None:
     stream.verdicts[Verdict.DUPLICATE] = 3
     stream.rewind(4, {Verdict.TRAINED: 3, Verdict.STALE: 1})
     assert (stream.trained, stream.pending, stream.received, stream.durable) == (4, 6, 10, 10)
-    assert stream.verdicts == {"trained": 3, "stale": 1, "quarantined": 0, "evaluated": 0, "refused": 0, "duplicate": 3}
+    assert {name: count for name, count in stream.verdicts.items() if count} == {"trained": 3, "stale": 1, "duplicate": 3}
     assert stream.replay(0, 3) is None
     assert stream.replay(2, 4) is None
     assert stream.replay(3, 6) == 1

@@ -65,6 +65,9 @@ class Plant:
         self.step = next(self.steps)
         return 1.0
 
+    def is_safe(self, act: Any) -> bool:
+        return self.step % 2 == 1
+
     def failed(self) -> bool:
         return self.step % 5 == 0
 
@@ -88,12 +91,17 @@ class World:
 
 
 def test_embed(learner: Learner, tmp_path: Path) -> None:
-    loop, alone, batch = python_blocks("embed.md")
+    loop, guarded, alone, batch = python_blocks("embed.md")
     configuration(tmp_path, "plant.json", learner.address)
     names: dict[str, Any] = {}
     exec(loop, names)
     turns = iter(range(25))
     names["control_loop"](Plant(), lambda: next(turns, None) is not None)
+    exec(guarded, names)
+    turns = iter(range(25))
+    with RL4SysAgent(conf_path=str(tmp_path / "plant.json")) as agent:
+        names["guarded_loop"](agent, Plant(), lambda: next(turns, None) is not None, lambda: 2)
+        assert agent.stats()["counters"]["overridden_steps"] == 13
     exec(alone, names)
     with names["start_alone"](f"ipc://{tmp_path}/nobody", lambda observation, mask: 2) as agent:
         assert agent.request_for_action(None, [0.5, -0.5])[1].act == 2 and agent.version == -1

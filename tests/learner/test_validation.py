@@ -68,6 +68,9 @@ BAD: dict[str, dict[str, Any]] = {
     "an observation of -FLT_MAX": {"observations": replaces(-FLT_MAX, 0, 0, of=np.zeros((3, 2), np.float32))},
     "a log-probability of -1e38": {"log_probs": replaces(-1e38, 0, of=np.zeros(3, np.float32))},
     "a log-probability above 0": {"log_probs": replaces(0.7, 0, of=np.zeros(3, np.float32))},
+    "overridden, with a log-probability above 0": {"source": "human", "log_probs": replaces(0.7, 0, of=np.zeros(3, np.float32))},
+    "overridden, with an infinite one": {"source": "human", "log_probs": replaces(INF, 0, of=np.zeros(3, np.float32))},
+    "overridden, with a reward that is not a number": {"source": "human", "rewards": np.full(3, NAN, np.float32)},
     "an action too low": {"actions": np.array([2, 0, 2])},
     "an action too high": {"actions": np.array([2, 2, 4])},
     "all forbidden": {"masks": replaces(False, 1, of=np.ones((3, 3), np.bool_))},
@@ -89,6 +92,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "flipped signs": {"rewards": np.full(3, -1.0, np.float32), "observations": np.full((3, 2), -0.0, np.float32)},
     "an earlier generation's version": {"generation": GENERATION - 1, "versions": np.full(3, 2**64 - 1, np.uint64)},
     "mixed versions": {"versions": np.array([5, 3, 4], np.uint64)},
+    "overridden, and unknown to the policy": {"source": "human", "log_probs": np.array([NAN, -INF, -1e38], np.float32)},
     "mixed versions of an earlier generation": {"generation": 1, "versions": np.array([5, 9, 9], np.uint64)},
 }
 

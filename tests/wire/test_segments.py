@@ -116,6 +116,7 @@ def segments(draw: Any) -> Any:
         steps + draw(st.integers(0, 5)) if ended else None,
         extras,
         initial,
+        source=draw(st.sampled_from(["", "human", "Safety_2.x-" + "y" * 21])),
     )
 
 
@@ -236,6 +237,8 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment: Any) -> None:
         dataclasses.replace(base, extras={"a": base.rewards + 1}),
         dataclasses.replace(base, initial={"a": base.rewards}),
         dataclasses.replace(base, initial={"a": base.rewards + 1}),
+        dataclasses.replace(base, source="human"),
+        dataclasses.replace(base, source="human2"),
     ]
     assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
 
@@ -302,6 +305,12 @@ LAYOUT_LIES = {
     "more than the body": ("o<f4:1000 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
     "a frame that is not there": (f"o<f4:{1 << 20} a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
     "less than the body": ("o<f2:1 a<i8 r<f4 l<f4 v<u8", RefusalReason.SHAPE),
+    "an empty source": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 @", RefusalReason.MALFORMED),
+    "a long source": (f"o<f4:2 a<i8 r<f4 l<f4 v<u8 @{'x' * 33}", RefusalReason.MALFORMED),
+    "two sources": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 @a @b", RefusalReason.MALFORMED),
+    "a source with an end of line": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 @a\n", RefusalReason.MALFORMED),
+    "a source in Greek": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 @άλφα", RefusalReason.MALFORMED),
+    "a source before the columns": ("@human o<f4:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
     "bytes": (b"o<f4:2 a<i8 r<f4 l<f4 v<u8", RefusalReason.MALFORMED),
     "a list": (["o", "<f4", [2]], RefusalReason.MALFORMED),
     "an array": (np.zeros(2), RefusalReason.MALFORMED),

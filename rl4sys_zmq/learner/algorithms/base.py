@@ -92,7 +92,8 @@ class Algorithm(Protocol):
         """Accept one segment (consecutive steps of one episode) for training.
 
         Args:
-            segment: The segment. It fits the observation and action spaces, and its numbers are finite.
+            segment: The segment. It fits the observation and action spaces, and its numbers are finite. Only an off-policy
+                algorithm gets segments of overridden actions (`Segment.source`), whose log-probabilities can be NaN or infinite.
             correct: True if the segment is more than ``max_policy_lag`` versions old and must be corrected by importance weights.
                 This happens only with the option ``on_lag: correct``.
         """

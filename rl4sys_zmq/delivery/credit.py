@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import LearnerThreadBacklog
 from rl4sys_zmq.wire.messages import Ack
 
-__all__ = ["CREDIT_BYTES", "CREDIT_ITEMS", "QUEUE_ITEMS", "QUEUE_MESSAGES", "CreditAllocator"]
+__all__ = ["CREDIT_BYTES", "CREDIT_ITEMS", "LATE_S", "QUEUE_ITEMS", "QUEUE_MESSAGES", "CreditAllocator"]
 
 CREDIT_ITEMS = 4096
 """Number of segments that actors are allowed to have waiting for one learner thread. It includes the segments that the journal is
@@ -41,9 +41,10 @@ segment if that is more. The limit grows with the actor's rate (`CreditAllocator
 AHEAD_S = 1.0
 """An actor can hold credit for the steps that it delivers in this time, in seconds, in addition to one segment."""
 
-MIN_PACE_S, LATE_S = 5e-3, 0.05
-"""The shortest pace that is compared, and the shortest time after which a delivery that is due counts as late, in seconds. Delays
-of the network and of the system are often longer than the interval between two messages of a fast actor."""
+MIN_PACE_S, LATE_S, IDLE_S = 5e-3, 0.05, 1.0
+"""Limits of the times for which one actor leaves credit to another one, in seconds: the shortest pace that is compared, the least
+delay after which a due delivery counts as late, and the time after which any delivery does. Delays of the network and of the
+system are often longer than the interval between two messages of a fast actor."""
 
 RETRY_S = 5e-3
 """The time in seconds after which the allocator looks again if an actor has no credit because others have it."""
@@ -140,7 +141,7 @@ class CreditAllocator:
         waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a later batch,
         and it leaves nothing.
         """
-        faster = sum(s.rate for s in streams if 4 * s.pace_s < pace_s and now - s.ready_at < AHEAD_S)
+        faster = sum(s.rate for s in streams if 4 * s.pace_s < pace_s and now - s.ready_at < IDLE_S)
         if faster * pace_s >= self.free_steps:
             return 0.0
         return sum(_expected_steps(stream, pace_s, now) for stream in streams)
@@ -198,7 +199,7 @@ class CreditAllocator:
 
 def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
     """Return the number of steps that a stream will soon deliver, in the view of an actor of this pace."""
-    late_s = min(stream.pace_s + max(2 * pace_s, LATE_S), AHEAD_S)
+    late_s = min(stream.pace_s + max(2 * pace_s, LATE_S), IDLE_S)
     if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
         return 0.0
     return min(stream.unused_steps, 2 * stream.burst_steps)

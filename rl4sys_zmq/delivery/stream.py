@@ -12,8 +12,7 @@ from rl4sys_zmq.wire.messages import Ack, Verdict
 __all__ = ["Key", "SegmentStream"]
 
 CHECKSUMS_KEPT = 64
-FIRST_PACE_S, FIRST_STEPS = 0.02, 64.0
-MAX_PACE_S = 10.0
+FIRST_PACE_S, FIRST_STEPS, MAX_PACE_S = 0.02, 64.0, 10.0
 
 Key = tuple[str, int]
 """The key of a stream within its client: the actor's id, and the origin.

@@ -27,7 +27,7 @@ from rl4sys_zmq.delivery import (
     replay_entry,
     take_submit,
 )
-from rl4sys_zmq.delivery.credit import AHEAD_S, LATE_S, RETRY_S
+from rl4sys_zmq.delivery.credit import IDLE_S, LATE_S, RETRY_S
 from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
@@ -1076,7 +1076,7 @@ def test_an_idle_actor_is_not_granted_its_own_credit_again() -> None:
     pool.demand(10, 0, 0)
     pool.grant([idle], 0.0)
     idle.request_credit(30)
-    pool.grant([idle], 10 * AHEAD_S)
+    pool.grant([idle], 10 * IDLE_S)
     assert idle.credit_steps == 10
 
 

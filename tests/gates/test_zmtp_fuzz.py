@@ -29,7 +29,7 @@ HELD = 32
 ACTORS = 16
 GROWTH_KIB = 1024
 ANSWER_S = 1.0 + LATE_S
-"""The longest time for an answer. A stranger that joins gets a share of the credit, which others get at the latest after `LATE_S`."""
+"""The longest time for an answer. A stranger that joins gets a share of the credit, which others get after `LATE_S`."""
 
 
 class Attack(threading.Thread):

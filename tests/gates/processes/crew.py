@@ -13,6 +13,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.batch_sender import BatchSender
 
 GREEDY_STEPS = 10**6
+CATCH_UP_S = 0.05
 
 given = options()
 over, going = threading.Event(), threading.Event()
@@ -47,7 +48,7 @@ class Member:
             traj = action = None
             for _ in range(self.episode):
                 if self.hz:
-                    next_at = max(next_at + 1 / self.hz, time.monotonic() - 1 / self.hz)
+                    next_at = max(next_at + 1 / self.hz, time.monotonic() - CATCH_UP_S)
                     over.wait(max(0.0, next_at - time.monotonic()))
                 traj, action = self.agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
                 action.update_reward(self.reward)

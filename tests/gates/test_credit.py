@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Child, Spawn, Tier, agent_options, until
+from .conftest import Child, Spawn, Tier, agent_options, check_law, until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -47,8 +47,8 @@ def actors(address: str, plans: list[dict[str, Any]], name: str) -> dict[str, An
     """Return the options of a crew."""
     options = []
     for place, plan in enumerate(plans):
-        agent = {key: plan[key] for key in ("overflow", "wait_timeout_s", "spool") if key in plan}
-        agent = agent_options(address, actor_id=f"{name}-{place}", **agent)
+        chosen: dict[str, Any] = {key: plan[key] for key in ("overflow", "wait_timeout_s", "spool") if key in plan}
+        agent = agent_options(address, actor_id=f"{name}-{place}", **chosen)
         options.append({"agent": agent, **{key: plan[key] for key in ("hz", "episode", "reward", "greedy") if key in plan}})
     return {"actors": options}
 
@@ -124,6 +124,7 @@ def test_a_spool_drains_beside_busy_actors(tier: Tier, report: Any, spawn: Spawn
         seconds[name] = (time.monotonic() - began) / left
     report(segments=segments, per_s={name: round(1 / each_s) for name, each_s in seconds.items()})
     stats = full.ask("stats")[0]
-    assert stats["submitted"] == stats["accepted"] >= 2 * segments
+    check_law(stats)
+    assert stats["accepted"] >= 2 * segments
     if tier.long:
         assert seconds["beside"] <= seconds["alone"] / SPOOL_PART_LONG

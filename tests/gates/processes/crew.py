@@ -90,7 +90,7 @@ with ExitStack() as stack:
         begin=begin,
         rest=rest,
         steps=lambda: [int(member.agent.stats()["accepted"]) * member.episode for member in crew],
-        stats=lambda: [{key: member.agent.stats()[key] for key in ("submitted", "accepted", "in_actor")} for member in crew],
+        stats=lambda: [member.agent.stats() for member in crew],
     )
     over.set()
     for thread in threads:

@@ -49,7 +49,8 @@ def actors(address: str, plans: list[dict[str, Any]], name: str) -> dict[str, An
     for place, plan in enumerate(plans):
         chosen: dict[str, Any] = {key: plan[key] for key in ("overflow", "wait_timeout_s", "spool") if key in plan}
         agent = agent_options(address, actor_id=f"{name}-{place}", **chosen)
-        options.append({"agent": agent, **{key: plan[key] for key in ("hz", "episode", "reward", "greedy") if key in plan}})
+        member: dict[str, Any] = {key: plan[key] for key in ("hz", "episode", "reward", "greedy") if key in plan}
+        options.append({**member, "agent": agent})
     return {"actors": options}
 
 

@@ -110,21 +110,25 @@ class CreditAllocator:
         members = list(streams)
         wanting = [s for s in members if s.want_steps > max(s.credit_steps, s.accepted_steps)]
         wanting.sort(key=lambda s: (s.ready_at, s.accepted_steps))
+        credited = [s for s in members if s.credit_steps > s.accepted_steps]
         set_aside: dict[float, float] = {}
         granted = []
         for position, stream in enumerate(wanting):
             pace_s = 2.0 ** math.ceil(math.log2(max(stream.pace_s, MIN_PACE_S)))  # few values, each of which is summed up once
             if pace_s not in set_aside:
-                set_aside[pace_s] = self._set_aside(members, pace_s, now)
+                set_aside[pace_s] = self._set_aside(members, credited, pace_s, now)
             unused = stream.unused_steps
+            if not unused and free - set_aside[pace_s] < 1:
+                self.retry_at = now + RETRY_S
+                continue
             others = max(0.0, set_aside[pace_s] - _expected_steps(stream, pace_s, now))
             room = int(free - others - unused)
             share = max(room // (len(wanting) - position), math.ceil(stream.accepted_steps / max(1, stream.received)), 1)
             share = min(share, room, stream.want_steps - stream.accepted_steps - unused)
             if share < 1:
-                if not unused:
-                    self.retry_at = now + RETRY_S
                 continue
+            if not unused:
+                credited.append(stream)
             before = {pace: _expected_steps(stream, pace, now) for pace in set_aside}
             if not unused and stream.accepted_steps > stream.ready_steps:
                 stream.ready_at, stream.ready_steps = now, stream.accepted_steps
@@ -134,8 +138,8 @@ class CreditAllocator:
             granted.append(stream)
         return granted
 
-    def _set_aside(self, streams: Sequence[SegmentStream], pace_s: float, now: float) -> float:
-        """Return the number of free steps that an actor of this pace leaves to the actors that have credit for them.
+    def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
+        """Return the number of free steps that an actor of this pace leaves to the `credited` ones, which have credit for them.
 
         These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor never
         waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a later batch,
@@ -144,7 +148,7 @@ class CreditAllocator:
         faster = sum(s.rate for s in streams if 4 * s.pace_s < pace_s and now - s.ready_at < IDLE_S)
         if faster * pace_s >= self.free_steps:
             return 0.0
-        return sum(_expected_steps(stream, pace_s, now) for stream in streams)
+        return sum(_expected_steps(stream, pace_s, now) for stream in credited)
 
     @staticmethod
     def reclaim(stream: SegmentStream) -> None:

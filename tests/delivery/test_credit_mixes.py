@@ -65,14 +65,14 @@ def test_actors_of_one_speed_collect_with_the_newest_version(actors: list[Actor]
 class WaitsForAll(CreditAllocator):
     """An allocator that sets all unused credit aside."""
 
-    def _set_aside(self, streams: Iterable[SegmentStream], pace_s: float, now: float) -> float:
-        return sum(stream.unused_steps for stream in streams)
+    def _set_aside(self, streams: object, credited: Iterable[SegmentStream], pace_s: float, now: float) -> float:
+        return sum(stream.unused_steps for stream in credited)
 
 
 class WaitsForNone(CreditAllocator):
     """An allocator that sets nothing aside."""
 
-    def _set_aside(self, streams: Iterable[SegmentStream], pace_s: float, now: float) -> float:
+    def _set_aside(self, streams: object, credited: object, pace_s: float, now: float) -> float:
         return 0.0
 
 

@@ -25,8 +25,7 @@ MAX_BODY_FRAMES = 200
 CREDIT_AHEAD_S = 0.5
 """The time after a message, in seconds, during which the actor requests credit (permission to send steps) in advance.
 
-That saves a round trip for each message of a busy actor. The value is half the time for which the learner lets an actor keep
-unused credit (`delivery.credit.IDLE_S`). So an actor that has become idle does not hold back credit that others could use.
+That saves a round trip for each message of a busy actor. An actor that has become idle returns its credit.
 """
 
 

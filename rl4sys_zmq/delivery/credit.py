@@ -8,13 +8,14 @@ segment can exceed the limit. The pool therefore counts the steps received, not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import LearnerThreadBacklog
 from rl4sys_zmq.wire.messages import Ack
 
-__all__ = ["CREDIT_BYTES", "CREDIT_ITEMS", "IDLE_S", "QUEUE_ITEMS", "QUEUE_MESSAGES", "CreditAllocator"]
+__all__ = ["CREDIT_BYTES", "CREDIT_ITEMS", "LATE_S", "QUEUE_ITEMS", "QUEUE_MESSAGES", "CreditAllocator"]
 
 CREDIT_ITEMS = 4096
 """Number of segments that actors are allowed to have waiting for one learner thread. It includes the segments that the journal is
@@ -35,10 +36,18 @@ NEWCOMER_ITEMS = 64
 
 FIRST_REQUEST_DIVISOR = 64
 """A new actor gets credit for at most 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use, or for one
-segment if that is more. The limit grows with the steps that the actor sends (`CreditAllocator.limit_request`)."""
+segment if that is more. The limit grows with the actor's rate (`CreditAllocator.limit_request`)."""
 
-IDLE_S = 1.0
-"""The time in seconds after which unused credit (permission to send) of an actor is granted to another actor as well."""
+AHEAD_S = 1.0
+"""An actor can hold credit for the steps that it delivers in this time, in seconds, in addition to one segment."""
+
+MIN_PACE_S, LATE_S, IDLE_S = 5e-3, 0.05, 1.0
+"""Limits of the times for which one actor leaves credit to another one, in seconds: the shortest pace that is compared, the least
+delay after which a due delivery counts as late, and the time after which any delivery does. Delays of the network and of the
+system are often longer than the interval between two messages of a fast actor."""
+
+RETRY_S = 5e-3
+"""The time in seconds after which the allocator looks again if an actor has no credit because others have it."""
 
 
 class CreditAllocator:
@@ -48,9 +57,11 @@ class CreditAllocator:
         transit: The counts of the data between the gateway (the learner's network thread) and the learner thread.
         limit_steps: The total number of steps that the learner thread can use, counted from its start.
         min_version: The lowest policy version with which actors should start a segment.
+        retry_at: The time, in seconds, at which `grant` should be called again even without news; infinity for none.
     """
 
     def __init__(self) -> None:
+        self.retry_at = math.inf
         self.transit = LearnerThreadBacklog()
         self.limit_steps = 0
         self.min_version = 0
@@ -83,31 +94,61 @@ class CreditAllocator:
         self.min_version = max(self.min_version, min_version)
 
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
-        """Raise the credit (permission to send steps) of actors that request more. Return the streams of these actors.
+        """Raise the credit of actors that request more. Return their streams, and set `retry_at`.
 
-        A stream is the learner's record of the segments of one actor.
+        The actor that has waited longest comes first. It gets an equal share, and at least one segment, of the steps that remain
+        after those that others are expected to deliver in the meantime (`_set_aside`).
 
-        The streams with the fewest accepted steps come first, so that slow and fast actors get equal shares. Credit that an actor
-        has not used for `IDLE_S` seconds is granted to another actor as well. Otherwise an idle actor could prevent a batch from
-        filling. If the idle actor uses its credit later, the next batch starts with older data.
+        Args:
+            streams: The streams of the connected actors.
+            now: Time on the monotonic clock, in seconds.
         """
+        self.retry_at = math.inf
+        free = self.free_steps
+        if free < 1:
+            return []
         members = list(streams)
-        unused = {id(s): max(0, s.credit_steps - s.accepted_steps) for s in members}
-        idle = {id(s) for s in members if now - s.progress_at >= IDLE_S}
-        free = self.free_steps - sum(n for key, n in unused.items() if key not in idle)
+        wanting = [s for s in members if s.want_steps > max(s.credit_steps, s.accepted_steps)]
+        wanting.sort(key=lambda s: (s.ready_at, s.accepted_steps))
+        credited = [s for s in members if s.credit_steps > s.accepted_steps]
+        set_aside: dict[float, float] = {}
         granted = []
-        for stream in sorted(members, key=lambda s: s.accepted_steps):
-            own = unused[id(stream)] if id(stream) in idle else 0  # free for other streams only
-            wanted = stream.want_steps - max(stream.credit_steps, stream.accepted_steps)
-            share = min(wanted, free - own)
-            if share <= 0:
+        for position, stream in enumerate(wanting):
+            pace_s = 2.0 ** math.ceil(math.log2(max(stream.pace_s, MIN_PACE_S)))  # few values, each of which is summed up once
+            if pace_s not in set_aside:
+                set_aside[pace_s] = self._set_aside(members, credited, pace_s, now)
+            unused = stream.unused_steps
+            if not unused and free - set_aside[pace_s] < 1:
+                self.retry_at = now + RETRY_S
                 continue
-            if stream.credit_steps <= stream.accepted_steps:
-                stream.progress_at = now
-            stream.credit_steps = max(stream.credit_steps, stream.accepted_steps) + share
-            free -= share
+            others = max(0.0, set_aside[pace_s] - _expected_steps(stream, pace_s, now))
+            room = int(free - others - unused)
+            share = max(room // (len(wanting) - position), math.ceil(stream.accepted_steps / max(1, stream.received)), 1)
+            share = min(share, room, stream.want_steps - stream.accepted_steps - unused)
+            if share < 1:
+                continue
+            if not unused:
+                credited.append(stream)
+            before = {pace: _expected_steps(stream, pace, now) for pace in set_aside}
+            if not unused and stream.accepted_steps > stream.ready_steps:
+                stream.ready_at, stream.ready_steps = now, stream.accepted_steps
+            stream.credit_steps = stream.accepted_steps + unused + share
+            for pace, steps in before.items():
+                set_aside[pace] += _expected_steps(stream, pace, now) - steps
             granted.append(stream)
         return granted
+
+    def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
+        """Return the number of free steps that an actor of this pace leaves to the `credited` ones, which have credit for them.
+
+        These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor never
+        waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a later batch,
+        and it leaves nothing.
+        """
+        faster = sum(s.rate for s in streams if 4 * s.pace_s < pace_s and now - s.ready_at < IDLE_S)
+        if faster * pace_s >= self.free_steps:
+            return 0.0
+        return sum(_expected_steps(stream, pace_s, now) for stream in credited)
 
     @staticmethod
     def reclaim(stream: SegmentStream) -> None:
@@ -136,9 +177,8 @@ class CreditAllocator:
     def limit_request(self, stream: SegmentStream, want_steps: int, rollout_length: int) -> int:
         """Return the credit that an actor can request at present: `want_steps`, up to a limit that protects the other actors.
 
-        Credit is the total number of steps that an actor is allowed to have sent. The limit is twice the number of steps that
-        the actor has sent, plus the larger of one segment and 1/`FIRST_REQUEST_DIVISOR` of the free steps (the steps that the
-        learner thread can still use).
+        The limit is the number of steps that the actor has sent, those that it delivers in `AHEAD_S` seconds, and the larger of
+        one segment and 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use.
 
         Args:
             stream: The record of the actor's segments.
@@ -146,7 +186,8 @@ class CreditAllocator:
             rollout_length: The largest number of steps of a segment.
         """
         first = max(1, rollout_length, self.free_steps // FIRST_REQUEST_DIVISOR)
-        return min(want_steps, 2 * stream.accepted_steps + first)
+        delivered = stream.rate * AHEAD_S if stream.accepted_steps else 0
+        return min(want_steps, stream.accepted_steps + first + int(delivered))
 
     def ack(self, stream: SegmentStream, generation: int, shares: tuple[int, int]) -> Ack:
         """Return the `Ack` message, which tells an actor the segments that were received and the data that it can still send.
@@ -158,3 +199,11 @@ class CreditAllocator:
         """
         items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
         return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=self.min_version)
+
+
+def _expected_steps(stream: SegmentStream, pace_s: float, now: float) -> float:
+    """Return the number of steps that a stream will soon deliver, in the view of an actor of this pace."""
+    late_s = min(stream.pace_s + max(2 * pace_s, LATE_S), IDLE_S)
+    if not stream.useful or stream.pace_s > 2 * pace_s or now - stream.ready_at > late_s:
+        return 0.0
+    return min(stream.unused_steps, 2 * stream.burst_steps)

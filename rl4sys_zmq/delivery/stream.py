@@ -12,6 +12,7 @@ from rl4sys_zmq.wire.messages import Ack, Verdict
 __all__ = ["Key", "SegmentStream"]
 
 CHECKSUMS_KEPT = 64
+FIRST_PACE_S, FIRST_STEPS, MAX_PACE_S = 0.02, 64.0, 10.0
 
 Key = tuple[str, int]
 """The key of a stream within its client: the actor's id, and the origin.
@@ -49,7 +50,12 @@ class SegmentStream:
         want_steps: The credit that the actor requests, as a total like `credit_steps`.
         verdicts: The number of segments by verdict.
         last_seen: The time of the actor's last message, in seconds.
-        progress_at: The time at which the actor last delivered segments, or got credit after it had none, in seconds.
+        useful: False if the last verdict was quarantined or refused. The stream's data are then no progress.
+        ready_at: The time of the actor's last useful delivery, or of a later grant of credit after it had none, in seconds.
+        ready_steps: The value of `accepted_steps` at the last such grant; -1 before the first. An actor that returns its credit
+            and requests it again gets no new `ready_at`.
+        pace_s: The mean time from `ready_at` to the next useful delivery, in seconds.
+        burst_steps: The mean number of steps of a useful delivery.
     """
 
     def __init__(
@@ -78,7 +84,10 @@ class SegmentStream:
         self.credit_steps = 0
         self.want_steps = 0
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
-        self.last_seen = self.progress_at = now
+        self.last_seen = self.ready_at = now
+        self.useful = True
+        self.ready_steps = -1
+        self.pace_s, self.burst_steps = FIRST_PACE_S, FIRST_STEPS
         self._disposed: set[int] = set()
         self._holes: dict[int, int] = {}
         self._refused_late: list[int] = []
@@ -128,6 +137,23 @@ class SegmentStream:
         self._checksums.update(zip(range(self.received - len(kept), self.received), kept, strict=True))
         while len(self._checksums) > CHECKSUMS_KEPT:
             self._checksums.popitem(last=False)
+
+    @property
+    def unused_steps(self) -> int:
+        """The number of steps of the credit that the actor has not used."""
+        return max(0, self.credit_steps - self.accepted_steps)
+
+    @property
+    def rate(self) -> float:
+        """The useful steps per second that the actor delivers while it has credit."""
+        return self.burst_steps / max(self.pace_s, 1e-3) if self.useful else 0.0
+
+    def measure(self, steps: int, now: float) -> None:
+        """Measure the pace of the actor at a delivery of `steps` accepted steps."""
+        if self.useful and steps:
+            self.pace_s += (min(now - self.ready_at, MAX_PACE_S) - self.pace_s) / 2
+            self.burst_steps += (steps - self.burst_steps) / 2
+            self.ready_at = now
 
     def refuse(self, seq: int | None = None) -> None:
         """Record a malformed segment as refused, after `accept_all` has counted it. By default this is the last segment.
@@ -184,6 +210,8 @@ class SegmentStream:
                     self._disposed.add(seq)
                     fresh += 1
         self.verdicts[verdict] += fresh
+        if fresh:
+            self.useful = verdict not in (Verdict.QUARANTINED, Verdict.REFUSED)
         self._advance()
         return fresh
 

@@ -259,6 +259,11 @@ class ClientState:
         self.workers.append(self.worker)
 
     @property
+    def next_grant_at(self) -> float:
+        """The time at which credit should be granted and acknowledgements sent, in seconds; infinity if there is no need."""
+        return max(self.next_ack_at, 0.0 if self.dirty else self.pool.retry_at)
+
+    @property
     def ended_unexpectedly(self) -> bool:
         """True if the learner thread has ended without having been asked to, and without reporting an error."""
         asked = self.state is LearnerThreadState.FAILED or self.restart_at is not None

@@ -326,8 +326,7 @@ class LearnerCore:
         for client in self.registry:
             if client.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
-            if client.dirty:
-                most_s = min(most_s, client.next_ack_at - now)
+            most_s = min(most_s, client.next_grant_at - now)
             if client.beacon_due:
                 most_s = min(most_s, client.next_beacon_at - now)
         return max(0.0, most_s)

@@ -335,8 +335,8 @@ class ActorSessionHandler:
             client.counters.add(f"items_refused.{error.code.value}")
             self._sink.event("item_refused", client_id=client.client_id, actor_id=stream.actor_id, reason=str(error))
         client.accepted += intake.accepted
-        stream.progress_at = stream.last_seen
         if intake.entry is not None:
+            stream.measure(intake.entry.steps, stream.last_seen)
             if intake.accepted:
                 client.pool.transit.accept(DataAmount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._journal.append([intake.entry])
@@ -565,7 +565,7 @@ class ActorSessionHandler:
             client: The client.
             room_bytes: Free space of the journal (the record of accepted segments), in bytes.
         """
-        if not client.dirty or (began := self._clock()) < client.next_ack_at:
+        if (began := self._clock()) < client.next_grant_at:
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, began))

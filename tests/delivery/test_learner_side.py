@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ from rl4sys_zmq.delivery import (
     replay_entry,
     take_submit,
 )
-from rl4sys_zmq.delivery.credit import IDLE_S
+from rl4sys_zmq.delivery.credit import IDLE_S, LATE_S, RETRY_S
 from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
@@ -948,10 +949,10 @@ def wanting(want: int, accepted: int = 0, actor_id: str = "a") -> SegmentStream:
 
 
 def test_credit_is_granted_to_those_who_want_up_to_the_demand() -> None:
-    pool, first, second = CreditAllocator(), wanting(30), wanting(100, accepted=50)
+    pool, first, second = CreditAllocator(), wanting(20), wanting(100, accepted=50)
     pool.demand(60, 0, 0)
     assert pool.grant([second, first], 0.0) == [first, second]
-    assert (first.credit_steps, second.credit_steps) == (30, 80)
+    assert (first.credit_steps, second.credit_steps) == (20, 90)
     assert pool.grant([first, second], 0.0) == []
     pool.demand(50, 0, 3)
     assert (pool.limit_steps, pool.min_version) == (60, 3)
@@ -962,22 +963,90 @@ def test_promises_never_exceed_the_demand(limit: int, actors: list[tuple[int, in
     pool = CreditAllocator()
     pool.demand(limit, 0, 0)
     streams = [wanting(want, accepted) for want, accepted in actors]
-    pool.grant(streams, 0.0)
+    while pool.grant(streams, 0.0):
+        pass  # an actor that wants more than an equal share gets the rest of the others in the next turn
     promised = sum(max(0, s.credit_steps - s.accepted_steps) for s in streams)
     assert promised <= limit
     hungry = any(s.want_steps > max(s.credit_steps, s.accepted_steps) for s in streams)
     assert promised == limit or not hungry
 
 
-def test_idle_credit_is_offered_once_more() -> None:
+def test_unused_credit_is_granted_once_more_when_it_is_late() -> None:
     pool, idle, busy = CreditAllocator(), wanting(10), wanting(10)
     pool.demand(10, 0, 0)
-    pool.grant([idle, busy], 0.0)
-    assert (idle.credit_steps, busy.credit_steps) == (10, 0)
-    pool.grant([idle, busy], IDLE_S / 2)
-    assert busy.credit_steps == 0
-    pool.grant([idle, busy], IDLE_S)
-    assert (idle.credit_steps, busy.credit_steps) == (10, 10)
+    pool.grant([idle], 0.0)
+    pool.grant([idle, busy], LATE_S / 2)
+    assert (idle.credit_steps, busy.credit_steps, pool.retry_at) == (10, 0, LATE_S / 2 + RETRY_S)
+    pool.grant([idle, busy], 2 * LATE_S)
+    assert (idle.credit_steps, busy.credit_steps, pool.retry_at) == (10, 10, math.inf)
+
+
+def paced(pace_s: float, burst: int, want: int = 0, unused: int = 0) -> SegmentStream:
+    """Return the stream of an actor that has delivered bursts of this size, one each `pace_s` seconds, until the time 0."""
+    stream = stream_of()
+    for place in range(20):
+        stream.accept(burst, place)
+        stream.ready_at = -pace_s
+        stream.measure(burst, 0.0)
+    stream.want_steps, stream.credit_steps = stream.accepted_steps + want, stream.accepted_steps + unused
+    return stream
+
+
+def test_a_fast_actor_does_not_wait_for_slow_ones_that_have_credit() -> None:
+    pool, fast = CreditAllocator(), paced(0.006, 50, want=100)
+    slow = [paced(1.0, 50, unused=100) for _ in range(10)]
+    pool.demand(100, 0, 0)
+    pool.grant([*slow, fast], 0.001)
+    assert fast.unused_steps == 100
+
+
+def test_actors_of_one_speed_share_a_batch_and_do_not_exceed_it() -> None:
+    pool, members = CreditAllocator(), [paced(0.06, 60, want=120) for _ in range(8)]
+    pool.demand(480, 0, 0)
+    pool.grant(members, 0.001)
+    assert [stream.unused_steps for stream in members] == [60] * 8
+    pool.transit.accept(DataAmount(60, 1, 0))
+    members[0].accept(60, 0)
+    members[0].measure(60, 0.055)
+    assert pool.grant(members, 0.055) == [], "the rest of the batch is for those who collect it"
+
+
+def test_credit_of_an_actor_that_outlasts_the_batch_is_for_a_later_one() -> None:
+    pool, fast, slow = CreditAllocator(), paced(0.006, 50, unused=100), paced(1.0, 50, want=100)
+    pool.demand(110, 0, 0)
+    pool.grant([fast, slow], 0.001)
+    assert slow.unused_steps == 100
+
+
+@pytest.mark.parametrize("verdict", [Verdict.QUARANTINED, Verdict.REFUSED])
+def test_quarantined_segments_are_no_progress(verdict: str) -> None:
+    pool, bad, good = CreditAllocator(), paced(0.006, 50, unused=100), paced(0.006, 50, want=100)
+    pool.demand(100, 0, 0)
+    assert pool.grant([bad, good], 0.001) == []
+    bad.dispose([[19, 20]], verdict)
+    bad.measure(50, 0.001)
+    assert (bad.ready_at, bad.rate) == (0.0, 0.0)
+    pool.grant([bad, good], 0.001)
+    assert good.unused_steps == 100
+    bad.dispose([[0, 19]], Verdict.TRAINED)
+    assert bad.useful
+
+
+def test_an_actor_that_returns_its_credit_and_requests_it_again_is_not_waited_for() -> None:
+    pool, fickle, good = CreditAllocator(), wanting(50), paced(0.006, 50, want=60)
+    pool.demand(60, 0, 0)
+    for turn in range(20):
+        fickle.request_credit(0)
+        fickle.request_credit(50)
+        pool.grant([fickle], turn / 100)
+        assert fickle.unused_steps == 50
+    pool.grant([fickle, good], 0.2)
+    assert good.unused_steps == 60
+
+
+@pytest.mark.parametrize(("stream", "most"), [(wanting(0), 8), (paced(1.0, 4), 84 + 4), (paced(0.01, 50), 1000 + 8 + 5000)])
+def test_a_request_is_limited_to_a_segment_and_the_steps_of_a_second(stream: SegmentStream, most: int) -> None:
+    assert CreditAllocator().limit_request(stream, 10**6, 8) == pytest.approx(most, abs=4)
 
 
 def test_who_wants_less_gives_credit_back() -> None:

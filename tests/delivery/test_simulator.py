@@ -235,7 +235,6 @@ class GrantsTwice(CreditAllocator):
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
         for stream in (granted := list(streams)):
             stream.credit_steps = max(stream.credit_steps, min(stream.want_steps, stream.accepted_steps + 24))
-            stream.progress_at = now
         return granted
 
 

@@ -16,7 +16,7 @@ import pytest
 from wire.conftest import build
 from wire.test_fuzz import Mutator
 
-from rl4sys_zmq.delivery.credit import IDLE_S
+from rl4sys_zmq.delivery.credit import LATE_S
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
@@ -28,8 +28,8 @@ HELD = 32
 
 ACTORS = 16
 GROWTH_KIB = 1024
-ANSWER_S = 1.0 + IDLE_S
-"""The longest time for an answer. A stranger that joins gets a share of the credit, which others get only after `IDLE_S`."""
+ANSWER_S = 1.0 + LATE_S
+"""The longest time for an answer. A stranger that joins gets a share of the credit, which others get after `LATE_S`."""
 
 
 class Attack(threading.Thread):

@@ -33,7 +33,7 @@ from simulation.sim_thread import MAX_STEPS
 if TYPE_CHECKING:
     from simulation.sim_network import SimNetwork
 
-__all__ = ["ActorParts", "Link", "SimActor"]
+__all__ = ["ActorParts", "Link", "SimActor", "packed_segment"]
 
 QUEUE_ITEMS = 40
 BATCH_ITEMS = 4
@@ -102,6 +102,11 @@ class SimActor:
     def held(self) -> int:
         """The number of segments in its queue."""
         return len(self._spool.rows)
+
+    @property
+    def wanted_steps(self) -> int:
+        """The credit to request: the number of steps that it has sent and that wait in its queue."""
+        return self.session.sent_steps + self._spool.waiting_steps
 
     @property
     def accounted(self) -> int:
@@ -194,7 +199,7 @@ class SimActor:
         steps = MAX_STEPS + 1 if self._sim.rng.random() < 0.1 else self._sim.rng.randint(1, MAX_STEPS)
         segment = next(self._serial)
         history.submit(self.owner, segment)
-        dropped = self._spool.put(segment, _packed(segment, steps), QUEUE_ITEMS)
+        dropped = self._spool.put(segment, packed_segment(segment, steps), QUEUE_ITEMS)
         if dropped is not None:
             history.drop(dropped)
         if self._sim.rng.random() < 0.3:
@@ -241,7 +246,7 @@ class SimActor:
                 batch.append(packed)
                 steps += packed.steps
             self._do(session.take(now, batch))
-        self._do(session.want(now, session.sent_steps + spool.waiting_steps))
+        self._do(session.want(now, self.wanted_steps))
         self._do(session.tick(now, (0, 0)))
         self._schedule_tick()
 
@@ -297,7 +302,7 @@ class SimActor:
         self.pure = False
 
 
-def _packed(segment: int, steps: int) -> PackedSegment:
+def packed_segment(segment: int, steps: int) -> PackedSegment:
     rows = np.zeros(steps, dtype=np.float32)
     observations = np.zeros((steps, 1), dtype=np.float32)
     actions, versions = np.zeros(steps, dtype=np.int64), np.zeros(steps, dtype=np.uint64)

@@ -34,7 +34,6 @@ from rl4sys_zmq.delivery import (
     StreamTable,
     stall_reason,
 )
-from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.journal_rows import CountSegmentsLostByJournal, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
@@ -140,11 +139,10 @@ class _Before:
     received: int
     accepted_steps: int
     credit_steps: int
-    progress_at: float
 
     @classmethod
     def of(cls, stream: SegmentStream) -> _Before:
-        return cls(stream.received, stream.accepted_steps, stream.credit_steps, stream.progress_at)
+        return cls(stream.received, stream.accepted_steps, stream.credit_steps)
 
 
 class SimLearner:
@@ -182,7 +180,6 @@ class SimLearner:
         self._began, self._save_at = now, now + rng.expovariate(1 / schedule.checkpoint_s)
         self._watch = StallTimer()
         self._fails = False
-        self._slack_steps = 0
         self._heard: dict[str, float] = {}
         self._hellos: dict[bytes, Hello] = {}
         self._keys: dict[bytes, Key] = {}
@@ -319,7 +316,7 @@ class SimLearner:
         before = _Before.of(session[1]) if session is not None else None
         if session is not None and message is not None:
             self._heard[session[1].actor_id] = now
-        self._input(lambda: self.core.endpoint.receive(peer, None, frames, now))
+        self.core.endpoint.receive(peer, None, frames, now)
         if isinstance(message, Submit) and session is not None and before is not None:
             self._on_submit(peer, session[1], before, message)
         return self._answers()
@@ -338,11 +335,10 @@ class SimLearner:
                 if thread.progress.moved:
                     thread.save_and_say()
             self.reach("after_checkpoint")
-            self._input(self._hear)
+            self._hear()
         self._check_transit()
         self._check_stall()
-        self._input(self.core.turn)
-        self._check_credit()
+        self._turn_core()
         return self._answers()
 
     def each_second(self, now: float) -> Answers:
@@ -350,7 +346,7 @@ class SimLearner:
         self.now = now
         client = self.client
         self._current = {s.key for s in client.table.current()} if client is not None else set()
-        self._input(lambda: self.core.each_second(now), feeds=True)
+        self.core.each_second(now)
         if self._ready:
             self.check_books()
         return self._answers()
@@ -374,12 +370,11 @@ class SimLearner:
             self._history.counts["thread_failures"] += 1
             thread.fail()
             self._fails = True
-            self._input(self._hear)
+            self._hear()
             self._fails = False
-        self._input(lambda: self.core.do(OperatorCommand(RESTART, CLIENT_ID)))
-        self._slack_steps = 0  # later segments arrive under new credit, or without any
+        self.core.do(OperatorCommand(RESTART, CLIENT_ID))
         for frames in late:
-            self._input(functools.partial(self.core.on_worker, frames))
+            self.core.on_worker(frames)
         return self._answers()
 
     def _dispatch(self) -> None:
@@ -387,23 +382,9 @@ class SimLearner:
             self._disk_journal.full = self.full
         client = self.client
         replaying = client is not None and client.replaying
-        self._input(self.core.on_journal, feeds=True)
+        self.core.on_journal()
         if replaying and self._ready:
             self.check_books()
-
-    def _input(self, act: Callable[[], object], *, feeds: bool = False) -> None:
-        """Let the core act, and record the number of steps that may now arrive beyond the demand of the learner thread.
-
-        An actor may have used credit that is taken back. Entries that a learner thread receives again are not in its demand.
-        """
-        client = self.client
-        streams = [(stream, stream.credit_steps) for stream in client.table.all()] if client is not None else []
-        pool = client.pool if client is not None else None
-        steps = pool.transit.steps if pool is not None else 0
-        act()
-        self._slack_steps += sum(max(0, credit - stream.credit_steps) for stream, credit in streams)
-        if feeds and client is not None and pool is client.pool:
-            self._slack_steps += max(0, pool.transit.steps - steps)
 
     def _answers(self) -> Answers:
         """Record the messages of the core, and return those to send."""
@@ -440,8 +421,6 @@ class SimLearner:
 
     def _on_submit(self, peer: bytes, stream: SegmentStream, before: _Before, message: Submit) -> None:
         """Record the segments of a SUBMIT by which the received mark has moved."""
-        if self.now - before.progress_at >= IDLE_S:  # another actor may have received the same credit
-            self._slack_steps += max(0, before.credit_steps - before.accepted_steps)
         moved, key = stream.received - before.received, self._keys[peer]
         if moved <= 0:
             return
@@ -450,7 +429,6 @@ class SimLearner:
         over = max(0, stream.accepted_steps - max(before.credit_steps, before.accepted_steps))
         if self._schedule.clean and over > MAX_STEPS:
             raise Violation("credit", f"{over} steps came beyond the credit")
-        self._slack_steps += over
         heads = read_heads(message)
         for index in range(max(0, len(heads) - moved), len(heads)):
             steps, segment = int(heads[index]["steps"]), int(heads[index]["episode_id"])
@@ -475,15 +453,16 @@ class SimLearner:
             refused, pending = client.verdicts[Verdict.REFUSED], client.table.pending
             self._history.check_books(Books(client.accepted, refused, judged, pending, client.rolled_back, client.gap))
 
-    def _check_credit(self) -> None:
+    def _turn_core(self) -> None:
+        """Let the core grant credit. No actor may get more than the learner thread can use in addition to what is on the way."""
         client = self.client
-        if client is None:
-            return
-        pool, live = client.pool, client.table.live()
-        promised = sum(max(0, s.credit_steps - s.accepted_steps) for s in live if self.now - s.progress_at < IDLE_S)
-        came, limit = pool.transit.taken.steps + pool.transit.steps, pool.limit_steps + self._slack_steps
-        if came + promised > limit:
-            raise Violation("credit", f"{came} came, {promised} are promised; the limit is {limit}")
+        free = max(0, client.pool.free_steps) if client is not None else 0
+        before = {stream.key: stream.credit_steps for stream in client.table.live()} if client is not None else {}
+        self.core.turn()
+        for stream in client.table.live() if client is not None else ():
+            unused = stream.credit_steps - stream.accepted_steps
+            if stream.credit_steps > before.get(stream.key, 0) and unused > free:
+                raise Violation("credit", f"{unused} steps are granted to {stream.key}; the learner thread can use {free}")
 
     def _check_transit(self) -> None:
         """Check that the allocator's counts of the waiting segments and of those in transit are right."""

@@ -1,0 +1,97 @@
+"""Actors with a rate each, in one process. It reports the steps of whole episodes that the learner has accepted from each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from harness.talk import obey, options, say
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.batch_sender import BatchSender
+
+GREEDY_STEPS = 10**6
+CATCH_UP_S = 0.05
+
+given = options()
+over, going = threading.Event(), threading.Event()
+
+
+class Member:
+    """One actor.
+
+    Attributes:
+        hz: The number of steps per second that it tries to collect; 0 for as many as possible, None for an actor that only
+            requests credit.
+        episode: The number of steps of an episode.
+        reward: The reward of each step. The learner thread quarantines a segment whose rewards are too large.
+        greedy: True if it always requests a million steps.
+    """
+
+    def __init__(
+        self, agent: RL4SysAgent, hz: float | None, episode: int = 50, reward: float = 1.0, *, greedy: bool = False
+    ) -> None:
+        self.agent, self.hz, self.episode, self.reward = agent, hz, episode, reward
+        if greedy:
+            sender: Any = agent._io._batch_sender
+            sender.__class__ = Greedy
+
+    def act(self) -> None:
+        """Play episodes while the crew goes, until the process ends."""
+        next_at = time.monotonic()
+        while not over.is_set():
+            if self.hz is None or not going.is_set():
+                over.wait(0.01)
+                continue
+            traj = action = None
+            for _ in range(self.episode):
+                if self.hz:
+                    next_at = max(next_at + 1 / self.hz, time.monotonic() - CATCH_UP_S)
+                    over.wait(max(0.0, next_at - time.monotonic()))
+                traj, action = self.agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
+                action.update_reward(self.reward)
+                self.agent.add_to_trajectory(traj, action)
+            if traj is not None:
+                self.agent.mark_end_of_trajectory(traj, action)
+
+
+class Greedy(BatchSender):
+    """A sender that always requests a million steps."""
+
+    def wanted_steps(self, now: float, asked_steps: int) -> int:
+        """Return the credit to request."""
+        return super().wanted_steps(now, asked_steps) + GREEDY_STEPS
+
+
+def begin() -> bool:
+    """Let the actors act."""
+    going.set()
+    return True
+
+
+def rest() -> bool:
+    """Let the actors finish their episodes, and then wait."""
+    going.clear()
+    return True
+
+
+with ExitStack() as stack:
+    crew = [
+        Member(stack.enter_context(RL4SysAgent(config=AgentConfig.from_mapping(one.pop("agent")))), **one)
+        for one in given["actors"]
+    ]
+    threads = [threading.Thread(target=member.act) for member in crew]
+    for thread in threads:
+        thread.start()
+    say("ready")
+    obey(
+        begin=begin,
+        rest=rest,
+        steps=lambda: [int(member.agent.stats()["accepted"]) * member.episode for member in crew],
+        stats=lambda: [member.agent.stats() for member in crew],
+    )
+    over.set()
+    for thread in threads:
+        thread.join()

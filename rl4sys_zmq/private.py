@@ -46,7 +46,7 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: Path, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> int:
-    """Open a file and return its descriptor. A new file has mode 0600. Wait some seconds while no descriptor is free.
+    """Open a file and return its descriptor. A new file has mode 0600. Wait a little while no descriptor is free.
 
     Raises:
         OSError: If the file cannot be opened.

@@ -26,7 +26,7 @@ A program can choose a smaller one for all new threads (`threading.stack_size`).
 """
 
 
-DESCRIPTOR_WAIT_S = 5.0
+DESCRIPTOR_WAIT_S = 0.3
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 

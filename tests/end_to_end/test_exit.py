@@ -45,9 +45,10 @@ def test_a_program_ends_by_itself(slow_s: float, ending: str) -> None:
 
 FORK = """
 import os, sys
+from pathlib import Path
 from rl4sys_zmq.learner import Learner, LearnerConfig
 learner = Learner(LearnerConfig(bind="inproc://exit", run_dir=None, engine="process", shutdown_timeout_s=1.0)).start()
-folder = learner._gateway._engines["process"]._folder
+folder = Path(learner._gateway._engines["process"]._folder)
 child = os.fork()
 if not child:
     {ending}

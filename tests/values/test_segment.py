@@ -32,6 +32,7 @@ def test_segment_of_equals_the_class() -> None:
         {},
         {},
         False,
+        "human",
     )
     fast, slow = segment_of(*values), Segment(*values)
     assert type(fast) is Segment and len(values) == len(fields(Segment))

@@ -144,23 +144,31 @@ def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more() -> None:
 
 
 class NoDedupe(SegmentStream):
+    __slots__ = ()
+
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         super().admit(first_seq, checksums)
         return 0
 
 
 class GapAccepted(SegmentStream):
+    __slots__ = ()
+
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         self.received = max(self.received, first_seq)
         return super().admit(first_seq, checksums)
 
 
 class AckBeforeCommit(SegmentStream):
+    __slots__ = ()
+
     def ack(self, **kwargs: Any) -> Ack:
         return replace(super().ack(**kwargs), durable=self.received)
 
 
 class DurableNeverMoves(SegmentStream):
+    __slots__ = ()
+
     def commit(self, end_seq: int) -> None:
         pass
 

@@ -381,6 +381,7 @@ class TrajectoryManager:
                 self._leave_gap(traj, requested[0])
             while requested[0] is not action:
                 requested.popleft()
+                self._counters.add("skipped_actions")
         return True
 
     def _note_source(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:

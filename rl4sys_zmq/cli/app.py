@@ -118,7 +118,7 @@ class _Address(click.types.StringParamType):
         try:
             connect_uri(value)
         except ValueError as exc:
-            if Path(value).is_dir():
+            if value and Path(value).is_dir():
                 words = "is a folder; give the address from the first line of the learner's output, such as localhost:50051"
                 self.fail(f"{value!r} {words}", param, ctx)
             self.fail(f"expected {exc}, not {value!r}", param, ctx)

@@ -185,6 +185,7 @@ class TrainingCheckpoints:
             steps=progress.observed.steps,
             episodes=progress.observed.episodes,
             recent=progress.observed.recent,
+            overridden_steps=progress.observed.overridden_steps,
             verdicts=dict(progress.verdicts),
             marks=progress.marks(),
             saved_unix_s=time.time(),

@@ -74,7 +74,7 @@ _PIECE_FILE = re.compile(PIECE + r"[0-9a-f]{32}\.safetensors")
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 """The errors after which a file counts as lost. Other errors (no permission, too many open files) can be temporary."""
 
-_LATER = ("grid", "blob", "episodes", "recent")
+_LATER = ("grid", "blob", "episodes", "recent", "overridden_steps")
 """The fields of `CheckpointManifest` that manifests from older versions of this library lack."""
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
@@ -114,6 +114,7 @@ class CheckpointManifest:
         steps: Number of environment steps that the algorithm has observed.
         episodes: Number of episodes that ended in these steps.
         recent: Return and length in steps of the latest of these episodes, oldest first.
+        overridden_steps: Number of steps whose actions the host overrode.
         verdicts: Number of all segments (pieces of episodes) of the client by verdict (result): trained, stale, quarantined or
             refused.
         marks: Position of the checkpoint in each stream. A stream is the numbered segments of one actor.
@@ -140,6 +141,7 @@ class CheckpointManifest:
     saved_unix_s: float = 0.0
     episodes: int = 0
     recent: tuple[tuple[float, int], ...] = ()
+    overridden_steps: int = 0
 
 
 def encode_checkpoint(
@@ -290,6 +292,7 @@ def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
         values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))
         values["blob"] = document.get("blob", "")
         values["episodes"] = document.get("episodes", 0)
+        values["overridden_steps"] = document.get("overridden_steps", 0)
         values["recent"] = tuple((float(total), operator.index(length)) for total, length in document.get("recent", ()))
         values["marks"] = tuple(CheckpointedStreamProgress(**mark) for mark in values["marks"])
         for thing in (CheckpointManifest(**values), *values["marks"]):

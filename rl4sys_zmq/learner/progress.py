@@ -28,11 +28,13 @@ class ObservedDataCounts:
         steps: Number of environment steps.
         episodes: Number of episodes that ended in these steps.
         recent: Return and length in steps of the latest of these episodes, oldest first.
+        overridden_steps: Number of steps whose actions the host overrode, also of those that the algorithm has not received.
     """
 
     steps: int = 0
     episodes: int = 0
     recent: tuple[tuple[float, int], ...] = ()
+    overridden_steps: int = 0
 
 
 class _StreamProgress:

@@ -116,6 +116,7 @@ class LearnerThreadReporter:
         taken_steps: Number of steps in these messages, without the segments that the gateway refused.
         taken_items: Number of segments in these messages, without the refused ones.
         taken_bytes: Size of these messages, in bytes, including refused segments.
+        overridden_steps: Number of steps whose actions the host overrode, also before a restart.
         observed_steps: Number of environment steps that the algorithm's state has observed in all, also before a restart.
         observed_episodes: Number of episodes that ended in these steps.
         recent: Return and length in steps of the latest `RECENT_EPISODES` of these episodes, oldest first.
@@ -136,6 +137,9 @@ class LearnerThreadReporter:
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
         self.observed_steps = self._said_steps = self._first_steps = observed_steps
         self.scalars: dict[str, float] = {}
+        self.overridden_steps = 0
+        if observed.overridden_steps:
+            self.overridden(observed.overridden_steps)
         self._reported = _ReportedDemand(0, 0, 0, 0, 0)
         self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
         self._episodes: deque[list[float]] = deque(maxlen=RECENT_EPISODES)
@@ -144,7 +148,6 @@ class LearnerThreadReporter:
         self._rewards: deque[tuple[int, float]] = deque()
         self._reward_steps = 0
         self._gathers = False
-        self._overridden_steps = 0
         self._reported_at = self._metrics_at = self._began = 0.0
 
     @property
@@ -244,9 +247,9 @@ class LearnerThreadReporter:
         self._evaluations.append([version, total, length])
 
     def overridden(self, steps: int) -> None:
-        """Count steps whose actions the host overrode, since the start of the thread, for the next report of metrics."""
-        self._overridden_steps += steps
-        self.scalars["charts/overridden_steps"] = self._overridden_steps
+        """Count steps whose actions the host overrode, for the next report of metrics."""
+        self.overridden_steps += steps
+        self.scalars["charts/overridden_steps"] = self.overridden_steps
 
     def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64], reward: float) -> None:
         """Count segments that the algorithm has observed, for the next report of metrics.

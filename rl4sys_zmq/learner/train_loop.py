@@ -230,7 +230,9 @@ class TrainLoop:
             else:
                 words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
                 log.warning(words, assign.client_id, manifest.number)
-            self._progress.observed = ObservedDataCounts(manifest.steps, manifest.episodes, manifest.recent)
+            self._progress.observed = ObservedDataCounts(
+                manifest.steps, manifest.episodes, manifest.recent, manifest.overridden_steps
+            )
         else:
             if assign.init:
                 load_initial_policy(algorithm, assign)
@@ -398,7 +400,9 @@ class TrainLoop:
         reporter, before = self._reporter, self._progress.observed
         recent = before.recent if reporter.observed_episodes == before.episodes else tuple(reporter.recent)
         self._progress.barrier()
-        self._progress.observed = ObservedDataCounts(reporter.observed_steps, reporter.observed_episodes, recent)
+        self._progress.observed = ObservedDataCounts(
+            reporter.observed_steps, reporter.observed_episodes, recent, reporter.overridden_steps
+        )
 
     def _reject(self, message: DecodedSegmentMessage, place: int, exc: Exception) -> None:
         """Quarantine a segment for which the algorithm has raised an exception.

@@ -123,6 +123,7 @@ def test_an_action_that_is_not_added_leaves_a_gap_and_does_not_change_the_state(
     traj, action = act(agent, traj)
     agent.mark_end_of_trajectory(traj, action)
     assert kept.counts() == [(0, 0, [1]), (2, 1, [2])]
+    assert agent.stats()["counters"]["skipped_actions"] == 3
 
 
 def test_an_action_from_another_state_begins_a_segment(agent: RL4SysAgent, kept: Kept) -> None:

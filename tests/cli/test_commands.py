@@ -138,6 +138,7 @@ def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path, monkeypatch: pyt
         (learner, ["demo", "--actors", "0"], "0"),
         (learner, ["status"], "ADDRESS"),
         (learner, ["status", "nonsense"], "nonsense"),
+        (learner, ["status", ""], "expected an address"),
         (learner, ["status", "a:1", "--watch", "--check"], "either --watch or --check"),
         *(
             (learner, [command, "runs/plant"], "'runs/plant' is a folder; give the address from the first line of the learner's")

@@ -26,6 +26,7 @@ from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 from .conftest import Lab
+from .engine_lab import until
 
 PAD, SOURCES = BoxSpace((2,), low=-1.0, high=1.0), ("human", "safety")
 
@@ -282,3 +283,6 @@ def test_spool_journal_and_counts_keep_overridden_steps_over_a_restart(inproc_la
         assert (client["accepted"], client["verdicts"]["trained"], client["verdicts"]["overridden"]) == (6, 4, 2)
         assert conservation_error(client) == ""
         again.close()
+    with Learner(LearnerConfig(bind=address, run_dir=tmp_path / "run")) as third:
+        inproc_lab.agent(third, **options).close()
+        until(lambda: third.status()["clients"]["lab"]["scalars"].get("charts/overridden_steps") == 4.0, "the count")

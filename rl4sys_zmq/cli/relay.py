@@ -39,7 +39,7 @@ def relay(options: Mapping[str, object], *, debug: bool) -> None:
     config = RelayConfig.from_mapping(options)
     wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS + RESERVE
     if (limit := raise_descriptor_limit(wanted)) < wanted:
-        children = max(0, limit - OTHER_DESCRIPTORS - RESERVE) // DESCRIPTORS_PER_CHILD
+        children = max(0, limit - OTHER_DESCRIPTORS - min(RESERVE, limit // 4)) // DESCRIPTORS_PER_CHILD
         words = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
         log.warning(words, limit, children, wanted)
     signals = SignalHandlers.current

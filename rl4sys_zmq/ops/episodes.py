@@ -47,9 +47,11 @@ def make_environment(arguments: Mapping[str, Any]) -> Any:
         needs = isinstance(exc, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
         extra = next((extra for name, extra in SIMULATOR_EXTRAS.items() if needs and name in text.lower()), "")
         hint = f"; this library's extra: pip install 'rl4sys-zmq[{extra}]'" if extra else ""
-        if isinstance(exc, gymnasium.error.UnregisteredEnv):
+        own = isinstance(exc, ModuleNotFoundError) and ":" in str(arguments.get("id"))
+        if own or isinstance(exc, gymnasium.error.UnregisteredEnv):
             hint = (
-                "; for an environment of your own, name its module: --plugin MODULE (plugins in a learner's file), or module:ID"
+                "; for an environment of your own, name its module: --plugin MODULE (plugins in a learner's file), or "
+                "module:ID with the module's folder in PYTHONPATH"
             )
         raise ConfigError(f"environment {arguments.get('id')!r}: {text}{hint}") from exc
 

@@ -253,6 +253,8 @@ def test_the_error_about_an_unknown_environment_says_how_to_name_one_of_ones_own
     pytest.importorskip("gymnasium")
     with pytest.raises(ConfigError, match=r"Acrobo-v1.*--plugin.*module:ID"):
         make_environment({"id": "Acrobo-v1"})
+    with pytest.raises(ConfigError, match=r"nowhere.*--plugin.*PYTHONPATH"):
+        make_environment({"id": "nowhere:Nothing-v0"})
 
 
 def test_a_summary_has_the_figures() -> None:

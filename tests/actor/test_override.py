@@ -265,6 +265,7 @@ def test_a_policy_that_is_gone_leaves_the_log_probability_unknown(make: Make) ->
 
 
 def test_a_frozen_agent_accepts_an_override(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
     write_policy(tmp_path / "policy", encode_policy(stored(mlp_spec(OBSERVED, ARM, "gaussian", (8,)))))
     with FrozenAgent(tmp_path / "policy") as agent:
         traj, action = agent.request_for_action(None, obs(0))

@@ -381,8 +381,9 @@ class TrainLoop:
         if ended:
             at = (self._reporter.observed_steps + steps.cumsum()).tolist()
             self._reporter.ended((at[place], total, length) for place, total, length in ended)
-        rewards = np.concatenate([message.segments[place].rewards for place in observed])
-        self._reporter.observed(lags[observed], steps, float(rewards.sum(dtype=np.float64)))
+        rewards = [message.segments[place].rewards for place in observed]
+        joined = rewards[0] if len(rewards) == 1 else np.concatenate(rewards)
+        self._reporter.observed(lags[observed], steps, float(np.add.reduce(joined, dtype=np.float64)))
 
     def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
         """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.

@@ -24,7 +24,10 @@ log = get_logger(__name__)
 RESERVE = 256
 """The number of descriptors that connections leave free; a quarter of the limit if that is less."""
 
-LOOK_S = 0.02
+LOOK_S, SCARCE_LOOK_S = 0.1, 0.005
+"""The time from one look to the next, in seconds, and the same while descriptors are scarce. Each look interrupts the other
+threads: at 50 a second, a busy learner received several percent less."""
+
 WARN_S = 60.0
 
 
@@ -43,8 +46,8 @@ class ConnectionLimitThread(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Check the descriptors every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
-        while not self._stopping.wait(LOOK_S / 4 if self._is_scarce else LOOK_S):
+        """Check the descriptors until `stop` is called. This is the body of the thread."""
+        while not self._stopping.wait(SCARCE_LOOK_S if self._is_scarce else LOOK_S):
             self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def stop(self) -> None:

@@ -16,9 +16,12 @@ from rl4sys_zmq.testing import FakeAlgorithm
 STEPS = 64
 
 
-def simulate(agent: Any, calls: int, width: int = 2) -> None:
+def simulate(agent: Any, calls: int, width: int = 2, meet: threading.Barrier | None = None) -> None:
+    """Take `calls` steps in `width` environments. Actors that share `meet` begin each segment of 8 steps together."""
     trajs: Any = None
-    for _ in range(calls):
+    for call in range(calls):
+        if meet and call % 8 == 0:
+            meet.wait(60.0)
         trajs, actions = agent.request_for_actions(trajs, np.zeros((width, 4), dtype=np.float32))
         for traj, action in zip(trajs, actions, strict=True):
             action.update_reward(1.0)
@@ -29,13 +32,15 @@ def simulate(agent: Any, calls: int, width: int = 2) -> None:
 def test_waiting_actors_are_no_older_than_the_pacing_means(lab: Any, pacing_lag: int) -> None:
     """Two actors of 2 environments. An actor below its limit may start 16 steps. The pool counts the steps that arrive.
 
-    So at the start of the next batch, up to 15 steps of each actor can be one version older than `pacing_lag`.
+    So at the start of the next batch, up to 15 steps of each actor can be one version older than `pacing_lag`. The actors keep
+    in step: the credit of one that the system suspends would be granted to the other, and its data would be older still.
     """
     factory = FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=8)
     register_algorithm("PACED", factory)
     learner = lab.learner(pacing_lag=pacing_lag)
     agents = [lab.agent(learner, algorithm_name="PACED", overflow="wait") for _ in range(2)]
-    threads = [threading.Thread(target=simulate, args=(agent, 160)) for agent in agents]
+    meet = threading.Barrier(len(agents))
+    threads = [threading.Thread(target=simulate, args=(agent, 160, 2, meet)) for agent in agents]
     for thread in threads:
         thread.start()
     for thread in threads:

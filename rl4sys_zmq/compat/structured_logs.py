@@ -124,5 +124,4 @@ def setup_rl4sys_logging(debug: bool = False, log_file: str | None = None) -> No
 
 
 def _level(value: str | LogLevel) -> str:
-    given = value.value if isinstance(value, LogLevel) else value
-    return check_value("log_level", given.upper() if isinstance(given, str) else given, log_level)
+    return check_value("log_level", str(value.value if isinstance(value, LogLevel) else value).upper(), log_level)

@@ -394,7 +394,7 @@ class TrajectoryManager:
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
-            if self._lenient and action.done:
+            if self._lenient and (action.done or action is traj.marked):
                 return  # a queue of late rewards contains the action that ended the episode
             raise ActionError("this action is stored already")
         if traj.episodes is not self:

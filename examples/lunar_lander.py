@@ -13,6 +13,7 @@ This example needs gymnasium[box2d] and no torch.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections import deque
@@ -23,6 +24,12 @@ import gymnasium as gym
 from rl4sys_zmq import AgentConfig, RL4SysAgent, RL4SysError
 
 REPORT_S = 5.0
+
+
+def boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected True or False, not {text!r}")
+    return text.lower() == "true"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -36,12 +43,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--conf", default=str(Path(__file__).with_name("luna_conf.json")), help="configuration, JSON or YAML in RL4Sys's form"
     )
+    parser.add_argument(
+        "--render", type=boolean, nargs="?", const=True, default=False, help="True: show the environment (default: False)"
+    )
+    parser.add_argument("--debug", action="store_true", help="log also what the library does, at level DEBUG")
     parser.add_argument("--address", help="the learner's address, host:port or a URI, in place of the configuration's")
     return parser.parse_args()
 
 
 def run(args: argparse.Namespace, agent: RL4SysAgent) -> None:
-    env = gym.make("LunarLander-v3")
+    env = gym.make("LunarLander-v3", render_mode="human" if args.render else None)
     returns: deque[float] = deque(maxlen=100)
     started, report_at, steps, episode = time.monotonic(), REPORT_S, 0, 0
 
@@ -82,7 +93,10 @@ def run(args: argparse.Namespace, agent: RL4SysAgent) -> None:
 
 def main() -> int:
     args = parse_arguments()
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     overrides = {"client_id": args.client_id, "seed": args.seed}
+    if args.debug:
+        overrides["debug"] = True
     if args.address:
         overrides["train_server_address"] = args.address
     try:

@@ -22,18 +22,22 @@ def _printable_argument(argument: object) -> object:
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of this name. Its methods raise no exception of a handler or filter, and drop that record.
 
-    Texts in the arguments of a record are escaped (`printable`). Line breaks stay, for tracebacks.
+    Texts in the arguments of a record are escaped (`printable`). Line breaks stay, for tracebacks. Each record has the attribute
+    `context`, as JSON, because the log formats of programs for RL4Sys contain it.
 
     Handlers belong to the program, and any of them can raise. If a program has closed `sys.stderr`, as daemons do, the handler
     that `logging` uses by default raises `ValueError`. That must end neither a call of the program nor a thread of the package.
     """
     logger = logging.getLogger(name)
+    if "handle" in vars(logger):  # it is such a logger already
+        return logger
     handle = logger.handle
 
     def handle_safely(record: logging.LogRecord) -> None:
         with contextlib.suppress(Exception):
             if isinstance(record.args, tuple):
                 record.args = tuple(_printable_argument(argument) for argument in record.args)
+            record.__dict__.setdefault("context", "{}")
             handle(record)
 
     logger.handle = handle_safely  # type: ignore[method-assign]

@@ -51,7 +51,7 @@ FLOORS = (
     ("security",),
     ("rpc",),
     ("actor", "learner", "relay"),
-    ("serving", "ops", "testing", "fleet", "capacity"),
+    ("serving", "ops", "testing", "fleet", "capacity", "compat"),
     ("bench",),
     ("cli",),
     ("__init__",),

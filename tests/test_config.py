@@ -143,9 +143,27 @@ def test_the_second_form_takes_its_client_and_spaces_from_arguments(write: Write
         training={"epochs": 10},
     )
     assert (config.observation_space, config.action_space, config.connect_timeout_s) == (BoxSpace((3,)), DiscreteSpace(2), 1.0)
+
+
+def test_the_second_form_as_rl4sys_prints_it(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """It has no client: the file's name is one, with a warning. `entropy_coef` is `ent_coef`, in every place."""
+    printed = {**SECOND, "algorithm_parameters": {**SECOND["algorithm_parameters"], "clip_ratio": 0.2, "entropy_coef": 0.05}}
+    config = AgentConfig.load(write(printed, "luna.json"))
+    assert (config.client_id, config.algorithm_parameters["ent_coef"]) == ("luna", 0.05)
+    assert "entropy_coef" not in config.algorithm_parameters
+    assert [r.getMessage() for r in caplog.records if "no client_id" in r.getMessage()] != []
+    assert AgentConfig.load(write(printed, "luna.json"), client_id="mine").client_id == "mine"
+    assert AgentConfig.from_mapping(printed).client_id == "default"
     with pytest.raises(ConfigError, match=r"conf\.json: client_id is missing") as caught:
-        AgentConfig.load(write(SECOND))
+        AgentConfig.load(write({"algorithm": "PPO"}))
     assert caught.value.key == "client_id"
+    assert AgentConfig(client_id="x", algorithm_parameters={"entropy_coef": 0.1}).algorithm_parameters == {"ent_coef": 0.1}
+    learner = LearnerConfig.load(
+        write({"algorithms": {"PPO": {"entropy_coef": 0.1}}, "clients": {"x": {"algorithm_parameters": {"entropy_coef": 0.2}}}})
+    )
+    assert learner.algorithms["PPO"] == {"ent_coef": 0.1} and learner.clients["x"].algorithm_parameters == {"ent_coef": 0.2}
+    with pytest.raises(ConfigError, match=r"entropy_coef: 0\.1 contradicts 'ent_coef': 0\.2"):
+        AgentConfig(client_id="x", algorithm_parameters={"entropy_coef": 0.1, "ent_coef": 0.2})
 
 
 @pytest.mark.parametrize(

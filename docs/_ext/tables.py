@@ -38,6 +38,7 @@ PUBLIC = (
     "rl4sys_zmq.serving",
     "rl4sys_zmq.serving.data",
     "rl4sys_zmq.testing",
+    "rl4sys_zmq.compat",
     "rl4sys_zmq.errors",
 )
 """The modules whose `__all__` is the public interface. A name that two of them export is described at the first."""

@@ -212,9 +212,10 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         Add actions in the order of their requests. Those that were requested before `action` and not added count as skipped: the
         learner bootstraps at the first of them, and the return of the episode is unknown.
 
-        With ``overflow: drop_oldest``, a host that learns rewards late can also add actions after the end of their trajectory,
-        as long as the step that ended it waits for its reward. An action that comes later, or after a later one, is dropped,
-        counted (``late_actions_dropped`` in `stats`) and logged once.
+        With ``overflow: drop_oldest``, a host that learns rewards late can also add actions after the end of their trajectory.
+        Those that were requested before the action that ended it belong to it, as long as that step waits for its reward. Those
+        that were requested after it belong to the episode that follows. Any other action is dropped, counted
+        (``late_actions_dropped`` in `stats`) and logged once.
 
         Raises:
             ActionError: If the action or the trajectory belongs to another agent, the action is already stored, or, with
@@ -255,7 +256,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         Args:
             traj: The trajectory.
-            action: Its last action. It is stored now if it was not added before.
+            action: Its last action. It is stored now if it was not added before. If the trajectory has ended and the action
+                belongs to the episode that follows (see `add_to_trajectory`), that one ends.
             truncated: True if a time limit or the host ended the episode, not a terminal state.
             final_obs: The observation after the last action. Required if `truncated`, for bootstrapping. If it is missing or
                 invalid with ``on_bad_input: drop``, the last observation and its mask take its place. Not used otherwise.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sized
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
 
 __all__ = ["KeywordLogger", "RL4SysCompatibility"]
@@ -44,7 +45,7 @@ class RL4SysCompatibility:
 
     config: AgentConfig
     debug: bool
-    logger = KeywordLogger(logging.getLogger("rl4sys_zmq.actor"), {})
+    logger = KeywordLogger(get_logger("rl4sys_zmq.actor"), {})
 
     @property
     @abstractmethod
@@ -55,6 +56,19 @@ class RL4SysCompatibility:
     @abstractmethod
     def spec(self) -> PolicySpec:
         """The description of the policy."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Return a copy of this actor's counters and state."""
+
+    @property
+    def _trajectory_buffer(self) -> Sized:
+        """The segments that wait for rewards or for the learner's acknowledgement. Only ``len()`` is possible.
+
+        In RL4Sys it is a list of trajectories that were not sent. Nothing can be added or removed here.
+        """
+        stats = self.stats()
+        return range(stats["waiting_for_rewards"] + stats["in_actor"])
 
     @property
     def client_id(self) -> str:

@@ -458,24 +458,27 @@ class LateRewardQueue:
             for closed in complete.values():
                 self._release(closed)
 
-    def join(self, closed: PendingEpisodeSegments, step: EpisodeStep, limit: int) -> bool:
+    def join(self, step: EpisodeStep, limit: int) -> PendingEpisodeSegments | None:
         """Write a late step of an ended episode into the segment that is held for such steps. It then waits for its reward too.
 
         Args:
-            closed: The waiting segments of the episode.
             step: The step.
             limit: The longest segment that the learner accepts, in steps.
 
         Returns:
-            True if the step was written. False if there is no such segment any more, if it is full, or if the step does not
-            follow its last one.
+            The waiting segments of the episode to which the step belongs. None if no episode waits for the step, or if its held
+            segment is full or ends with another step than the one before.
         """
         with self._lock:
+            closed = next((closed for _, closed, _ in self.late if closed.held is not None and closed.late[0] is step), None)
+            if closed is None:
+                return None
             held, late = closed.held, closed.late
-            if held is None or late[0] is not step or step is late[-1] or held.steps >= limit:
-                return False
+            assert held is not None
+            if step is late[-1] or held.steps >= limit:
+                return None
             if step.raw is None or (held.steps and not held.continues(step)):
-                return False
+                return None
             held.write(step)
             late.popleft()
             held.close(late[0].obs, late[0].mask)
@@ -483,7 +486,7 @@ class LateRewardQueue:
             last.episode_length = (last.episode_length or 0) + 1
             if held.missing and all(waiting is not held for _, _, waiting in self.late):
                 self._wait(closed, held)
-            return True
+            return closed
 
     def expire(self) -> None:
         """Drop and count the segments (runs of steps) that have waited for rewards longer than ``reward_timeout_s``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -26,7 +27,26 @@ __all__ = ["MAX_REQUESTED", "TrajectoryManager", "RL4SysTrajectory"]
 log = get_logger(__name__)
 
 MAX_REQUESTED = 1024
-"""The largest number of actions of one trajectory that are kept after their request until they are added."""
+"""The largest number of actions of one trajectory that are kept after their request, though the host has given them up.
+
+Those that the host holds are kept as well, because it can add them.
+"""
+
+
+class RequestedActions(deque[RL4SysAction]):
+    """The actions that were requested and not added so far, in order, for one trajectory or for several that follow one another.
+
+    Attributes:
+        newest: The newest of these trajectories. None if there is only one.
+    """
+
+    __slots__ = ("newest",)
+
+    newest: RL4SysTrajectory | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.newest = None
 
 
 class RL4SysTrajectory:
@@ -47,8 +67,9 @@ class RL4SysTrajectory:
     # is valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
     # learner has permitted the steps of the open segment. `marked` is the action with which the episode was ended.
     # `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of earlier segments. `requested` has
-    # the actions that were requested and not added so far, in order, after those of the ended trajectory that this one replaces.
-    # `first` is the first action that was requested for this trajectory itself. `cut_index` is the index of the last cut segment.
+    # the actions that were requested and not added so far, also those of the ended trajectory that this one follows. `first` is
+    # the first action that was requested for this trajectory itself; None if it has only actions that were requested before it
+    # began. `cut_index` is the index of the last cut segment.
     __slots__ = (
         "cap_left",
         "closed",
@@ -83,7 +104,7 @@ class RL4SysTrajectory:
         self.cap_left = cap
         self.cut_index = -2  # nothing was cut so far
         self.has_credit = False
-        self.requested: deque[RL4SysAction] = deque()
+        self.requested = RequestedActions()
         self.first: RL4SysAction | None = None
 
     def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
@@ -198,19 +219,58 @@ class TrajectoryManager:
         self._spec, self.inputs, self.rollout = spec, inputs, rollout
 
     def begin(self, ended: RL4SysTrajectory | None = None) -> RL4SysTrajectory:
-        """Return a new trajectory without steps. The remaining actions of the trajectory that has ended can be added to it."""
+        """Return a new trajectory without steps.
+
+        It follows the trajectory that has ended: the actions that were requested for that one, after its last step, belong to it.
+        """
         traj = RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
-        if ended is not None:
-            traj.requested.extend(ended.requested)
+        if ended is not None and ended.requested and (ended.requested.newest is None or ended.requested.newest.completed):
+            traj.requested = ended.requested
+            traj.requested.newest = traj
         return traj
+
+    def _following(self, traj: RL4SysTrajectory, action: RL4SysAction | None) -> RL4SysTrajectory | None:
+        """Return the running trajectory after the ended `traj` to which `action` belongs; None if it belongs to no such one.
+
+        An action that was requested for `traj` after its last step begins a trajectory, if none has begun.
+        """
+        if action is None or not self._lenient:
+            return None
+        newest = traj.requested.newest
+        running = newest is not None and not newest.completed
+        if action.writer is None:
+            return None if action not in traj.requested else newest if running else self.begin(traj)
+        belongs = running and newest is not None and (action.writer is newest.writer or action.writer in newest.closed.writers)
+        return newest if belongs else None
+
+    def _begun(self, traj: RL4SysTrajectory) -> RL4SysTrajectory:
+        """Return the trajectory that an action has begun after the end of `traj`, for the next request. Else return `traj`."""
+        newest = traj.requested.newest
+        if newest is None or newest.completed or newest.first is not None:
+            return traj
+        self.end_done([newest])
+        return newest
 
     def note_request(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Record that an action was requested for `traj`, to notice if it is never added."""
         if traj.first is None:
             traj.first = action
-        if len(traj.requested) >= MAX_REQUESTED:
-            del traj.requested[1]  # the first one has the observation after the last added action
+        if len(traj.requested) >= MAX_REQUESTED and len(traj.requested) % MAX_REQUESTED == 0:
+            self._forget_requests(traj)
         traj.requested.append(action)
+
+    def _forget_requests(self, traj: RL4SysTrajectory) -> None:
+        """Forget the older requested actions that the host no longer holds, so that it can never add them.
+
+        One of each run of them stays, with the observation from which the learner bootstraps.
+        """
+        actions = list(traj.requested)
+        # Three references are not the host's: the list, the deque, and the argument of the call.
+        held = [sys.getrefcount(actions[i]) > 3 + (actions[i] is traj.first) for i in range(len(actions))]
+        newer = len(actions) - MAX_REQUESTED // 2
+        kept = [action for i, action in enumerate(actions) if not i or i >= newer or held[i] or held[i - 1]]
+        traj.requested.clear()
+        traj.requested.extend(kept)
 
     def running(
         self,
@@ -235,6 +295,8 @@ class TrajectoryManager:
         """
         running = []
         for i, traj in enumerate(trajs):
+            if traj is not None and traj.completed:
+                traj = self._begun(traj)
             if traj is None or traj.completed:
                 traj = self.begin(traj)
             else:
@@ -332,7 +394,7 @@ class TrajectoryManager:
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
-            if self._lenient and traj.completed and action is traj.marked:
+            if self._lenient and (action.done or action is traj.marked):
                 return  # a queue of late rewards contains the action that ended the episode
             raise ActionError("this action is stored already")
         if traj.episodes is not self:
@@ -342,7 +404,7 @@ class TrajectoryManager:
             self._add_late(traj, action)
             return
         if self._stores and not self._skip_to(traj, action):
-            self._refuse_late("an action was added after a later one", "add actions in the order in which they were requested")
+            self._add_late(traj, action)
             return
         traj.last = action
         if isinstance(action, ExtraColumnAction):
@@ -355,7 +417,7 @@ class TrajectoryManager:
             self._leave_gap(traj, action)
             traj.requested.popleft()
             return
-        self._note_source(traj, action)
+        self._note_source(traj.closed, action)
         writer = traj.writer
         if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
             writer = traj.writer = self._new_writer(min(self.rollout, traj.cap_left), 0)
@@ -384,10 +446,10 @@ class TrajectoryManager:
                 self._counters.add("skipped_actions")
         return True
 
-    def _note_source(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+    def _note_source(self, closed: PendingEpisodeSegments, action: RL4SysAction) -> None:
         if action.source:
             self._counters.add("overridden_steps")
-            traj.closed.overridden = True
+            closed.overridden = True
 
     def _leave_gap(self, traj: RL4SysTrajectory, first: RL4SysAction) -> None:
         """Let the next step of a trajectory not follow its last one. `first` is the first action that is not recorded."""
@@ -410,19 +472,26 @@ class TrajectoryManager:
         self._counters.add("late_actions_dropped")
 
     def _add_late(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action of an ended episode, if the step that ended it still waits for its reward.
+        """Store an action that does not follow the last step of `traj`.
 
-        Otherwise, drop the action and count it.
+        It belongs to an ended episode, if the step that ended that one still waits for its reward, or to the episode that follows
+        the ended `traj`. Otherwise, drop the action and count it.
 
         Raises:
-            ActionError: Always with ``overflow: wait``. Such a host adds its actions before the end.
+            ActionError: Always with ``overflow: wait``. Such a host adds its actions in order and before the end.
         """
-        if self._lenient and self._pending.join(traj.closed, action, self._context.longest_segment):
-            traj.steps_before += 1
-            self._note_source(traj, action)
-        else:
+        closed = self._pending.join(action, self._context.longest_segment) if self._lenient else None
+        following = self._following(traj, action) if closed is None and traj.completed else None
+        if closed is not None:
+            traj.steps_before += closed is traj.closed
+            self._note_source(closed, action)
+        elif following is not None:
+            self.add(following, action)
+        elif traj.completed:
             problem = "an action was added after the end of its trajectory"
             self._refuse_late(problem, "this trajectory has ended; request_for_action starts another")
+        else:
+            self._refuse_late("an action was added after a later one", "add actions in the order in which they were requested")
 
     def _expect_late(self, traj: RL4SysTrajectory, last: RL4SysAction) -> None:
         """Keep the trajectory's segment open for the actions that were requested before `last`, and not added so far.
@@ -432,12 +501,14 @@ class TrajectoryManager:
         requested = list(traj.requested)
         if last.raw is None or last not in requested or not traj.writer.limit:
             return
-        first = requested.index(traj.first) if traj.first in requested else 0
-        late = [action for action in requested[first : requested.index(last) + 1] if action.writer is None]
+        end = requested.index(last)
+        first = requested.index(traj.first) if traj.first in requested[: end + 1] else 0
+        late = [action for action in requested[first : end + 1] if action.writer is None]
         if len(late) > 1:
             traj.closed.late, traj.closed.held = deque(late), traj.writer
             self.cut(traj, late[0].obs, late[0].mask)
-            traj.requested = deque(requested[requested.index(last) :])
+            for _ in requested[:end]:
+                traj.requested.popleft()
 
     def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
         """Return the observation after the last step of an episode that was ended from outside, and its mask or None.
@@ -488,7 +559,12 @@ class TrajectoryManager:
             raise ActionError(f"there is no trajectory to end: expected one from request_for_action, not {traj!r:.60}")
         if traj.episodes.owner is not self.owner:
             raise ActionError("this trajectory belongs to another agent")
-        if traj.completed or traj.episodes is not self:
+        if traj.episodes is not self:
+            return
+        if traj.completed:
+            following = self._following(traj, action)
+            if following is not None:
+                self.end(following, action, truncated, final_obs, final_mask)
             return
         final, allowed = self._final_observation(final_obs, final_mask) if truncated and self._stores else (None, None)
         if action is not None and action.writer is None and action is not traj.last:
@@ -499,19 +575,40 @@ class TrajectoryManager:
         if self._stores and traj.steps:
             self._check_rewards([*traj.closed.writers, writer])
             if writer.steps:  # an empty one follows an automatic cut after the last step: the segment before it was the last
-                after, its_mask = traj.bootstrap(None, None)
-                if after is not None and (action is None or action is not traj.last):  # the last steps are not recorded
-                    truncated, final, allowed, traj.closed.lost = True, after, its_mask, True
-                if action is not None:
-                    action.done = True
-                writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
-                if truncated and final is None:
-                    final, allowed = writer.last_observation, writer.last_mask  # the best estimate
-                writer.close(final, allowed)
+                self._close_last(traj, action, truncated, final, allowed)
         if traj.closed.overridden:
             self._counters.add("overridden_episodes")
         traj.completed = True
         traj.marked = action
         traj.selected_under = traj.policy = None
+        requested = traj.requested
+        if action is None and requested:  # the episode ended after these requests, so they belong to no later one
+            self._counters.add("skipped_actions", sum(1 for left in requested if left.writer is None))
+            requested.clear()
+        if not requested:
+            requested.newest = None
         if writer.terminated or writer.truncated:
             self._pending.close(traj.closed, writer)
+
+    def _close_last(
+        self,
+        traj: RL4SysTrajectory,
+        action: RL4SysAction | None,
+        truncated: bool,
+        final: Tree | None,
+        allowed: NDArray[np.bool_] | None,
+    ) -> None:
+        """Close the last segment of an episode. If it is truncated, the last observation takes the place of a missing `final`."""
+        writer = traj.writer
+        after, its_mask = traj.bootstrap(None, None)
+        if action is not traj.last and (action is not None or after is not None):
+            # The last steps are not recorded, or the action is of another episode: no terminal state is known.
+            truncated = traj.closed.lost = True
+            if after is not None:
+                final, allowed = after, its_mask
+        if action is not None:
+            action.done = True
+        writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
+        if truncated and final is None:
+            final, allowed = writer.last_observation, writer.last_mask
+        writer.close(final, allowed)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.rl4sys import default_client_id
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
@@ -73,8 +74,8 @@ def _keys(config: type[DataclassInstance]) -> set[str]:
 
 
 def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
-    missing = "client_id" not in given
-    config = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(path))
+    missing = "client_id" not in given and default_client_id(given, str(path)) is None
+    config = AgentConfig.from_mapping({"client_id": "?", **given} if missing else given, source=str(path))
     import_plugins(config.plugins, path)
     yield f"{path}: an actor's configuration"
     if missing:

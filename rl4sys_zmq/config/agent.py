@@ -28,13 +28,19 @@ from rl4sys_zmq.config.options import (
     one_of,
     option,
     optional,
-    parameters,
     parse_options,
     path,
     with_source,
 )
 from rl4sys_zmq.config.relay_lists import RelayAddress, check_relay_keys, relay_addresses
-from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS, algorithm_name, expand_sections, lift_actor_keys
+from rl4sys_zmq.config.rl4sys import (
+    IGNORED_BY_ACTORS,
+    algorithm_name,
+    algorithm_parameters,
+    default_client_id,
+    expand_sections,
+    lift_actor_keys,
+)
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
@@ -65,12 +71,13 @@ class AgentConfig:
     """
 
     client_id: str = option(name, required=True)
-    """The name of the client. A client is one policy and the learner thread that trains the policy."""
+    """The name of the client. A client is one policy and the learner thread that trains the policy. Default for a file
+    with sections (RL4Sys's second form): the name of the file without its suffix."""
     actor_id: str | None = option(optional(name), None)
     """The name of this actor. Default: a random UUID."""
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
     """The name of the learning algorithm, in capitals, such as ``PPO``. Default: the learner's configuration names it."""
-    algorithm_parameters: Mapping[str, object] = option(parameters, {})
+    algorithm_parameters: Mapping[str, object] = option(algorithm_parameters, {})
     """The algorithm's parameters. A parameter can have its own name or a synonym. Empty: the learner's configuration sets the
     parameters. A parameter ``seed`` seeds the training, not this actor."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
@@ -275,6 +282,10 @@ class AgentConfig:
         with with_source(source):
             values = _canonical(given)
         over = _canonical(overrides)
+        client_id = default_client_id({**given, **over}, source)
+        if client_id is not None:
+            log.warning("%s has no client_id: the client is %r, after the file's name", source or "the configuration", client_id)
+            values["client_id"] = client_id
         with with_source(source):
             parameters = {**_parameters(values), **_parameters(over)}
             return cls(**parse_options(cls, {**values, **over, "algorithm_parameters": parameters}, extra=_FLAT))  # type: ignore[arg-type]

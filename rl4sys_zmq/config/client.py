@@ -23,12 +23,11 @@ from rl4sys_zmq.config.options import (
     one_of,
     option,
     optional,
-    parameters,
     parse_options,
     path,
 )
 from rl4sys_zmq.config.resources import ResourcesConfig
-from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
+from rl4sys_zmq.config.rl4sys import algorithm_name, algorithm_parameters, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.values import ObservationSpace, Space
@@ -50,7 +49,7 @@ class ClientConfig:
 
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
     """The name of the learning algorithm, such as ``PPO`` or ``sb3:TRPO``. Default: the first actor names it."""
-    algorithm_parameters: Mapping[str, object] = option(parameters, {})
+    algorithm_parameters: Mapping[str, object] = option(algorithm_parameters, {})
     """The algorithm's parameters. A parameter can have its own name or a synonym."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
     """The expected type of the algorithm: ``onpolicy`` or ``offpolicy``. Default: no expectation."""

@@ -27,7 +27,6 @@ from rl4sys_zmq.config.options import (
     one_of,
     option,
     optional,
-    parameters,
     parse_options,
     path,
     text,
@@ -36,7 +35,7 @@ from rl4sys_zmq.config.options import (
 from rl4sys_zmq.config.relay import check_users_file
 from rl4sys_zmq.config.relay_lists import RelayRule, check_relay_keys, relay_rules
 from rl4sys_zmq.config.resources import ResourcesConfig
-from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, translate_global
+from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, algorithm_parameters, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
@@ -70,7 +69,7 @@ def _client(value: object) -> ClientConfig:
 
 
 def _algorithms(value: object) -> dict[str, dict[str, object]]:
-    return {algorithm_name(key): check_value(key, entry, parameters) for key, entry in mapping(value).items()}
+    return {algorithm_name(key): check_value(key, entry, algorithm_parameters) for key, entry in mapping(value).items()}
 
 
 def _texts(value: object) -> tuple[str, ...]:

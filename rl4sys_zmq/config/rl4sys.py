@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
-from rl4sys_zmq.config.options import InvalidValue, check_value, mapping, text, unknown_key
+from rl4sys_zmq.config.options import InvalidValue, check_value, mapping, parameters, text, unknown_key
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.names import algorithm_key
+from rl4sys_zmq.names import algorithm_key, is_name
 
 __all__ = [
     "ACTOR_KEYS",
     "IGNORED_BY_ACTORS",
     "algorithm_name",
+    "algorithm_parameters",
+    "default_client_id",
     "expand_sections",
     "lift_actor_keys",
     "translate_global",
@@ -23,6 +26,9 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "communication": {"server_address": "", "timeout": ""},
 }
 """The keys of each section of an RL4Sys file, and the key under which each is stored instead. "" is the top level."""
+
+_PARAMETER_NAMES = {"entropy_coef": "ent_coef"}
+"""Names of parameters in RL4Sys's files that no algorithm has as a synonym, and the names here."""
 
 _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "tensorboard")
 ACTOR_KEYS = ("max_traj_length", "type")
@@ -36,6 +42,32 @@ IGNORED_BY_ACTORS = {
 def algorithm_name(value: object) -> str:
     """Return an algorithm's name in the form of `algorithm_key`. Raise `InvalidValue` for an invalid text."""
     return algorithm_key(text(value))
+
+
+def algorithm_parameters(value: object) -> dict[str, object]:
+    """Return a copy of an algorithm's parameters, after the check `parameters`. Names of `_PARAMETER_NAMES` are translated.
+
+    Raises:
+        ConfigError: If a parameter stands there under both names with different values.
+    """
+    found = parameters(value)
+    for theirs, ours in _PARAMETER_NAMES.items():
+        if theirs in found:
+            given = found.pop(theirs)
+            if found.setdefault(ours, given) != given:
+                raise ConfigError(f"{theirs}: {given!r} contradicts {ours!r}: {found[ours]!r}", key=theirs)
+    return found
+
+
+def default_client_id(given: Mapping[str, object], source: str) -> str | None:
+    """Return the client of a file with RL4Sys's sections, whose form has no ``client_id``: the file's name without suffix.
+
+    Without such a name it is ``default``. Return None for a file without these sections, or with ``client_id``.
+    """
+    if "client_id" in given or not given.keys() & _SECTIONS.keys():
+        return None
+    stem = PurePath(source).stem
+    return stem if is_name(stem) else "default"
 
 
 def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tuple(_SECTIONS)) -> dict[str, object]:

@@ -316,10 +316,155 @@ def test_an_end_without_the_last_requested_action_is_no_terminal_state(bench: Be
     late.update_reward(3)
     agent.add_to_trajectory(traj, late)
     second.update_reward(2)
-    (segment,) = bench.segments(agent, 1)
+    counters = agent.stats()["counters"]
+    if ended is first:  # `late` was requested after the step that ended the episode: it belongs to the next one
+        agent.mark_end_of_trajectory(traj, late)
+        *_, (last) = bench.segments(agent, 2)
+        assert (last.rewards.tolist(), last.terminated, last.episode_return) == ([3], True, 3.0)
+    else:
+        assert counters["late_actions_dropped"] == 1
+    segment = bench.segments(agent, 1 + (ended is first))[0]
     assert (segment.rewards.tolist(), segment.observations[:, 0].tolist()) == ([1, 2], [0, 1, 2])
     assert not segment.terminated and segment.episode_return is None
-    assert agent.stats()["counters"]["late_actions_dropped"] == 1
+
+
+class GraphStore:
+    """A host that requests actions in bursts, and adds them a burst later, in the order of RL4Sys's graph store.
+
+    Every fourth added action ends an episode. It has one variable for its trajectory, or keeps each action's own (`keeps`). With
+    `stores`, the call that ends an episode also adds its action.
+    """
+
+    def __init__(self, agent: RL4SysAgent, *, keeps: bool = False, stores: bool = False) -> None:
+        self.agent, self.keeps, self.stores = agent, keeps, stores
+        self.traj: Any = None
+        self.queue: list[tuple[Any, Any]] = []
+        self.added: list[int] = []
+
+    def request(self, count: int) -> None:
+        for _ in range(count):
+            number = len(self.added) + len(self.queue)
+            self.traj, action = self.agent.request_for_action(self.traj, obs(number))
+            self.queue.append((self.traj, action))
+
+    def add(self, count: int) -> None:
+        for _ in range(count):
+            its_traj, action = self.queue.pop(0)
+            traj = its_traj if self.keeps else self.traj
+            self.added.append(int(action.obs[0]))
+            action.update_reward(self.added[-1] + 0.5)
+            ends = len(self.added) % 4 == 0
+            if not (ends and self.stores):
+                self.agent.add_to_trajectory(traj, action)
+            if ends:
+                self.agent.mark_end_of_trajectory(traj, action)
+
+
+@pytest.mark.parametrize("stores", [False, True], ids=["added and marked", "marked"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["newest trajectory", "own trajectories"])
+def test_actions_that_were_requested_before_an_end_and_are_added_after_it_are_the_next_episodes(
+    bench: Bench, keeps: bool, stores: bool
+) -> None:
+    agent = bench.agent()
+    host = GraphStore(agent, keeps=keeps, stores=stores)
+    for count in (10, 3, 11, 1, 7):
+        host.request(count)
+        host.add(max(0, len(host.queue) - 9))
+    host.add(len(host.queue))
+    assert len(host.added) == 32
+    segments = bench.segments(agent, 8)
+    assert [s.observations[:, 0].tolist() for s in segments] == [[4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(8)]
+    assert all(s.terminated and s.segment_index == 0 and s.episode_length == 4 for s in segments)
+    assert [s.episode_return for s in segments] == [16.0 * k + 8.0 for k in range(8)]
+    assert len({s.episode_id for s in segments}) == 8
+    stats = agent.stats()
+    assert (stats["steps"], stats["episodes"], stats["waiting_for_rewards"]) == (32, 8, 0)
+    assert not {"late_actions_dropped", "skipped_actions"} & stats["counters"].keys()
+
+
+def test_an_episode_that_late_actions_have_begun_goes_on_with_the_next_request(bench: Bench) -> None:
+    """A full segment of it ends at the next step's observation, as the segments of any other episode."""
+    agent = bench.agent()
+    host = GraphStore(agent)
+    host.request(15)
+    host.add(4)
+    for _ in range(10):
+        _, action = host.queue.pop(0)
+        action.update_reward(1)
+        agent.add_to_trajectory(host.traj, action)
+    ended = host.traj
+    host.request(1)
+    assert host.traj is not ended and len(host.traj) == 10 and not host.traj.completed
+    for _, action in host.queue:
+        action.update_reward(1)
+        agent.add_to_trajectory(host.traj, action)
+    agent.mark_end_of_trajectory(host.traj, action)
+    first, full, rest = bench.segments(agent, 3)
+    assert (first.steps, full.steps, rest.steps) == (4, 8, 4)
+    assert full.episode_id == rest.episode_id != first.episode_id
+    assert full.observations[:, 0].tolist() == [*range(4, 13)] and not full.terminated
+    assert (rest.segment_index, rest.episode_length, rest.episode_return) == (1, 12, 12.0)
+
+
+def test_a_late_action_goes_to_the_episode_that_waits_for_it_also_with_the_next_trajectory(bench: Bench) -> None:
+    """The host has one variable for its trajectory: it adds the rest of an episode when the next one runs."""
+    agent = bench.agent()
+    traj: Any = None
+    first = []
+    for step in range(4):
+        traj, action = agent.request_for_action(traj, obs(step))
+        first.append(action)
+    agent.mark_end_of_trajectory(traj, action)
+    traj, later = agent.request_for_action(traj, obs(9))
+    for action in first:
+        action.update_reward(1)
+        agent.add_to_trajectory(traj, action)  # the last one was stored by the call that ended its episode
+    later.update_reward(5)
+    agent.mark_end_of_trajectory(traj, later)
+    before, last, next_one = bench.segments(agent, 3)
+    assert (before.observations[:, 0].tolist(), last.observations[:, 0].tolist()) == ([0, 1, 2, 3], [3])
+    assert (last.terminated, last.episode_return, last.episode_length) == (True, 4.0, 4)
+    assert (next_one.observations[:, 0].tolist(), next_one.terminated, next_one.episode_return) == ([9], True, 5.0)
+    assert "late_actions_dropped" not in agent.stats()["counters"]
+
+
+def test_an_end_with_an_action_of_an_earlier_episode_is_no_terminal_state(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, first = agent.request_for_action(None, obs(0))
+    first.update_reward(1)
+    agent.mark_end_of_trajectory(traj, first)
+    agent.mark_end_of_trajectory(traj, first)  # a second time: nothing to end
+    traj, second = agent.request_for_action(traj, obs(1))
+    agent.add_to_trajectory(traj, second)
+    second.update_reward(2)
+    agent.mark_end_of_trajectory(traj, first)
+    assert traj.completed
+    one, other = bench.segments(agent, 2)
+    assert (one.terminated, one.episode_return) == (True, 1.0)
+    assert (other.terminated, other.truncated, other.episode_return, other.rewards.tolist()) == (False, True, None, [2])
+
+
+@pytest.mark.parametrize("holds", [True, False], ids=["the host holds them", "the host has given them up"])
+def test_requested_actions_are_kept_as_long_as_the_host_can_add_them(bench: Bench, holds: bool) -> None:
+    agent = bench.agent(queue_items=1 << 12)
+    traj: Any = None
+    held = []
+    for step in range(5000):
+        traj, action = agent.request_for_action(traj, obs(step))
+        if holds or step % 1000 == 7:
+            held.append(action)
+    assert len(traj.requested) <= (5000 if holds else 1024 + 2 * len(held))
+    for action in held:
+        action.update_reward(1)
+        agent.add_to_trajectory(traj, action)
+    agent.mark_end_of_trajectory(traj, held[-1])
+    segments = bench.segments(agent, 625 if holds else 5)
+    numbers = [s.observations[:, 0].tolist() for s in segments]
+    if holds:
+        assert [n for row in numbers for n in row[:8]] == [*range(5000)]
+    else:  # each one ends at the observation of the next step, which is not recorded
+        assert numbers == [*([1000 * k + 7, 1000 * k + 8] for k in range(4)), [4007]]
+        assert [s.segment_index for s in segments] == [0, 2, 4, 6, 8]
 
 
 def test_masks_stay_with_their_steps_when_actions_are_added_late(bench: Bench) -> None:

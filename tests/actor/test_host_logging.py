@@ -85,6 +85,19 @@ def test_a_handler_that_raises_does_not_reach_the_host(agent: RL4SysAgent, handl
     assert agent.stats()["accepted"] == 1 and agent.stats()["counters"]["io_restarts"] == 1
 
 
+def test_a_format_with_the_context_of_rl4sys_shows_every_record(
+    agent: RL4SysAgent, handle: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    form = logging.Formatter("%(levelname)s - %(message)s - %(context)s")
+    handle(lambda record: lines.append(form.format(record)))
+    end_without_reward(agent)
+    agent.logger.warning("of the program", steps=3)
+    get_logger("rl4sys_zmq.test").warning("with its own", extra={"context": "[1]"})
+    assert [line.rpartition(" - ")[2] for line in lines] == ["{}", "{}", "[1]"]
+    assert lines[1] == "WARNING - of the program (steps=3) - {}" and "Logging error" not in capsys.readouterr().err
+
+
 def test_a_handler_that_waits_does_not_halt_the_other_threads(agent: RL4SysAgent, handle: Any) -> None:
     end_without_reward(agent)
     entered, free = threading.Event(), threading.Event()

@@ -60,6 +60,18 @@ def test_an_agent_has_rl4syss_attributes(bench: Bench, tmp_path: Path, caplog: p
     ]
 
 
+def test_the_trajectory_buffer_has_a_length_and_nothing_to_change(bench: Bench) -> None:
+    agent = bench.agent()
+    buffer = agent._trajectory_buffer
+    assert len(buffer) == 0 and not hasattr(buffer, "append")
+    traj, action = step(agent, None, 0.0, None)
+    agent.mark_end_of_trajectory(traj, action)
+    assert len(agent._trajectory_buffer) == 1, "a segment waits for its reward"
+    action.update_reward(1.0)
+    agent.flush(10.0)
+    assert len(agent._trajectory_buffer) == 0
+
+
 def test_sizes_of_continuous_actions(bench: Bench) -> None:
     agent = bench.agent(observation_space=DiscreteSpace(7), action_space=BoxSpace((2,), low=-1.0, high=1.0))
     assert agent.algorithm_parameters == {"input_size": 7, "act_dim": 2}

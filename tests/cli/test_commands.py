@@ -267,7 +267,7 @@ def test_an_unknown_environment_is_named() -> None:
     ("content", "says"),
     [
         (LUNA, ["an actor's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
-        (SECTIONS, ["an actor's configuration", "client_id: not in the file", "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
+        (SECTIONS, ["an actor's configuration", 'client_id: "file"', "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
         (GLOBAL, ["a learner's configuration", "algorithms.PPO", "NAF: this learner does not have this algorithm"]),
         ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
         (

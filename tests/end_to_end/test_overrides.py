@@ -138,7 +138,50 @@ class Host:
             if not traj.completed and len(traj):
                 self.agent.mark_end_of_trajectory(traj, truncated=True, final_obs=self.observation(numbers[trajs.index(traj)]))
 
+    def run_bursts(self, bursts: int, width: int) -> None:
+        """Request actions in bursts, and add them a burst or two later, also after the end of their trajectory.
 
+        That is the order of RL4Sys's graph store. Every ninth added action ends an episode.
+        """
+        trajs: Any = [None] * width
+        queues: list[deque[tuple[int, Any]]] = [deque() for _ in range(width)]
+        numbers, added = [100_000 * k for k in range(width)], [0] * width
+        last: list[Any] = [None] * width
+
+        def add(k: int, most: int) -> None:
+            while len(queues[k]) > most:
+                number, action = queues[k].popleft()
+                if self.rng.random() < 0.05:
+                    continue  # this one is never added
+                added[k] += 1
+                last[k] = number, action
+                self.add(trajs[k], number, action)
+                if added[k] % 9 == 0:
+                    self.log.terminal.add(number)
+                    self.agent.mark_end_of_trajectory(trajs[k], action)
+
+        for _ in range(bursts):
+            for k in range(width):
+                add(k, BURST)
+            for _ in range(self.rng.randrange(1, BURST)):
+                observations = [self.observation(n) for n in numbers]
+                if width == 1:
+                    trajs[0], action = self.agent.request_for_action(trajs[0], observations[0])
+                    actions = [action]
+                else:
+                    trajs, actions = self.agent.request_for_actions(trajs, np.stack(observations))
+                for k, action in enumerate(actions):
+                    if self.rng.random() < 0.1:
+                        action.override(self.replacement(), source="human")
+                    queues[k].append((numbers[k], action))
+                    numbers[k] += 1
+        for k, traj in enumerate(trajs):
+            add(k, 0)
+            number, action = last[k]
+            self.agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=self.observation(number + 1))
+
+
+BURST = 40
 DQN = {"learning_starts": 50, "train_frequency": 40, "hidden_sizes": [8], "n_step": 3, "rollout_length": 16}
 PPO = {"steps_per_update": 64, "minibatch_size": 32, "update_epochs": 1, "hidden_sizes": [8], "rollout_length": 16}
 GRU = {"network": {"kind": "gru", "units": 4}}
@@ -219,6 +262,44 @@ def test_the_learners_transitions_are_those_of_the_environment(
         check_rows(memories[0], log, host.number_of, int(parameters.get("n_step", 1)))
 
 
+@pytest.mark.parametrize("width", [1, 3], ids=["one", "batch"])
+@pytest.mark.parametrize("case", ["PPO", "DQN", "SAC", "GRU"])
+def test_actions_that_are_added_after_the_end_of_their_trajectory_are_trained(
+    inproc_lab: Lab, observed: list[Segment], monkeypatch: pytest.MonkeyPatch, case: str, width: int
+) -> None:
+    """Each added action is trained once, in order, in its own episode, unless the host overrode it and the algorithm is PPO."""
+    pytest.importorskip("torch")
+    algorithm, actions, parameters, _ = CASES[case]
+    memories: list[ReplayMemory] = []
+    add = ReplayMemory.add
+
+    def note(self: ReplayMemory, segment: Segment) -> None:
+        memories.append(self)
+        add(self, segment)
+
+    monkeypatch.setattr(ReplayMemory, "add", note)
+    learner = inproc_lab.learner(torch_threads=1, on_lag="correct")  # nothing is dropped for its lag
+    agent = inproc_lab.agent(
+        learner, algorithm_name=algorithm, algorithm_parameters={**parameters, "seed": 1}, action_space=actions,
+        observation_space=BoxSpace((4,), low=-1e6, high=1e6), rollout_length=16, queue_items=1 << 16,
+    )  # fmt: skip
+    log = Log()
+    host = Host(inproc_lab, agent, log, image=False, lag=0, seed=width)
+    host.run_bursts(STEPS // 5, width)
+    agent.flush(20.0)
+    stats = agent.stats()
+    assert (stats["dropped"], stats["counters"].get("late_actions_dropped", 0)) == ({}, 0)
+    assert stats["steps"] == len(log.actions) > STEPS
+    learner.drain(timeout_s=20.0)
+    client = learner.status()["clients"]["lab"]
+    assert conservation_error(client) == "" and not client["verdicts"]["quarantined"], client["verdicts"]
+    if algorithm == "PPO":
+        log.actions = {number: action for number, action in log.actions.items() if not log.sources[number]}
+    log.check(observed, host.number_of, squash=algorithm == "PPO")
+    if memories:
+        check_rows(memories[0], log, host.number_of, int(parameters.get("n_step", 1)))
+
+
 STEPS = 10_000 if os.environ.get("RL4SYS_SOAK") else 240
 
 
@@ -236,7 +317,8 @@ def check_rows(memory: ReplayMemory, log: Log, number_of: Any, n_step: int) -> N
 
 def test_a_plug_in_policy_without_the_method_records_an_unknown_log_probability(inproc_lab: Lab, observed: list[Segment]) -> None:
     register_algorithm("SOFT", FakeAlgorithm.factory("offpolicy", steps_per_update=4, rollout_length=4))
-    agent = inproc_lab.agent(inproc_lab.learner(), algorithm_name="SOFT")
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="SOFT")
     stamp = None
     traj: Any = None
     for step in range(4):
@@ -250,6 +332,7 @@ def test_a_plug_in_policy_without_the_method_records_an_unknown_log_probability(
         action.update_reward(0.0)
     agent.mark_end_of_trajectory(traj, action)
     agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
     assert [(s.source, s.steps) for s in observed] == [("", 1), ("rule", 1), ("", 2)]
     assert np.isnan(observed[1].log_probs).all()
 

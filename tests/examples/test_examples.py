@@ -49,6 +49,7 @@ def start(words: Sequence[object]) -> subprocess.Popen[str]:
 def test_lunar_lander_feeds_the_learner(learner: Learner) -> None:
     pytest.importorskip("Box2D")
     flags = ["--number-of-iterations", 3, "--number-of-moves", 80, "--client-id", "moon", "--address", learner.address]
+    flags += ["--render", "False", "--debug"]  # as programs for RL4Sys are started
     out = run(EXAMPLES / "lunar_lander.py", *flags)
     assert "episodes     3" in out
     client = learner.status()["clients"]["moon"]

@@ -380,4 +380,4 @@ class _ProcessWatchThread(Worker):
         return True
 
     def _log(self, name: str, level: int, text: str) -> None:
-        logging.getLogger(name).log(level, "process %d: %s", self.pid, text)
+        get_logger(name).log(level, "process %d: %s", self.pid, text)

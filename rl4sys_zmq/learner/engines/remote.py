@@ -6,7 +6,6 @@ is here and in `worker_link`: the keys, the messages, the checkpoints, and the r
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -239,6 +238,4 @@ class _RemoteWatchThread(Worker):
     def _log(self) -> None:
         for _ in range(len(self._link.logs)):  # a worker can add more without end
             record = self._link.logs.popleft()
-            logging.getLogger(record.name).log(
-                record.level, "worker of client %s%s: %s", self._client_id, self._where(), record.text
-            )
+            get_logger(record.name).log(record.level, "worker of client %s%s: %s", self._client_id, self._where(), record.text)

@@ -1,0 +1,167 @@
+"""RL4Sys's records of a process's memory and of its processor time, each written by a thread of its own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from abc import abstractmethod
+from datetime import datetime
+from typing import Any, ClassVar
+
+from rl4sys_zmq.compat.rates import SampleFile
+from rl4sys_zmq.config.options import check_value, number
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import Resource, Worker
+
+__all__ = ["CPUProfiler", "MemoryProfiler"]
+
+log = get_logger(__name__)
+
+
+class _Profiler(Resource):
+    """The base class of the profilers. A profiler can be used again after its thread has ended."""
+
+    _kind: ClassVar[str]
+    _folder: ClassVar[str]
+
+    def __init__(self, proj_name: str, output_dir: str | os.PathLike[str] | None = None, log_interval: float = 3.0) -> None:
+        """Prepare a profiler. The file is created with its first row.
+
+        Args:
+            proj_name: The name of the program, in the name of the file.
+            output_dir: The folder of the files. Default: ``memtest`` for memory, ``cputest`` for processor time.
+            log_interval: The time between two rows, in seconds.
+
+        Raises:
+            ConfigError: If the interval is invalid, or psutil is not installed.
+        """
+        try:
+            self._psutil: Any = importlib.import_module("psutil")
+        except ImportError as exc:
+            raise ConfigError(f"a profiler needs psutil ({exc}): pip install 'rl4sys-zmq[compat]'") from exc
+        self.proj_name, self.output_dir = proj_name, output_dir or self._folder
+        self.log_interval = check_value("log_interval", log_interval, number(0, 1e9, above=True))
+        self._file: SampleFile | None = None
+        self._thread: _ProfilerThread | None = None
+
+    def start_background_profiling(self) -> None:
+        """Append a row about this process now, and one every `log_interval` seconds, in a thread.
+
+        Call `stop_background_profiling` or `close` later. The thread ends with one line in the log if the file cannot be written.
+
+        Raises:
+            ConfigError: If the thread runs already.
+        """
+        if self._thread is not None and self._thread.alive:
+            raise ConfigError(f"this {type(self).__name__} runs already; call stop_background_profiling first")
+        process = self._psutil.Process()
+        process.cpu_percent()  # a percentage counts from the call before
+        self._psutil.cpu_percent()
+        self._psutil.cpu_percent(percpu=True)
+        self._thread = _ProfilerThread(self, process)
+        self._thread.start()
+
+    def stop_background_profiling(self, timeout: float | None = 5.0) -> bool:
+        """End the thread. Return False if it still runs after `timeout` seconds; None waits without end."""
+        if self._thread is None:
+            return True
+        self._thread.stop()
+        return self._thread.join(timeout)
+
+    def get_csv_path(self) -> str:
+        """Return the path of the file.
+
+        Raises:
+            ConfigError: If no row was written so far.
+        """
+        if self._file is None:
+            raise ConfigError("there is no file before the first row; call start_background_profiling first")
+        return str(self._file.path)
+
+    def close(self) -> None:
+        """End the thread, and wait for its end."""
+        self.stop_background_profiling(None)
+
+    def record(self, process: Any) -> None:
+        """Append a row with the present values of a process and of the machine."""
+        row = self._row(process, datetime.now().isoformat())
+        if self._file is None:
+            self._file = SampleFile(self.output_dir, f"{self.proj_name}_{self._kind}_profile_{{time}}", [*row])
+        self._file.append(row)
+
+    @abstractmethod
+    def _row(self, process: Any, now: str) -> dict[str, Any]:
+        """Return the present values by column."""
+
+
+class _ProfilerThread(Worker):
+    def __init__(self, profiler: _Profiler, process: Any) -> None:
+        super().__init__(f"rl4sys-{type(profiler).__name__}")
+        self._profiler, self._process, self._stopped = profiler, process, threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._profiler.record(self._process)
+            except ConfigError as exc:
+                log.warning("%s ends: %s", self.name, exc)
+                return
+            self._stopped.wait(self._profiler.log_interval)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+class MemoryProfiler(_Profiler):
+    """Rows of a process's memory, in ``output_dir/TIME/proj_name_memory_profile_TIME.csv``. Sizes are in bytes."""
+
+    _kind, _folder = "memory", "memtest"
+
+    def _row(self, process: Any, now: str) -> dict[str, Any]:
+        full, machine, swap = process.memory_full_info(), self._psutil.virtual_memory(), self._psutil.swap_memory()
+        return {
+            "process_timestamp": now,
+            "process_pid": process.pid,
+            "process_process_name": process.name(),
+            **{f"process_{name}": getattr(full, name) for name in ("rss", "vms", "uss", "pss")},
+            "process_memory_percent": process.memory_percent(),
+            "process_actual_memory_bytes": full.rss,
+            "process_system_total_memory": machine.total,
+            "process_system_available_memory": machine.available,
+            "process_system_memory_percent": machine.percent,
+            "system_timestamp": now,
+            **{f"system_{name}_memory": getattr(machine, name) for name in ("total", "available", "used", "free")},
+            "system_memory_percent": machine.percent,
+            **{f"system_{name}": getattr(machine, name) for name in ("buffers", "cached", "shared")},
+            **{f"system_swap_{name}": getattr(swap, name) for name in ("total", "used", "free", "percent")},
+        }
+
+
+class CPUProfiler(_Profiler):
+    """Rows of a process's processor time, in ``output_dir/TIME/proj_name_cpu_profile_TIME.csv``.
+
+    Percentages count from the row before. That of a process is above 100 if it uses more than one processor.
+    """
+
+    _kind, _folder = "cpu", "cputest"
+
+    def _row(self, process: Any, now: str) -> dict[str, Any]:
+        processors, percent, times = self._psutil.cpu_count() or 1, process.cpu_percent(), process.cpu_times()
+        return {
+            "process_timestamp": now,
+            "process_pid": process.pid,
+            "process_process_name": process.name(),
+            "process_cpu_percent": percent,
+            "process_cpu_percent_per_core": percent / processors,
+            "process_logical_cpu_count": processors,
+            "process_cpu_times_user": times.user,
+            "process_cpu_times_system": times.system,
+            "process_num_threads": process.num_threads(),
+            "system_timestamp": now,
+            "system_cpu_percent": self._psutil.cpu_percent(),
+            "system_cpu_percent_per_core": self._psutil.cpu_percent(percpu=True),
+            "system_cpu_count": processors,
+            "system_load_avg_1m": self._psutil.getloadavg()[0],
+        }

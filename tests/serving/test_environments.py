@@ -322,6 +322,37 @@ def test_after_close_nothing_is_called(serve: Any, kind: Any) -> None:
             env.reset()
 
 
+def test_the_state_of_a_simulator_can_be_read(serve: Any) -> None:
+    server = serve("CartPole-v1", 2)
+    local = gymnasium.make("CartPole-v1")
+    with RemoteEnv(server.address) as env:
+        env.reset(seed=5)
+        local.reset(seed=5)
+        assert same(env.state, local.unwrapped.state) and same(env.unwrapped.state, env.state)
+        env.step(1)
+        local.step(1)
+        assert same(env.state, local.unwrapped.state)
+        assert env.has_wrapper_attr("state") and same(env.get_wrapper_attr("state"), local.unwrapped.state)
+    with RemoteEnv(serve(ROOM).address) as env:
+        assert not hasattr(env, "state")
+        env.reset()
+        with pytest.raises(AttributeError, match="environment 0 has no attribute state"):
+            _ = env.state
+        env.step(env.action_space.sample())  # the episode continues
+    local.close()
+
+
+def test_a_state_that_cannot_be_sent_fails_the_call_only(serve: Any) -> None:
+    class Opaque(Counting):
+        state = object()
+
+    with RemoteEnv(serve(Opaque).address) as env:
+        env.reset()
+        with pytest.raises(CallFailed):
+            _ = env.state
+        env.step(0)
+
+
 def test_agentlaces_wrappers() -> None:
     served = GymEnvServerWrapper(gymnasium.make("CartPole-v1"), port=0)
     served.start(threaded=True)

@@ -31,6 +31,7 @@ from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWr
 from .worlds import ROOM, Counting, Room, same  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs/howto/environments.md"
+MULTISERVERRL = PAGE.with_name("migration_multiserverrl.md")
 FOUR = ["CartPole-v1", "LunarLander-v3", "Pendulum-v1", ROOM]
 
 
@@ -375,3 +376,19 @@ def test_the_page_for_users_runs(serve: Any) -> None:
     server = serve("CartPole-v1")
     exec(block.replace("tcp://127.0.0.1:5546", server.address), {})
     assert server.status()["counters"]["steps"] == 100
+
+
+def test_the_environment_of_the_page_for_multiserverrl(serve: Any) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", MULTISERVERRL.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    port = int(serve("CartPole-v1", 2, make_kwargs={"render_mode": "rgb_array"}).address.rpartition(":")[2])
+    first, second = (names["VirtualEnvironment"]("localhost", port) for _ in range(2))  # both at one port
+    try:
+        assert first.reset().shape == second.reset().shape == (4,)
+        observation, reward, done, info = first.step(1)
+        assert same(observation, first.state.astype(np.float32)) and (reward, done, info) == (1.0, False, {})
+        assert first.render(mode="rgb_array").shape == (400, 600, 3)
+    finally:
+        first.close()
+        second.close()

@@ -249,10 +249,11 @@ def make_default_trajectory_buffer(
     return buffer
 
 
-def _as_flax(batch: dict[str, Any]) -> Any:
+def _as_flax(batch: dict[str, Any]) -> dict[str, Any]:
     """Convert a batch to flax's `FrozenDict`, which SERL's agents expect, if the program has imported flax."""
     flax = sys.modules.get("flax.core.frozen_dict")
-    return batch if flax is None else flax.freeze(batch)
+    frozen: dict[str, Any] = batch if flax is None else flax.freeze(batch)
+    return frozen
 
 
 def _check(name: str, observation_space: object, action_space: object, rlds_logger: object) -> None:

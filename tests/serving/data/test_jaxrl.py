@@ -206,7 +206,7 @@ def robot_transition(number: int, **more: Any) -> dict[str, Any]:
 
 
 def test_the_keys_that_hil_serl_includes() -> None:
-    def store(**include: bool) -> MemoryEfficientReplayBufferDataStore:
+    def store(**include: Any) -> MemoryEfficientReplayBufferDataStore:
         return MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"], **include)
 
     both = store(include_grasp_penalty=True, include_next_actions=True)
@@ -228,7 +228,7 @@ def test_keys_that_the_stores_do_not_have_are_left_out_with_one_warning(caplog: 
     plain = ReplayBufferDataStore(STATE, ACTION, 10)
     images = MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"])
     for store, make in ((plain, transition), (images, robot_transition)):
-        infos = {"infos": {"succeed": "yes", "left": None}, "grasp_penalty": 0.0}
+        infos: dict[str, Any] = {"infos": {"succeed": "yes", "left": None}, "grasp_penalty": 0.0}
         store.batch_insert([make(1, **infos), make(2), make(3, **infos)])
         assert store.sample(3, indx=[0, 1, 2])["rewards"].tolist() == [1.0, 2.0, 3.0]
         assert "infos" not in store.sample(1) and len(store) == 3
@@ -238,7 +238,7 @@ def test_keys_that_the_stores_do_not_have_are_left_out_with_one_warning(caplog: 
 
 
 def test_an_on_disk_store_keeps_the_included_keys(tmp_path: Path) -> None:
-    def store(**include: bool) -> MemoryEfficientReplayBufferDataStore:
+    def store(**include: Any) -> MemoryEfficientReplayBufferDataStore:
         return MemoryEfficientReplayBufferDataStore(
             DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"], path=tmp_path / "a", **include
         )

@@ -8,9 +8,10 @@ It starts `count` remote environments (``rl4sys-actor serve-env``), one explorat
 worker that answers all explorers in batches. The training worker is this process. It ends when the mean return of 20 episodes in
 a row reaches `target`, or when each explorer has finished `episodes` episodes.
 
-With environments on another machine, start them there, at consecutive ports, and give their host and first port::
+With environments on another machine, start them there, and give their host and port. Servers of fewer environments can also
+run at consecutive ports, beginning with this one::
 
-    rl4sys-actor serve-env --env CartPole-v1 --bind tcp://0.0.0.0:18000 --keys KEYS     # and :18001, ...
+    rl4sys-actor serve-env --env CartPole-v1 --count 2 --bind tcp://0.0.0.0:18000 --keys KEYS
     python examples/remote_envs.py --count 2 --host 10.0.0.5 --port 18000 --keys NAME.keys
 
     environment i  <- steps -  explorer i  - observations ->  model worker
@@ -38,7 +39,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rl4sys_zmq.errors import CallError, Closed, RL4SysError
+from rl4sys_zmq.errors import CallError, CallRefusalReason, CallRefused, CallTimeout, Closed, RL4SysError
 from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer, RemoteEnv, ReplayBuffer
 
@@ -47,6 +48,8 @@ CHUNK = 16
 WINDOW = 20
 """Number of episodes in a row whose mean return decides whether the environment is solved."""
 DEFAULT_PORT = 18_000
+LEARNING_RATE = 5e-4
+"""The first learning rate. It falls to a tenth: at a constant rate, a good policy is often lost again."""
 Array = np.ndarray[Any, Any]
 
 
@@ -60,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
         "--target", type=float, default=475.0, help=f"end when the mean return of {WINDOW} episodes reaches this (default: 475)"
     )
     parser.add_argument("--host", help="host of environments that run already (default: start them on this machine)")
-    parser.add_argument("--port", type=int, help=f"first of their ports; the others follow it (default: {DEFAULT_PORT})")
+    parser.add_argument("--port", type=int, help=f"port of their server, or the first of several (default: {DEFAULT_PORT})")
     parser.add_argument("--keys", help="your key file, if the environments of the host require keys")
     parser.add_argument(
         "--env", default="CartPole-v1", help="environment with flat observations and discrete actions (default: CartPole-v1)"
@@ -189,7 +192,7 @@ class Trainer:
             for _ in range(2)
         )
         self.target.load_state_dict(self.net.state_dict())
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=5e-4)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=LEARNING_RATE)
         self.memory = ReplayBuffer(50_000, seed=seed)
         self.returns: list[float] = []
         self.seen = self.terminal = self.cut = self.updates = 0
@@ -230,6 +233,8 @@ class Trainer:
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * max(0.1, 1 - self.updates / 30_000)
         self.optimizer.step()
         with torch.no_grad():
             for theirs, ours in zip(self.target.parameters(), self.net.parameters(), strict=True):
@@ -329,11 +334,31 @@ def address_of(environment: subprocess.Popen[str]) -> str:
     return line.partition(" at ")[2].partition(";")[0]
 
 
+def free_environments(host: str, port: int, count: int, keys: str | None) -> list[str]:
+    """Return the address of each of `count` free environments, of the server at `port` and, if it has fewer, of the following."""
+    addresses: list[str] = []
+    with contextlib.ExitStack() as held:
+        while len(addresses) < count:
+            address = f"tcp://{host}:{port}"
+            try:
+                held.enter_context(RemoteEnv(address, keys=keys))
+            except CallRefused as refused:
+                if refused.code is not CallRefusalReason.OCCUPIED:
+                    raise
+                port += 1
+            except CallTimeout as error:
+                raise RuntimeError(f"{len(addresses)} of {count} environments are free up to port {port}: {error}") from error
+            else:
+                addresses.append(address)
+    return addresses
+
+
 def environment_addresses(args: argparse.Namespace, fleet: Fleet) -> list[str]:
     """Return the addresses of the environments, which run on another host or are started here."""
     if args.host is not None or args.port is not None:
-        port = DEFAULT_PORT if args.port is None else args.port
-        return [f"tcp://{args.host or '127.0.0.1'}:{port + i}" for i in range(args.count)]
+        return free_environments(
+            args.host or "127.0.0.1", DEFAULT_PORT if args.port is None else args.port, args.count, args.keys
+        )
     return [address_of(environment) for environment in [fleet.serve_environment(args.env) for _ in range(args.count)]]
 
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import RL4SysError
 
-__all__ = ["NEEDS_PILLOW", "BadImage", "ImageFormat", "ImageSize", "decode_images", "encode_images", "has_pillow", "image_size"]
+__all__ = ["NEEDS_PILLOW", "BadImage", "ImageFormat", "ImageSize", "decode_images", "encode_images"]
+__all__ += ["has_pillow", "image_size", "jpeg_size"]
 
 NEEDS_PILLOW = "images need Pillow: pip install 'rl4sys-zmq[images]'"
 MIN_SIDE, MAX_SIDE = 8, 65_500
@@ -125,7 +126,10 @@ def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSi
     for place in range(count):
         try:
             file = _file_at(view, at)
-            (_check_png if form == "png" else _check_jpeg)(file, size)
+            if form == "png":
+                _check_png(file, size)
+            elif (found := jpeg_size(file)) != size:
+                raise BadImage(f"its frame is {found}; expected {size}")
             pixels[place] = _load(file, form, "RGB" if channels == 3 else "L", (width, height))
         except BadImage as exc:
             raise BadImage(f"image {place + 1} of {count}, {form}: {exc}") from exc
@@ -197,12 +201,15 @@ def _check_png(file: memoryview, size: ImageSize) -> None:
         raise BadImage("it has too few or too many rows")
 
 
-def _check_jpeg(file: memoryview, size: ImageSize) -> None:
-    """Raise BadImage if a file is not a baseline JPEG of the given size with a single scan. Further scans would cost time."""
-    height, width, channels = size
+def jpeg_size(file: memoryview) -> ImageSize:
+    """Return the size of the image in an untrusted file.
+
+    Raises:
+        BadImage: If the file is not a baseline JPEG of 8 bits with a single scan. Further scans would cost time.
+    """
     if bytes(file[:2]) != b"\xff\xd8":
         raise BadImage("it is not a JPEG")
-    at, frames = 2, 0
+    at, frames = 2, list[ImageSize]()
     while True:
         if at + 16 > len(file):
             raise BadImage("it is cut short")
@@ -210,14 +217,14 @@ def _check_jpeg(file: memoryview, size: ImageSize) -> None:
         if begin != 0xFF or length < 2:
             raise BadImage(f"it has no segment at byte {at}")
         if marker == _SOS:
-            if frames != 1 or file[at + 4] != channels:
-                raise BadImage(f"it has a scan of {file[at + 4]} components in {frames} frames; expected {channels} in one")
-            return
+            if len(frames) != 1 or file[at + 4] != frames[0][2]:
+                raise BadImage(f"it has a scan of {file[at + 4]} components in the frames {frames}; expected all in one")
+            return frames[0]
         if marker == _SOF0:
-            frames += 1
-            found, wanted = _JPEG_FRAME.unpack_from(file, at + 4), (8, height, width, channels)
-            if found != wanted:
-                raise BadImage(f"its frame is {found}; expected {wanted}")
+            bits, height, width, channels = _JPEG_FRAME.unpack_from(file, at + 4)
+            if bits != 8 or frames:
+                raise BadImage(f"its frame has {bits} bits and follows {len(frames)} others; expected one of 8 bits")
+            frames.append((height, width, channels))
         elif marker not in _JPEG_OTHERS:
             raise BadImage(f"it has an unexpected segment {marker:#x}")
         at += 2 + length

@@ -98,7 +98,8 @@ def test_docstrings_name_exceptions_that_exist(source: Path) -> None:
 NAME = re.compile(r"`(_?[A-Z]\w*[a-z]\w*)[`.(]")
 FOREIGN = {
     *("ActionClientEnv", "False", "FrozenDict", "GrayscaleObservation", "None", "ReadWriteOncePod"),
-    *("ResizeObservation", "True"),
+    *("BroadcastServer", "DefaultActionConfig", "GymWrapper", "Producer", "ReqRepServer", "ResizeObservation", "True"),
+    "VirtualEnvironment",
 }
 """Names on the pages that other libraries or Python define."""
 

@@ -181,7 +181,7 @@ EXECUTED = {
     "docs/howto/libraries.md",  # tests/docs/test_recorded_data.py
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
     "docs/reference/networks.md",  # tests/learner/algorithms/test_network_kinds.py
-    "docs/howto/environments.md",  # tests/serving/test_environments.py
+    *("docs/howto/environments.md", "docs/howto/migration_multiserverrl.md"),  # tests/serving/test_environments.py
     "docs/howto/serving_data.md",  # tests/serving/data/test_document.py
     "docs/howto/trainer.md",  # tests/serving/test_trainer_page.py
     *(f"docs/tutorials/{name}.md" for name in ("first_policy", "embed", "trainer")),  # tests/docs/test_tutorials.py

@@ -87,6 +87,12 @@ class RowRingBuffer:
                 self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again"
             )
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column itself, read-only, ``[capacity, ...]``. Later writes change it."""
+        view = self._columns[name].view()
+        view.flags.writeable = False
+        return view
+
     @property
     def specs(self) -> dict[str, ArraySpec]:
         """The shape and dtype of one row of each column."""

@@ -64,9 +64,13 @@ class TrajectorySpans:
     """The bounds of the trajectories in a buffer, kept as the numbers of their first steps, also called rows.
 
     A trajectory ends where the next begins. The last trajectory ends with the newest row.
+
+    Attributes:
+        dropped: Number of trajectories that `drop_before` has removed.
     """
 
     def __init__(self) -> None:
+        self.dropped = 0
         self._numbers = np.zeros(64, np.int64)
         self._first, self._last = 0, 0
 
@@ -84,7 +88,9 @@ class TrajectorySpans:
     def drop_before(self, begin: int) -> None:
         """Remove the trajectories that ended before step `begin`, the oldest step that the buffer still has."""
         numbers = self._numbers[self._first : self._last]
-        self._first += max(0, int(np.searchsorted(numbers, begin, side="right")) - 1)
+        gone = max(0, int(np.searchsorted(numbers, begin, side="right")) - 1)
+        self._first += gone
+        self.dropped += gone
 
     def bounds(self, begin: int, end: int) -> tuple[Ids, Ids]:
         """Return the number of the first step of each trajectory, and of its last step plus one, as two arrays.

@@ -9,7 +9,9 @@
   `TrainerSMInterface` does the same within one process. `UpdateResult` is the result of one update.
 - `DataStoreBase`: the contract of a data store. `QueuedDataStore`, `ReplayBuffer` and `TrajectoryBuffer` implement it.
   `ReplayBufferDataStore`, `MemoryEfficientReplayBufferDataStore`, `TrajectoryBufferDataStore` and
-  `make_default_trajectory_buffer` have the arguments of jaxrl and SERL. `rl4sys_zmq.serving.data` has the samplers.
+  `make_default_trajectory_buffer` have the arguments of jaxrl and SERL. `DataShape`, `LatestSampler`, `SequenceSampler` and
+  `FutureSampler` are those of `rl4sys_zmq.serving.data`.
+- `mat_to_jpeg`, `jpeg_to_mat`: one image as a JPEG file, in the order of OpenCV.
 
 A payload is a tree: nested dicts, lists and tuples of numpy arrays, numbers, strings and bytes. Nothing is pickled or unpickled.
 """
@@ -24,17 +26,22 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.action import ActionClient, ActionServer
     from rl4sys_zmq.serving.action_config import ActionConfig
     from rl4sys_zmq.serving.data import (
+        DataShape,
         DataStoreBase,
+        FutureSampler,
+        LatestSampler,
         MemoryEfficientReplayBufferDataStore,
         QueuedDataStore,
         ReplayBuffer,
         ReplayBufferDataStore,
+        SequenceSampler,
         TrajectoryBuffer,
         TrajectoryBufferDataStore,
         make_default_trajectory_buffer,
     )
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClient, GymEnvClientWrapper, GymEnvServerWrapper
+    from rl4sys_zmq.serving.image_coding import jpeg_to_mat, mat_to_jpeg
     from rl4sys_zmq.serving.inference import BatchLimits, InferenceClient, InferenceServer
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
@@ -50,19 +57,23 @@ __all__ = [
     "ActionConfig",
     "ActionServer",
     "BatchLimits",
+    "DataShape",
     "DataStoreBase",
+    "FutureSampler",
     "GymEnvClient",
     "GymEnvClientWrapper",
     "GymEnvServer",
     "GymEnvServerWrapper",
     "InferenceClient",
     "InferenceServer",
+    "LatestSampler",
     "MemoryEfficientReplayBufferDataStore",
     "QueuedDataStore",
     "RemoteEnv",
     "RemoteVectorEnv",
     "ReplayBuffer",
     "ReplayBufferDataStore",
+    "SequenceSampler",
     "TrainerClient",
     "TrainerConfig",
     "TrainerSMInterface",
@@ -70,7 +81,9 @@ __all__ = [
     "TrajectoryBuffer",
     "TrajectoryBufferDataStore",
     "UpdateResult",
+    "jpeg_to_mat",
     "make_default_trajectory_buffer",
+    "mat_to_jpeg",
     "stack",
     "unstack",
 ]
@@ -84,11 +97,15 @@ __getattr__ = lazy_getattr(
         ),
         "action_config": ("ActionConfig",),
         "data": (
+            "DataShape",
             "DataStoreBase",
+            "FutureSampler",
+            "LatestSampler",
             "MemoryEfficientReplayBufferDataStore",
             "QueuedDataStore",
             "ReplayBuffer",
             "ReplayBufferDataStore",
+            "SequenceSampler",
             "TrajectoryBuffer",
             "TrajectoryBufferDataStore",
             "make_default_trajectory_buffer",
@@ -98,6 +115,10 @@ __getattr__ = lazy_getattr(
             "GymEnvClient",
             "GymEnvClientWrapper",
             "GymEnvServerWrapper",
+        ),
+        "image_coding": (
+            "jpeg_to_mat",
+            "mat_to_jpeg",
         ),
         "inference": (
             "BatchLimits",

@@ -207,7 +207,7 @@ class EnvLease(Resource):
         return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
-        """Call ``reset``, ``step`` or ``render`` on the leased environments and wait for the reply. The call runs at most once.
+        """Call a method such as ``step`` on the leased environments and wait for the reply. The call runs at most once.
 
         After a call that failed or got no reply, the state of the episodes is unknown. Further steps are then refused until a
         reset.
@@ -220,7 +220,7 @@ class EnvLease(Resource):
         if not self._taken or (before and verb == "step"):
             text = f"{before}, so the state of the episode is unknown; call reset()"
             raise CallRefused(verb, self.client.address, CallRefusalReason.GONE, text)
-        if verb != "render":
+        if verb in ("reset", "step"):
             self._unsure = f"the last {verb} failed"
         try:
             answer = self.client.call(*self._said(verb, payload), once=True)
@@ -230,7 +230,7 @@ class EnvLease(Resource):
         except (CallTimeout, CallLost) as exc:
             exc.add_note("call reset() to continue")
             raise
-        if verb != "render":
+        if verb in ("reset", "step"):
             self._unsure = ""
         return answer
 

@@ -5,7 +5,7 @@ The server has these methods:
 - ``describe`` returns a description of the environments.
 - ``take``, ``keep`` and ``give`` get, renew and return a lease, which is a caller's right to environments
   (`rl4sys_zmq.serving.leases`).
-- ``reset.I``, ``step.I`` and ``render.I`` act on all environments of a lease. I is the smallest index of these environments.
+- ``reset.I``, ``step.I``, ``render.I`` and ``state.I`` act on all environments of a lease. I is the smallest of their indices.
   Calls with different I run in parallel, so an environment that hangs delays only its own caller.
 """
 
@@ -142,7 +142,7 @@ class GymEnvServer(Resource):
         for name, run in (("take", self._take), ("keep", self._keep), ("give", self._give)):
             register(name, run, concurrency_group="leases")
         for i in range(count):
-            for name, act in (("reset", self._reset), ("step", self._step), ("render", self._render)):
+            for name, act in (("reset", self._reset), ("step", self._step), ("render", self._render), ("state", self._state)):
                 register(f"{name}.{i}", partial(self._run, act), concurrency_group=f"env.{i}")
 
     def start(self) -> Self:
@@ -266,7 +266,7 @@ class GymEnvServer(Resource):
     # ---- environments
 
     def _run(self, act: Callable[[list[tuple[int, _EnvSlot]], Tree], Tree], payload: Tree) -> Tree:
-        """Run ``reset``, ``step`` or ``render`` on a caller's environments, which the token in the payload identifies."""
+        """Run a function on a caller's environments, which the token in the payload identifies."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
             slots = [(i, self._slots[i]) for i in lease.slots]
@@ -331,6 +331,13 @@ class GymEnvServer(Resource):
 
     def _render(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
         return [slot.env.render() for _, slot in slots]
+
+    def _state(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
+        """Return the attribute ``state`` of each environment. Refuse the call if one has none."""
+        for index, slot in slots:
+            if not slot.env.has_wrapper_attr("state"):
+                raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"environment {index} has no attribute state")
+        return [slot.env.get_wrapper_attr("state") for _, slot in slots]
 
     def _observation(self, index: int, slot: _EnvSlot, observation: Any) -> Tree:
         if self._check and not self.observation_space.contains(observation):

@@ -1,4 +1,4 @@
-"""Encoding and decoding of the images in a payload, as PNG or JPEG files."""
+"""Encoding and decoding of the images in a payload, as PNG or JPEG files, and of single images in the order of OpenCV."""
 
 from __future__ import annotations
 
@@ -6,16 +6,68 @@ from collections.abc import Mapping
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import PayloadError, ProtocolError, RefusalReason
-from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageFormat, decode_images, encode_images, has_pillow, image_size
+from rl4sys_zmq.errors import ConfigError, PayloadError, ProtocolError, RefusalReason
+from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageFormat, decode_images, encode_images, has_pillow, image_size, jpeg_size
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["MAX_PIXEL_BYTES", "code_images", "read_images"]
+__all__ = ["MAX_PIXEL_BYTES", "code_images", "jpeg_to_mat", "mat_to_jpeg", "read_images"]
 
 MAX_PIXEL_BYTES = 256 * 1024 * 1024
 """Largest size of all decoded images of one payload, in bytes."""
+
+_LENGTH_BYTES = 4
+"""The size of the length before each file of `encode_images`."""
+
+
+def mat_to_jpeg(img: NDArray[np.uint8]) -> bytes:
+    """Encode an image as a JPEG file of quality 95, as agentlace's function. `ActionConfig.image_codecs` does so by key.
+
+    Args:
+        img: uint8 ``[height, width, 3]`` in OpenCV's order (blue, green, red), or ``[height, width]`` or ``[height, width, 1]``.
+
+    Raises:
+        PayloadError: If the array is not an image, or is smaller than 8 pixels in height or width.
+        ConfigError: If Pillow is not installed.
+    """
+    _require_pillow()
+    image = np.asarray(img)
+    size = image_size(image.shape)
+    if image.dtype != np.uint8 or size is None or prod(size) != image.size:
+        raise PayloadError("img", f"{image.dtype} of shape {list(image.shape)} is not one image of uint8 with 1 or 3 channels")
+    return encode_images(image.reshape(size)[:, :, ::-1], size, ImageFormat("jpeg", 95))[_LENGTH_BYTES:]
+
+
+def jpeg_to_mat(buf: bytes) -> NDArray[np.uint8]:
+    """Decode a JPEG file of `mat_to_jpeg` or of OpenCV. The bytes can come from an untrusted peer.
+
+    Args:
+        buf: A baseline JPEG file in grey or colour.
+
+    Returns:
+        A new array, uint8 ``[height, width, 3]`` in OpenCV's order (blue, green, red). Grey is repeated three times.
+
+    Raises:
+        ProtocolError: If the bytes are not such a file, or the image is larger than `MAX_PIXEL_BYTES`.
+        ConfigError: If Pillow is not installed.
+    """
+    _require_pillow()
+    try:
+        file = bytes(memoryview(buf))
+        size = jpeg_size(memoryview(file))
+        if image_size(size) != size or prod(size) > MAX_PIXEL_BYTES:
+            raise BadImage(f"height, width and channels are {size}, which is invalid or too large")
+        pixels = decode_images(len(file).to_bytes(_LENGTH_BYTES, "little") + file, size, size, "jpeg")
+    except (BadImage, TypeError, OverflowError) as exc:
+        raise ProtocolError(RefusalReason.MALFORMED, f"buf cannot be decoded: {exc}") from exc
+    return np.ascontiguousarray(np.broadcast_to(pixels[:, :, ::-1], (*size[:2], 3)))
+
+
+def _require_pillow() -> None:
+    if not has_pillow():
+        raise ConfigError(NEEDS_PILLOW, key="img")
 
 
 def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, dict[str, Tree]]:

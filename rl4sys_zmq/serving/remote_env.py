@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium.utils import seeding
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.values.trees import copy_tree
 
@@ -104,6 +104,22 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         (frame,) = self._env_lease.call("render", {})
         return copy_tree(frame)
+
+    @property
+    def state(self) -> Any:
+        """The attribute ``state`` of the environment at the server, such as CartPole's. It is a copy; read only.
+
+        Raises:
+            AttributeError: If the environment has no such attribute.
+            CallError: As `step`. The episode continues.
+        """
+        try:
+            (state,) = self._env_lease.call("state", {})
+        except CallRefused as exc:
+            if exc.code is not CallRefusalReason.UNKNOWN:
+                raise
+            raise AttributeError(f"{exc}", name="state", obj=self) from exc
+        return copy_tree(state)
 
     def close(self) -> None:
         """Return the environment to the server. A second call does nothing."""

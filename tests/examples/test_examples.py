@@ -188,14 +188,16 @@ def test_remote_environments_feed_the_trainer_with_terminal_transitions_too() ->
     assert updates == max(0, transitions - 127)
 
 
-def test_remote_environments_can_run_elsewhere() -> None:
+@pytest.mark.parametrize("servers", [1, 2])
+def test_remote_environments_can_run_elsewhere(servers: int) -> None:
+    """One server of two environments, or two servers of one."""
     pytest.importorskip("gymnasium")
     port = free_ports(2)
-    serve = ["-m", "rl4sys_zmq.cli.actor", "serve-env", "--env", "CartPole-v1", "--port"]
-    environments = [start([*serve, port + i]) for i in range(2)]
+    serve = ["-m", "rl4sys_zmq.cli.actor", "serve-env", "--env", "CartPole-v1", "--count", 2 // servers, "--port"]
+    environments = [start([*serve, port + i]) for i in range(servers)]
     try:
         out = run(EXAMPLES / "remote_envs.py", "--count", 2, "--episodes", 3, "--host", "127.0.0.1", "--port", port)
-        assert f"2 environments at tcp://127.0.0.1:{port}, tcp://127.0.0.1:{port + 1}" in out
+        assert f"2 environments at tcp://127.0.0.1:{port}, tcp://127.0.0.1:{port + servers - 1}" in out
         assert "episodes 6" in out
     finally:
         for environment in environments:

@@ -31,6 +31,7 @@ from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWr
 from .worlds import ROOM, Counting, Room, same  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs/howto/environments.md"
+MULTISERVERRL = PAGE.with_name("migration_multiserverrl.md")
 FOUR = ["CartPole-v1", "LunarLander-v3", "Pendulum-v1", ROOM]
 
 
@@ -322,6 +323,37 @@ def test_after_close_nothing_is_called(serve: Any, kind: Any) -> None:
             env.reset()
 
 
+def test_the_state_of_a_simulator_can_be_read(serve: Any) -> None:
+    server = serve("CartPole-v1", 2)
+    local: Any = gymnasium.make("CartPole-v1")
+    with RemoteEnv(server.address) as env:
+        env.reset(seed=5)
+        local.reset(seed=5)
+        assert same(env.state, local.unwrapped.state) and same(env.get_wrapper_attr("state"), env.state)
+        env.step(1)
+        local.step(1)
+        assert same(env.state, local.unwrapped.state)
+        assert env.has_wrapper_attr("state") and env.unwrapped is env
+    with RemoteEnv(serve(ROOM).address) as env:
+        assert not hasattr(env, "state")
+        env.reset()
+        with pytest.raises(AttributeError, match="environment 0 has no attribute state"):
+            _ = env.state
+        env.step(env.action_space.sample())  # the episode continues
+    local.close()
+
+
+def test_a_state_that_cannot_be_sent_fails_the_call_only(serve: Any) -> None:
+    class Opaque(Counting):
+        state = object()
+
+    with RemoteEnv(serve(Opaque).address) as env:
+        env.reset()
+        with pytest.raises(CallFailed):
+            _ = env.state
+        env.step(0)
+
+
 def test_agentlaces_wrappers() -> None:
     served = GymEnvServerWrapper(gymnasium.make("CartPole-v1"), port=0)
     served.start(threaded=True)
@@ -344,3 +376,19 @@ def test_the_page_for_users_runs(serve: Any) -> None:
     server = serve("CartPole-v1")
     exec(block.replace("tcp://127.0.0.1:5546", server.address), {})
     assert server.status()["counters"]["steps"] == 100
+
+
+def test_the_environment_of_the_page_for_multiserverrl(serve: Any) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", MULTISERVERRL.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    port = int(serve("CartPole-v1", 2, make_kwargs={"render_mode": "rgb_array"}).address.rpartition(":")[2])
+    first, second = (names["VirtualEnvironment"]("localhost", port) for _ in range(2))  # both at one port
+    try:
+        assert first.reset().shape == second.reset().shape == (4,)
+        observation, reward, done, info = first.step(1)
+        assert same(observation, first.state.astype(np.float32)) and (reward, done, info) == (1.0, False, {})
+        assert first.render(mode="rgb_array").shape == (400, 600, 3)
+    finally:
+        first.close()
+        second.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, RefusalReason
 from rl4sys_zmq.images import ImageFormat
-from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
+from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer, jpeg_to_mat, mat_to_jpeg
 from rl4sys_zmq.serving import image_coding as p
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.values.trees import copy_tree
@@ -150,12 +151,61 @@ def test_copied_arrays_may_be_written_to() -> None:
     assert (here["b"], here["a"][1][1]) == (1, "x")
 
 
+# ---- agentlace's functions for single images
+
+
+def test_a_matrix_is_in_the_order_of_opencv() -> None:
+    from PIL import Image
+
+    mat = np.zeros((16, 24, 3), np.uint8)
+    mat[:, :12, 0] = 200  # blue on the left half
+    mat[:, 12:, 2] = 200  # red on the right half
+    coded = mat_to_jpeg(mat)
+    assert type(coded) is bytes
+    with Image.open(io.BytesIO(coded)) as image:
+        pixels = np.asarray(image)  # red, green, blue
+        assert image.format == "JPEG" and pixels[8, 2, 2] > 150 and pixels[8, 21, 0] > 150
+    again = jpeg_to_mat(coded)
+    assert again.shape == mat.shape and again.dtype == np.uint8 and again.flags.writeable and again.flags.c_contiguous
+    assert np.abs(again[:, :8].astype(int) - mat[:, :8]).max() < 20 and np.abs(again[:, 16:].astype(int) - mat[:, 16:]).max() < 20
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (16, 24, 1)])
+def test_a_grey_matrix_comes_back_in_three_channels(shape: tuple[int, ...]) -> None:
+    grey = gradient(*shape)
+    again = jpeg_to_mat(memoryview(bytearray(mat_to_jpeg(grey))))  # type: ignore[arg-type]
+    assert again.shape == (16, 24, 3) and again.flags.writeable
+    assert (np.abs(again.astype(int) - grey.reshape(16, 24, 1)) < 8).all()
+
+
+@pytest.mark.parametrize("mat", [np.zeros((16, 24, 3)), gradient(4, 4, 3), gradient(2, 16, 16), gradient(16, 24, 4), None, "x"])
+def test_what_is_no_matrix_is_refused(mat: Any) -> None:
+    with pytest.raises(PayloadError, match="img"):
+        mat_to_jpeg(mat)
+
+
+def test_bytes_that_are_no_jpeg_are_refused() -> None:
+    good = mat_to_jpeg(gradient(64, 64, 3))
+    huge = good[: (at := good.index(b"\xff\xc0")) + 5] + b"\xff\x00\xff\x00" + good[at + 9 :]
+    small = good[: at + 5] + b"\x00\x00\x00\x40" + good[at + 9 :]
+    for bad in (b"", b"nonsense", good[:100], good[: len(good) // 2], huge, small, None, 3, "text"):
+        with pytest.raises(ProtocolError, match="cannot be decoded"):
+            jpeg_to_mat(bad)  # type: ignore[arg-type]
+
+
 NO_PILLOW = """
 import sys
 sys.modules["PIL"] = None
 from rl4sys_zmq.errors import ConfigError, ProtocolError
-from rl4sys_zmq.serving import ActionConfig
+from rl4sys_zmq.serving import ActionConfig, jpeg_to_mat, mat_to_jpeg
 from rl4sys_zmq.serving.image_coding import read_images
+for call in (jpeg_to_mat, mat_to_jpeg):
+    try:
+        call(None)
+    except ConfigError as exc:
+        assert "rl4sys-zmq[images]" in str(exc)
+    else:
+        sys.exit("no error")
 try:
     ActionConfig(0, [], [], image_codecs={"cam": "jpeg"})
 except ConfigError as exc:

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import CallFailed, CallRefused, CallTimeout, ConfigError, PayloadError
-from rl4sys_zmq.serving import QueuedDataStore, TrainerClient, TrainerConfig, TrainerServer
+from rl4sys_zmq.serving import (
+    MemoryEfficientReplayBufferDataStore,
+    QueuedDataStore,
+    TrainerClient,
+    TrainerConfig,
+    TrainerServer,
+)
 from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.values import BoxSpace, DictSpace
 
 from .trainers import WAIT_S, config_at, join, until
 
@@ -133,3 +140,50 @@ def test_networks_with_bfloat16_integer_keys_and_arrays_above_64_mib(transport: 
     for network in got:
         assert list(network["layers"]) == [0, 1] and network["layers"][0]["kernel"].tolist() == [[1.5] * 3] * 2
         assert network["large"].flags.writeable and np.array_equal(network["large"], large)
+
+
+def test_hil_serls_two_stores_with_demonstrations_and_interventions(transport: TransportUnderTest) -> None:
+    camera, state = BoxSpace((1, 8, 8, 3), "|u1", 0, 255), BoxSpace((1, 4))
+    space = DictSpace({"wrist": camera, "state": state})
+
+    def step(number: int, **more: Any) -> dict[str, Any]:
+        seen, following = (
+            {"wrist": np.full((1, 8, 8, 3), n, np.uint8), "state": np.full((1, 4), n, np.float64)} for n in (number, number + 1)
+        )
+        done = number == 5
+        ends = {"rewards": int(done), "masks": 1.0 - done, "dones": done}
+        return {"observations": seen, "next_observations": following, "actions": np.zeros(4), **ends, **more}
+
+    def store() -> MemoryEfficientReplayBufferDataStore:
+        return MemoryEfficientReplayBufferDataStore(
+            space, BoxSpace((4,)), capacity=100, image_keys=["wrist"], include_grasp_penalty=True
+        )
+
+    replay, demonstrations = store(), store()
+    logged: list[Any] = []
+
+    def log(kind: str, payload: Any) -> dict[str, Any]:
+        logged.append(payload)
+        return {}
+
+    for number in range(6):  # demonstrations have infos, and the actor's transitions do not
+        demonstrations.insert(step(number, infos={"succeed": True, "grasp_penalty": -0.02}, grasp_penalty=-0.02))
+    config = config_at(transport, request_types=["send-stats"])
+    with TrainerServer(config, request_callback=log) as server:
+        server.register_data_store("actor_env", replay)
+        server.register_data_store("actor_env_intvn", demonstrations)
+        server.start(threaded=True)
+        stores = {"actor_env": QueuedDataStore(50), "actor_env_intvn": QueuedDataStore(50)}
+        with TrainerClient("actor_env", server.address, config, data_stores=stores, timeout_ms=WAIT_S * 1000) as client:
+            for number in range(6):
+                stores["actor_env"].insert(step(number, grasp_penalty=0.0))
+            stores["actor_env_intvn"].insert(step(2, grasp_penalty=-0.5))
+            info = {"episode": {"r": np.float64(1.0), "l": 6, "intervention_count": 1}, "succeed": True}
+            assert client.request("send-stats", {"environment": info}) == {}
+            assert client.update()
+    assert (len(replay), len(demonstrations)) == (6, 7) and logged[0]["environment"]["episode"]["l"] == 6
+    ours, theirs = (one.sample(6, indx=range(6), pack_obs_and_next_obs=True) for one in (replay, demonstrations))
+    assert ours.keys() == theirs.keys() >= {"grasp_penalty", "masks", "dones"} and "infos" not in theirs
+    assert ours["observations"]["wrist"].shape == (6, 2, 8, 8, 3) and ours["next_observations"].keys() == {"state"}
+    assert ours["masks"].tolist() == [1.0] * 5 + [0.0] and ours["rewards"].tolist() == [0.0] * 5 + [1.0]
+    assert demonstrations.sample(1, indx=[6])["grasp_penalty"].tolist() == [-0.5]

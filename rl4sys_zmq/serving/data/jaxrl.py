@@ -7,15 +7,17 @@ the format RLDS, is not supported.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.replay.layout import DataShape, is_space, space_leaves
-from rl4sys_zmq.serving.data.replay import ReplayBuffer
+from rl4sys_zmq.replay.layout import ArraySpec, DataShape, is_space, space_leaves
+from rl4sys_zmq.serving.data.base import as_batch
+from rl4sys_zmq.serving.data.replay import TRANSITION_KEYS, ReplayBuffer
 from rl4sys_zmq.serving.data.samplers import LatestSampler
 from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer
 
@@ -28,11 +30,34 @@ __all__ = [
 
 log = get_logger(__name__)
 
-_END = "end_of_trajectory"
+
+class _SerlBuffer(ReplayBuffer):
+    """The base of the stores of jaxrl and SERL: a `ReplayBuffer` that stores no other keys, and returns batches of flax."""
+
+    _said = False
+
+    def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
+        """Store several transitions, as `ReplayBuffer.batch_insert`, without keys that the store does not have."""
+        super().batch_insert([self._known(data) for data in as_batch(batch_data)])
+
+    def sample(self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None) -> dict[str, Any]:
+        """Draw a batch of transitions; see `ReplayBuffer.sample`. In a program that imports flax, it is a `FrozenDict`."""
+        return _as_flax(super().sample(batch_size, keys, indx))
+
+    def _known(self, data: Any) -> Any:
+        """Return a transition without the keys that the store does not have, such as the infos of a demonstration."""
+        if not isinstance(data, Mapping) or not (unknown := data.keys() - TRANSITION_KEYS - self._further.keys()):
+            return data
+        if not self._said:
+            self._said = True
+            log.warning("%s does not store the keys %s; use ReplayBuffer to store them", type(self).__name__, sorted(unknown))
+        return {key: value for key, value in data.items() if key not in unknown}
 
 
-class ReplayBufferDataStore(ReplayBuffer):
+class ReplayBufferDataStore(_SerlBuffer):
     """A replay buffer of transitions, with the order of arguments of the RL libraries jaxrl and SERL.
+
+    It stores the keys that `ReplayBuffer` names, and leaves out other keys of a transition, with one warning.
 
     Args:
         observation_space: Space that sets the shapes and dtypes of observations.
@@ -62,8 +87,11 @@ class ReplayBufferDataStore(ReplayBuffer):
         super().__init__(capacity, observation_space, action_space, seed=seed, path=path)
 
 
-class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
-    """A replay buffer of transitions that stores equal images once, with the arguments of the RL library SERL.
+class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
+    """A replay buffer of transitions that stores equal images once, with the arguments of the RL libraries SERL and HIL-SERL.
+
+    Other keys of a transition than those that `ReplayBuffer` names, and those that the arguments add, are left out, with one
+    warning.
 
     Args:
         observation_space: Dict space that sets the shapes and dtypes of observations. Axis 0 of an image observation is the
@@ -72,6 +100,8 @@ class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
         capacity: Largest number of transitions.
         image_keys: Keys of observations that are stacks of images.
         rlds_logger: Must be None. Logging in the format RLDS is not supported.
+        include_next_actions: True to store the keys ``next_actions`` (as actions) and ``next_intvn`` (a bool).
+        include_grasp_penalty: True to store the key ``grasp_penalty`` (a float32).
         seed: Seed of the random generator that draws samples.
         path: Folder to keep the transitions on disk. A store that is already in the folder is opened. None: keep them in
             memory.
@@ -81,7 +111,7 @@ class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
         StoreFileError: If the folder cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its call shape is HIL-SERL's
         self,
         observation_space: object,
         action_space: object,
@@ -89,10 +119,15 @@ class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
         image_keys: Iterable[str] = ("image",),
         rlds_logger: None = None,
         *,
+        include_next_actions: bool = False,
+        include_grasp_penalty: bool = False,
         seed: int | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         _check(type(self).__name__, observation_space, action_space, rlds_logger)
+        actions = space_leaves("next_actions", action_space) | {"next_intvn": ArraySpec((), np.dtype("?"))}
+        penalty = {"grasp_penalty": ArraySpec((), np.dtype("<f4"))}
+        self._further = (actions if include_next_actions else {}) | (penalty if include_grasp_penalty else {})
         self._image_keys = list(image_keys)
         leaves = space_leaves("observations", observation_space)
         missing = [key for key in self._image_keys if not getattr(leaves.get(f"observations/{key}"), "shape", ())]
@@ -128,14 +163,14 @@ class MemoryEfficientReplayBufferDataStore(ReplayBuffer):
             DataError: As `ReplayBuffer.sample`. Also if images are packed, and `keys` lacks an observation.
             Closed: After `close`.
         """
-        batch = super().sample(batch_size, keys, indx)
+        batch = ReplayBuffer.sample(self, batch_size, keys, indx)
         if pack_obs_and_next_obs:
             observations, following = batch.get("observations"), batch.get("next_observations")
             if observations is None or following is None:
                 raise DataError("keys", "pack_obs_and_next_obs needs observations and next_observations among the keys")
             for key in self._image_keys:
                 observations[key] = np.concatenate([observations[key], following.pop(key)[:, -1:]], axis=1)
-        return batch
+        return _as_flax(batch)
 
 
 class TrajectoryBufferDataStore(TrajectoryBuffer):
@@ -143,7 +178,7 @@ class TrajectoryBufferDataStore(TrajectoryBuffer):
 
     Args:
         capacity: Largest number of steps.
-        data_shapes: Keys, shapes and dtypes of a step. The flag ``end_of_trajectory`` can be among them.
+        data_shapes: Keys, shapes and dtypes of a step, as in `TrajectoryBuffer`.
         device: Ignored, with a warning: the steps are in the memory of the process, as they are in agentlace.
         seed: Seed of the random generator that draws samples.
         min_trajectory_length: Smallest number of stored steps of a trajectory that is sampled.
@@ -175,8 +210,6 @@ class TrajectoryBufferDataStore(TrajectoryBuffer):
             )
         if device is not None:
             log.warning("TrajectoryBufferDataStore: device %s is ignored; copy the samples to the device", device)
-        if data_shapes is not None:
-            data_shapes = [shape for shape in data_shapes if getattr(shape, "name", None) != _END]
         super().__init__(capacity, data_shapes, seed, min_trajectory_length, path=path)
 
 
@@ -190,7 +223,7 @@ def make_default_trajectory_buffer(
     """Create a trajectory buffer for transitions, from which ``sample("training", batch_size)`` draws single transitions.
 
     A step has ``observations``, ``next_observations``, ``actions``, ``rewards`` and ``masks``, and optionally the flag
-    ``end_of_trajectory``. A sample has the first five. agentlace never samples the last step of a trajectory; here it is sampled.
+    ``end_of_trajectory``. A sample has all six. agentlace never samples the last step of a trajectory; here it is sampled.
 
     Args:
         observation_space: Space that sets the shapes and dtypes of observations.
@@ -211,9 +244,16 @@ def make_default_trajectory_buffer(
     shapes = [DataShape(path, leaf.shape, leaf.dtype.str) for path, leaf in leaves.items()]
     shapes += [DataShape("rewards", (), "float64"), DataShape("masks", (), "float64")]
     buffer = TrajectoryBufferDataStore(capacity, shapes, device)
-    keys = ("observations", "next_observations", "actions", "rewards", "masks")
+    keys = ("observations", "next_observations", "actions", "rewards", "masks", "end_of_trajectory")
     buffer.register_sample_config("training", {key: LatestSampler() for key in keys})
     return buffer
+
+
+def _as_flax(batch: dict[str, Any]) -> dict[str, Any]:
+    """Convert a batch to flax's `FrozenDict`, which SERL's agents expect, if the program has imported flax."""
+    flax = sys.modules.get("flax.core.frozen_dict")
+    frozen: dict[str, Any] = batch if flax is None else flax.freeze(batch)
+    return frozen
 
 
 def _check(name: str, observation_space: object, action_space: object, rlds_logger: object) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["TRANSITION_KEYS", "ReplayBuffer"]
 
 _OBSERVATION_KEYS = ("observations", "next_observations")
 _REQUIRED = ("observations", "actions", "rewards", "next_observations")
@@ -30,6 +31,8 @@ _FIXED = {
     "terminated": ArraySpec((), np.dtype("?")),
     "truncated": ArraySpec((), np.dtype("?")),
 }
+TRANSITION_KEYS = frozenset((*_REQUIRED, "terminated", "truncated", "masks", "dones"))
+"""The keys that have a meaning for `ReplayBuffer`."""
 _DERIVED_FROM = {"terminated", "truncated"}
 """Keys from which `ReplayBuffer.sample` derives ``masks`` and ``dones``."""
 _BLOCKS = 8
@@ -66,6 +69,8 @@ class ReplayBuffer(ColumnStore):
     """
 
     _KIND = "ReplayBuffer"
+    _further: Mapping[str, ArraySpec] = MappingProxyType({})
+    """The shape and dtype of further keys that each transition must have. A subclass sets it before its constructor's call."""
 
     def __init__(
         self,
@@ -89,7 +94,7 @@ class ReplayBuffer(ColumnStore):
             raise ConfigError(f"num_stack must be a positive integer, not {num_stack!r:.60}", key="num_stack")
         if type(stack_axis) is not int:
             raise ConfigError(f"stack_axis must be an integer, not {stack_axis!r:.60}", key="stack_axis")
-        self._expected = dict(_FIXED)
+        self._expected = {**_FIXED, **self._further}
         for name, space in zip(
             (*_OBSERVATION_KEYS, "actions"), (observation_space, observation_space, action_space), strict=True
         ):

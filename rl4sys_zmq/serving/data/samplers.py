@@ -17,7 +17,28 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
 from rl4sys_zmq.replay.ring import Ids
 
-__all__ = ["SampledRows", "FutureSampler", "LatestSampler", "PrioritySampler", "Sampler", "SequenceSampler", "check_rows"]
+__all__ = [
+    "SampledRows",
+    "FutureSampler",
+    "LatestSampler",
+    "PrioritySampler",
+    "Sampler",
+    "SequenceSampler",
+    "check_rows",
+    "require_numpy",
+]
+
+
+def require_numpy(use_jax: object, device: object = None) -> None:
+    """Refuse agentlace's arguments that keep the steps in arrays of JAX.
+
+    Raises:
+        ConfigError: If one of them is given.
+    """
+    for key, value in (("use_jax", use_jax), ("device", device)):
+        if value is not None and value is not False:
+            text = f"{key} is {value!r:.60}, and the steps are numpy arrays; omit it, and copy each sample with jax.device_put"
+            raise ConfigError(text, key=key)
 
 
 def check_rows(rows: object, key: str) -> int:
@@ -58,9 +79,14 @@ class Sampler(ABC):
     Args:
         source: The key of the stored steps whose values this sampler reads, or the path of a nested key. None: the same key as in
             the sample. A sampler that is registered for ``"rewards"`` then reads ``"rewards"``.
+        use_jax: Must be False, as agentlace's default.
+
+    Raises:
+        ConfigError: If `use_jax` is given.
     """
 
-    def __init__(self, source: str | None = None) -> None:
+    def __init__(self, source: str | None = None, use_jax: bool = False) -> None:
+        require_numpy(use_jax)
         self.source = source
 
     @abstractmethod

@@ -18,7 +18,7 @@ from rl4sys_zmq.replay.spans import TrajectorySpans
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
-from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
+from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 __all__ = ["TrajectoryBuffer"]
@@ -44,16 +44,19 @@ class TrajectoryBuffer(ColumnStore):
     A step is a dict of arrays, which can be nested. `data_shapes` or the first step defines its keys. A trajectory ends in one of
     three ways: with a step whose key ``end_of_trajectory`` is true (or with this argument of `insert`), by a call of
     `end_trajectory`, or before a step whose key ``start_of_trajectory`` is true. These two keys are not stored as values.
-    `get_latest_data` adds them to the steps, so that a copy of the buffer has the same trajectories, even if steps were lost.
+    `get_latest_data` adds them to the steps, so that a copy of the buffer has the same trajectories, even if steps were lost. A
+    sampler of the key ``end_of_trajectory`` returns True for the last step of a trajectory that has ended.
 
     Only one thread should insert at a time, because the steps of two writers would be mixed in one trajectory. A trajectory that
     is too short is never sampled, but its steps stay in the buffer until they are overwritten.
 
     Args:
         capacity: Largest number of steps.
-        data_shapes: Keys, shapes and dtypes of a step. None: those of the first step.
+        data_shapes: Keys, shapes and dtypes of a step; ``end_of_trajectory`` can be among them. None: those of the first step.
         seed: Seed of the random generator that draws samples.
         min_trajectory_length: Smallest number of stored steps of a trajectory that is sampled. Overwritten steps do not count.
+        device: Must be None, and `use_jax` False: the steps are numpy arrays. agentlace has these two arguments.
+        use_jax: See `device`.
         path: Folder to keep the steps on disk. A buffer that is already in the folder is opened, and its last trajectory is
             ended. None: keep the steps in memory.
 
@@ -70,9 +73,12 @@ class TrajectoryBuffer(ColumnStore):
         data_shapes: Sequence[DataShape] | None = None,
         seed: int | None = None,
         min_trajectory_length: int = 2,
+        device: None = None,
+        use_jax: bool = False,
         *,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
+        require_numpy(use_jax, device)
         if type(min_trajectory_length) is not int or min_trajectory_length < 1:
             raise ConfigError(
                 f"min_trajectory_length must be a positive integer, not {min_trajectory_length!r:.60}",
@@ -92,6 +98,42 @@ class TrajectoryBuffer(ColumnStore):
             if layout is not None:
                 self._allocate(layout)
                 self._find_spans()
+
+    @property
+    def size(self) -> int:
+        """The number of stored steps."""
+        return len(self)
+
+    @property
+    def dataset(self) -> dict[str, NDArray[Any]]:
+        """The stored values by path, as read-only arrays ``[capacity, ...]`` that later steps overwrite.
+
+        The step with number ``n`` is at index ``n % capacity``. Empty before the first step if there are no `data_shapes`.
+        """
+        with self._open():
+            return {path: self._ring.column(path) for path in (self._layout.leaves if self._layout is not None else ())}
+
+    @property
+    def metadata(self) -> dict[str, NDArray[Any]]:
+        """The trajectory of each step, under agentlace's names, as new arrays ``[capacity]`` with the indices of `dataset`.
+
+        ``seq_id`` is the number of the step, ``ep_begin`` the first number of its trajectory, ``ep_end`` the last plus one,
+        ``trajectory_id`` counts the trajectories from 0, and ``trajectory_begin_flag`` is True for the first step of a
+        trajectory. The first three and ``trajectory_id`` are int64. They are -1 for an empty place, and ``ep_end`` is -1 for a
+        trajectory that has not ended.
+        """
+        with self._open():
+            held = np.arange(self._ring.begin, self._ring.end)
+            starts, ends = self._spans.bounds(self._ring.begin, self._ring.end)
+            which = np.searchsorted(starts, held, side="right") - 1
+            if len(ends) and not self._ended:
+                ends[-1] = -1
+            found = {"seq_id": held, "ep_begin": starts[which], "ep_end": ends[which]}
+            found["trajectory_id"] = self._spans.dropped + which
+            columns = {name: np.full(self.capacity, -1, np.int64) for name in found}
+            for name, values in found.items():
+                columns[name][held % self.capacity] = values
+            return columns | {"trajectory_begin_flag": (columns["ep_begin"] == columns["seq_id"]) & (columns["seq_id"] >= 0)}
 
     def register_sample_config(
         self,
@@ -173,14 +215,16 @@ class TrajectoryBuffer(ColumnStore):
         """End the current trajectory, because items were lost and the next step does not follow the last one."""
         self.end_trajectory()
 
-    def sample(self, name: str, batch_size: int, force_indices: object | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def sample(
+        self, sampler_name: str, batch_size: int, force_indices: object | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Draw steps, and return the values that the configuration's samplers select for each step.
 
         Steps are drawn with replacement, uniformly, or by priority if the configuration has a `PrioritySampler`. Only steps that
         ``sample_range`` and ``min_trajectory_length`` allow are drawn.
 
         Args:
-            name: Name of a registered configuration.
+            sampler_name: Name of a registered configuration.
             batch_size: Number of steps to draw.
             force_indices: Numbers of the steps to use instead of drawn steps, as integers ``[batch]``. `batch_size` is then
                 ignored.
@@ -196,9 +240,9 @@ class TrajectoryBuffer(ColumnStore):
             ConfigError: If the configuration or a key that a sampler reads does not exist.
             Closed: After `close`.
         """
-        config = self._configs.get(name)
+        config = self._configs.get(sampler_name)
         if config is None:
-            raise ConfigError(f"no sample config {name!r}; registered: {sorted(self._configs)}", key=name)
+            raise ConfigError(f"no sample config {sampler_name!r}; registered: {sorted(self._configs)}", key=sampler_name)
         count = batch_count(batch_size) if force_indices is None else 0
         data: dict[str, Any] = {}
         mask: dict[str, Any] = {}
@@ -253,14 +297,16 @@ class TrajectoryBuffer(ColumnStore):
         write_npz(path, saved)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], seed: int | None = None) -> Self:
+    def load(cls, path: str | os.PathLike[str], seed: int | None = None, *, device: None = None, use_jax: bool = False) -> Self:
         """Read a file of `save`, and return a buffer in memory with the same steps and numbers.
 
         Sample configurations are not in the file; register them for the new buffer.
 
         Raises:
             StoreFileError: If the file cannot be read, or is not a saved buffer.
+            ConfigError: If `seed` is invalid, or `device` or `use_jax` is given.
         """
+        require_numpy(use_jax, device)
         saved = read_npz(path)
         shapes = [DataShape(leaf, block.shape[1:], block.dtype.str) for leaf, block in saved.data.items()]
         buffer = cls(saved.capacity, shapes or None, seed, saved.min_trajectory_length)
@@ -310,10 +356,13 @@ class TrajectoryBuffer(ColumnStore):
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves} if self._layout is not None else {}
         start = self._ring.gather(_START_COLUMN, ids)
         start[0] |= gap
-        after = np.minimum(ids + 1, self._ring.end - 1)
-        end = np.where(ids + 1 < self._ring.end, self._ring.gather(_START_COLUMN, after), self._ended)
-        leaves[_START], leaves[_END] = start, end
+        leaves[_START], leaves[_END] = start, self._ends(ids)
         return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+
+    def _ends(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return True for each row that is the last of a trajectory that has ended."""
+        after = np.minimum(ids + 1, self._ring.end - 1)
+        return np.where(ids + 1 < self._ring.end, self._ring.gather(_START_COLUMN, after), self._ended)
 
     def _anchors(self, config: _SampleConfig, count: int, forced: object | None) -> tuple[Ids, Ids, Ids]:
         """Choose the steps of a sample. Return three arrays ``[batch]``.
@@ -345,6 +394,8 @@ class TrajectoryBuffer(ColumnStore):
         if not np.all((draw.ids >= begins.reshape(wide)) & (draw.ids < ends.reshape(wide))):
             raise ConfigError(f"{type(sampler).__name__} chose rows outside the trajectory", key=key)
         paths = self._paths(key, sampler)
+        if paths == {"": _END}:
+            return self._ends(draw.ids), draw.mask
         data = unflatten_names({inner: self._ring.gather(path, draw.ids) for inner, path in paths.items()})
         values = data.get("", data)
         if draw.offset is None:
@@ -362,6 +413,8 @@ class TrajectoryBuffer(ColumnStore):
             return {}
         assert self._layout is not None
         source = sampler.source or key
+        if source == _END:
+            return {"": _END}
         paths = {path[len(source) + 1 :]: path for path in self._layout.leaves if path == source or path.startswith(f"{source}/")}
         if not paths:
             raise ConfigError(f"no column {source!r}; the columns are: {', '.join(self._layout.leaves)}", key=key)
@@ -391,10 +444,11 @@ def _samplers(name: str, samplers: object) -> dict[str, Sampler]:
 def _declared(shapes: object) -> StoreLayout:
     if not isinstance(shapes, Sequence) or not all(isinstance(s, DataShape) and isinstance(s.name, str) for s in shapes):
         raise ConfigError(f"data_shapes must be a list of DataShapes with names, not {shapes!r:.60}", key="data_shapes")
+    shapes = [shape for shape in shapes if shape.name != _END]
     leaves = {shape.name: shape.leaf() for shape in shapes}
     names = [f"{name}/" for name in leaves]
     for name in leaves:
-        bad = name in (_START, _END) or not all(name.split("/"))
+        bad = name == _START or not all(name.split("/"))
         if bad or sum(other.startswith(f"{name}/") for other in names) > 1 or len(names) != len(shapes):
             raise ConfigError(
                 f"{name!r} cannot be a column: it is reserved, not a path, given twice, or also a dict", key="data_shapes"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty
+from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreFileError
 from rl4sys_zmq.serving import (
     MemoryEfficientReplayBufferDataStore,
     ReplayBuffer,
@@ -179,7 +179,9 @@ def test_the_default_trajectory_buffer_samples_transitions(caplog: pytest.LogCap
         del step["dones"]
         buffer.insert(step | {"actions": 1, "end_of_trajectory": number % 3 == 2})
     data, mask = buffer.sample("training", 200)
-    assert data.keys() == mask.keys() == {"observations", "next_observations", "actions", "rewards", "masks"}
+    six = {"observations", "next_observations", "actions", "rewards", "masks", "end_of_trajectory"}
+    assert data.keys() == mask.keys() == six
+    assert (data["end_of_trajectory"] == (data["rewards"] % 3 == 2)).all()
     assert set(data["rewards"].tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
     np.testing.assert_array_equal(data["next_observations"], data["observations"] + 1)
     assert (data["masks"] == (data["rewards"] != 5.0)).all() and all(m.all() for m in mask.values())
@@ -190,6 +192,80 @@ def test_a_trajectory_store_with_the_shapes_of_agentlaces_example() -> None:
     buffer = TrajectoryBufferDataStore(50, shapes, None, 1, 2)
     buffer.insert({"observations": np.zeros(3), "rewards": 1.0, "end_of_trajectory": True})
     assert len(buffer) == 1
+
+
+# ---- HIL-SERL's keys, and flax
+
+
+CAMERA = BoxSpace((1, 8, 8, 3), "|u1", 0, 255)
+
+
+def robot_transition(number: int, **more: Any) -> dict[str, Any]:
+    images = {name: {"wrist": np.full((1, 8, 8, 3), n, np.uint8)} for name, n in (("now", number), ("next", number + 1))}
+    return transition(number, **more) | {"observations": images["now"], "next_observations": images["next"]}
+
+
+def test_the_keys_that_hil_serl_includes() -> None:
+    def store(**include: Any) -> MemoryEfficientReplayBufferDataStore:
+        return MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"], **include)
+
+    both = store(include_grasp_penalty=True, include_next_actions=True)
+    following = {"next_actions": np.ones(1), "next_intvn": True}
+    both.insert(robot_transition(1, grasp_penalty=-0.02, **following))
+    batch = both.sample(2, pack_obs_and_next_obs=True)
+    assert (batch["grasp_penalty"].dtype, batch["next_actions"].dtype, batch["next_intvn"].dtype) == ("f4", "f4", "?")
+    assert batch["grasp_penalty"].tolist() == [np.float32(-0.02)] * 2 and batch["next_actions"].shape == (2, 1)
+    with pytest.raises(DataError, match="grasp_penalty: is missing"):
+        both.insert(robot_transition(2, **following))
+    with pytest.raises(DataError, match="next_intvn"):
+        both.insert(robot_transition(2, grasp_penalty=0.0, next_actions=np.ones(1), next_intvn=0.5))
+    none = store()
+    none.insert(robot_transition(1, grasp_penalty=-0.02, **following))
+    assert not {"grasp_penalty", "next_actions", "next_intvn"} & none.sample(1).keys()
+
+
+def test_keys_that_the_stores_do_not_have_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    plain = ReplayBufferDataStore(STATE, ACTION, 10)
+    images = MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"])
+    for store, make in ((plain, transition), (images, robot_transition)):
+        infos: dict[str, Any] = {"infos": {"succeed": "yes", "left": None}, "grasp_penalty": 0.0}
+        store.batch_insert([make(1, **infos), make(2), make(3, **infos)])
+        assert store.sample(3, indx=[0, 1, 2])["rewards"].tolist() == [1.0, 2.0, 3.0]
+        assert "infos" not in store.sample(1) and len(store) == 3
+    assert caplog.text.count("does not store the keys ['grasp_penalty', 'infos']; use ReplayBuffer") == 2
+    with pytest.raises(DataError, match="must be a dict"):
+        plain.insert([1, 2])  # type: ignore[arg-type]
+
+
+def test_an_on_disk_store_keeps_the_included_keys(tmp_path: Path) -> None:
+    def store(**include: Any) -> MemoryEfficientReplayBufferDataStore:
+        return MemoryEfficientReplayBufferDataStore(
+            DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"], path=tmp_path / "a", **include
+        )
+
+    with store(include_grasp_penalty=True) as first:
+        first.insert(robot_transition(1, grasp_penalty=1.0))
+    with store(include_grasp_penalty=True) as again:
+        assert again.sample(1)["grasp_penalty"].tolist() == [1.0]
+    with pytest.raises(StoreFileError, match="next_actions"):
+        store(include_next_actions=True)
+
+
+def test_a_program_with_flax_gets_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen(dict[str, Any]):
+        """A stand-in for flax's FrozenDict."""
+
+    monkeypatch.setitem(sys.modules, "flax.core.frozen_dict", SimpleNamespace(freeze=Frozen))
+    plain = ReplayBufferDataStore(STATE, ACTION, 10)
+    images = MemoryEfficientReplayBufferDataStore(DictSpace({"wrist": CAMERA}), ACTION, 10, ["wrist"])
+    plain.insert(transition(1))
+    images.insert(robot_transition(1))
+    assert type(plain.sample(2)) is type(next(images.get_iterator(sample_args={"batch_size": 2}))) is Frozen
+    packed = images.sample(2, pack_obs_and_next_obs=True)
+    assert type(packed) is Frozen and packed["observations"]["wrist"].shape == (2, 2, 8, 8, 3)
+    ours = ReplayBuffer(10)
+    ours.insert(transition(1))
+    assert type(ours.sample(2)) is dict
 
 
 def test_images_are_packed_with_the_next_one() -> None:

@@ -400,7 +400,12 @@ def test_wrong_configs_are_refused() -> None:
         lambda: TrajectoryBuffer(10, 5),  # type: ignore[arg-type]
         lambda: TrajectoryBuffer(10, [DataShape("a"), DataShape("a")]),
         lambda: TrajectoryBuffer(10, [DataShape("a"), DataShape("a/b")]),
-        lambda: TrajectoryBuffer(10, [DataShape("end_of_trajectory")]),
+        lambda: TrajectoryBuffer(10, [DataShape("end_of_trajectory", (), "bool")]),  # and no other
+        lambda: TrajectoryBuffer(10, [DataShape("start_of_trajectory")]),
+        lambda: TrajectoryBuffer(10, use_jax=True),
+        lambda: TrajectoryBuffer(10, device="cpu:0"),  # type: ignore[arg-type]
+        lambda: TrajectoryBuffer.load("no.npz", use_jax=True),
+        lambda: LatestSampler(use_jax=True),
         lambda: TrajectoryBuffer(10, [DataShape("a", dtype="object")]),
         lambda: TrajectoryBuffer(10, [DataShape("a", (-1,))]),
         lambda: TrajectoryBuffer(10, []),
@@ -507,6 +512,86 @@ def test_a_file_whose_headers_are_damaged_is_refused(tmp_path: Path) -> None:
             except StoreFileError:
                 refused += 1
     assert refused > 100
+
+
+# ---- agentlace's arguments and members
+
+
+def test_agentlaces_arguments_that_change_nothing_are_accepted_and_others_name_the_remedy() -> None:
+    buffer = TrajectoryBuffer(10, [DataShape("a")], 0, 2, None, False)
+    buffer.register_sample_config("default", {"a": LatestSampler(None, False)})
+    buffer.batch_insert([{"a": 1.0}] * 3)
+    assert buffer.sample(sampler_name="default", batch_size=2)[0]["a"].tolist() == [1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"use_jax is True, and the steps are numpy arrays; .* jax.device_put"):
+        TrajectoryBuffer(10, use_jax=True)
+
+
+@given(histories())
+def test_the_members_of_agentlaces_buffer(history: tuple[TrajectoryBuffer, Twin]) -> None:
+    buffer, twin = history
+    dataset, metadata = buffer.dataset, buffer.metadata
+    assert buffer.size == len(buffer) == len(twin.held) and dataset.keys() == {"id", "trajectory", "next/id"}
+    assert all(len(column) == twin.capacity for column in (*dataset.values(), *metadata.values()))
+    assert not any(column.flags.writeable for column in dataset.values())
+    newest = twin.trajectories[-1]
+    for number in twin.held:
+        place, mine = number % twin.capacity, twin.trajectories[number]
+        mates = [i for i, one in enumerate(twin.trajectories) if one == mine]
+        assert (dataset["id"][place], dataset["next/id"][place]) == (number, number + 1)
+        found = {name: column[place].item() for name, column in metadata.items()}
+        assert found["trajectory_begin_flag"] == (number == mates[0])
+        assert found == {
+            "seq_id": number,
+            "ep_begin": mates[0],
+            "ep_end": -1 if mine == newest else mates[-1] + 1,
+            "trajectory_id": mine,
+            "trajectory_begin_flag": number == mates[0],
+        }
+    empty = set(range(twin.capacity)) - {number % twin.capacity for number in twin.held}
+    assert all(metadata[name][place] == -1 for place in empty for name in ("seq_id", "ep_begin", "ep_end", "trajectory_id"))
+    assert not metadata["trajectory_begin_flag"][list(empty)].any()
+
+
+def test_the_members_of_an_empty_buffer() -> None:
+    buffer = TrajectoryBuffer(3)
+    assert buffer.size == 0 and buffer.dataset == {}
+    assert buffer.metadata["ep_begin"].tolist() == [-1, -1, -1]
+    assert TrajectoryBuffer(3, [DataShape("a", (2,))]).dataset["a"].shape == (3, 2)
+
+
+@given(histories())
+def test_a_sampler_of_the_end_of_trajectories(history: tuple[TrajectoryBuffer, Twin]) -> None:
+    buffer, twin = history
+    buffer.register_sample_config(
+        "ends",
+        {"end_of_trajectory": LatestSampler(), "next": SequenceSampler(begin=0, end=2, source="end_of_trajectory")},
+    )
+    numbers = twin.allowed(0, 1)
+    if numbers:
+        data, mask = buffer.sample("ends", 1, force_indices=numbers)
+        ended = [twin.trajectories[i] != twin.trajectories[-1] and i == twin.mates(i)[-1] for i in numbers]
+        assert data["end_of_trajectory"].dtype == np.bool_ and data["end_of_trajectory"].tolist() == ended
+        assert mask["end_of_trajectory"].all() and data["next"].shape == (len(numbers), 2)
+
+
+def test_the_buffer_of_agentlaces_online_example() -> None:
+    """Its shapes and its sample config name the flag, and it passes the flag both ways."""
+    shapes = [DataShape("observations", (3,), np.float32), DataShape("end_of_trajectory", (), dtype="bool")]  # type: ignore[arg-type]
+    buffer = TrajectoryBuffer(capacity=50, data_shapes=shapes, min_trajectory_length=2)
+    buffer.register_sample_config(
+        "training",
+        samplers={
+            "observations": SequenceSampler(squeeze=False, begin=0, end=2, source="observations"),
+            "end_of_trajectory": LatestSampler(),
+        },
+        sample_range=(0, 2),
+    )
+    for number in range(20):
+        last = number % 5 == 4
+        buffer.insert({"observations": np.full(3, number), "end_of_trajectory": last}, end_of_trajectory=last)
+    data, mask = buffer.sample("training", 64)
+    assert data["observations"].shape == (64, 2, 3) and mask["observations"].all()
+    assert (data["observations"][:, 1] == data["observations"][:, 0] + 1).all() and not data["end_of_trajectory"].any()
 
 
 def test_a_thread_that_samples_never_sees_two_trajectories_in_one_window() -> None:

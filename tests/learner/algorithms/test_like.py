@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import gymnasium
@@ -65,6 +65,16 @@ def flat(*parts: Any) -> Tensor:
     return torch.cat([tensor.detach().ravel() for tensor in tensors]).clone()
 
 
+def noting(function: Callable[..., Any], results: list[Any]) -> Callable[..., Any]:
+    """Return a function that appends the results of another one to a list, and returns them."""
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        results.append(function(*arguments, **named))
+        return results[-1]
+
+    return noted
+
+
 def spaces(env: Any) -> tuple[Any, Any]:
     return observation_space_from(env.observation_space), space_from(env.action_space)
 
@@ -115,8 +125,7 @@ def segments_of(env: Noise, actions: Any, log_probs: Any) -> list[Segment]:
 def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> float:
     """Return the largest difference of a weight after one update of both libraries with the same values."""
     env, orders, total = Noise(kind), list[Any](), 400
-    permutation = np.random.permutation
-    monkeypatch.setattr(np.random, "permutation", lambda count: orders.append(permutation(count)) or orders[-1])
+    monkeypatch.setattr(np.random, "permutation", noting(np.random.permutation, orders))
     result: list[float] = []
 
     class Twin(getattr(sb3, name)):  # type: ignore[misc]
@@ -146,7 +155,7 @@ def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, val
     for key in ("learning_rate", "clip_range"):
         if isinstance(theirs.get(key), str):
             theirs[key] = (lambda start: lambda left: start * left)(float(theirs[key][4:]))
-    network = {key: values[key] for key in ("net_arch", "log_std_init") if key in values}
+    network: dict[str, Any] = {key: values[key] for key in ("net_arch", "log_std_init") if key in values}
     if "activation_fn" in values:
         network["activation_fn"] = {"nn.ReLU": torch.nn.ReLU}[values["activation_fn"]]
     model = Twin("MlpPolicy", env, seed=3, device="cpu", policy_kwargs=network, **theirs)
@@ -218,18 +227,17 @@ def compare_off_policy(name: str, values: dict[str, Any], monkeypatch: pytest.Mo
         model.replay_buffer.add(now, then, action, rng.normal(size=1), rng.random(1) < 0.1, [{}])
     ours: Any = make_algorithm(name, *spaces(env), {"like": "sb3", **values}, 0)
     p = ours.parameters
-    pairs = (("_online", model.q_net), ("_target", model.q_net_target)) if name == "DQN" else (("_critics", model.critic),)
+    pairs = [("_online", model.q_net), ("_target", model.q_net_target)] if name == "DQN" else [("_critics", model.critic)]
     if name in ("TD3", "DDPG"):
-        pairs += (("_target_critics", model.critic_target), ("_policy", model.actor), ("_target_policy", model.actor_target))
+        pairs += [("_target_critics", model.critic_target), ("_policy", model.actor), ("_target_policy", model.actor_target)]
     elif name == "SAC":
-        pairs += (("_targets", model.critic_target),)
+        pairs += [("_targets", model.critic_target)]
         ours._policy.flat[:-1].copy_(actor_weights(model))
     for attribute, module in pairs:
         getattr(ours, attribute).flat.copy_(flat(module))
     batches, noises, normal = list[Any](), list[Tensor](), torch.distributions.normal
-    sample, draw = model.replay_buffer.sample, normal._standard_normal  # type: ignore[attr-defined]
-    monkeypatch.setattr(model.replay_buffer, "sample", lambda *a, **k: batches.append(sample(*a, **k)) or batches[-1])
-    monkeypatch.setattr(normal, "_standard_normal", lambda *a, **k: noises.append(draw(*a, **k)) or noises[-1])
+    monkeypatch.setattr(model.replay_buffer, "sample", noting(model.replay_buffer.sample, batches))
+    monkeypatch.setattr(normal, "_standard_normal", noting(getattr(normal, "_standard_normal"), noises))
     model._logger = sb3.common.logger.configure(None, [])
     before = actor_weights(model)
     torch.manual_seed(11)
@@ -328,7 +336,8 @@ def test_the_defaults_of_a_table_can_be_given(name: str, like: str) -> None:
     assert entry.read({"like": like, **given}) == entry.read({"like": like})
     known = {f.name for f in fields(entry.parameters)}  # type: ignore[arg-type]
     assert set(library.rules) <= known
-    ignored = getattr(entry.parameters, "ignored", frozenset())
+    assert entry.parameters is not None
+    ignored: frozenset[str] = getattr(entry.parameters, "ignored", frozenset())
     assert {part for key in library.names for part in our_name(entry.parameters, library, key).split(", ")} <= known | ignored
 
 
@@ -421,3 +430,33 @@ def test_changes_have_the_names_and_the_meaning_of_the_library() -> None:
             read_change(kind, change, given)
     with pytest.raises(ConfigError, match="did you mean 'clip_range'"):
         read_change(kind, {"clip_rang": 0.1}, given)
+
+
+RULES = {
+    "squash": None, "norm_adv_over": "batch", "value_clip_loss": "larger", "target_kl_over": "pass", "anneal_ahead": False,
+    "anneal_floor": 0.05, "vf_coef": 0.5, "target_kl": None, "value_clip": None,
+}  # fmt: skip
+"""The rules and weights of this library's tested settings, for the algorithms that have them."""
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).presets])
+def test_tested_settings_keep_the_rules_of_this_library(name: str) -> None:
+    entry = ALGORITHMS.get(name)
+    for preset in entry.presets.values():
+        assert "like" not in preset.parameters and not ambiguous_names(entry.parameters, preset.parameters, None)
+        read = effective_parameters(entry, preset.parameters)
+        assert {key: read[key] for key in RULES if key in read} == {key: RULES[key] for key in RULES if key in read}
+
+
+def test_a_recurrent_network_normalises_each_minibatch_of_sequences() -> None:
+    given = {"like": "sb3", "network": {"kind": "gru", "units": 4}, "n_steps": 64, "batch_size": 16, "n_epochs": 2}
+    env: Any = Noise("discrete")
+    env.reset()
+    for step in range(70):
+        env.step(step % 3)
+    algorithm: Any = make_algorithm("PPO", *spaces(env), given, 0)
+    actions, log_probs = np.arange(70) % 3, np.full(70, -1.1, np.float32)
+    for segment in segments_of(env, actions, log_probs):
+        algorithm.observe(replace(segment, initial={"state": np.zeros(4, np.float32)}))
+    metrics = algorithm.update()
+    assert metrics is not None and np.isfinite(list(metrics.values())).all()

@@ -135,7 +135,7 @@ def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) 
     False if they do not, None if they are not known.
     """
     libraries, like = _libraries(cls), given.get(LIKE)
-    if like in libraries:
+    if isinstance(like, str) and like in libraries:
         other = None not in (numbers, libraries[like].numbers) and numbers is not libraries[like].numbers
         better = [f"like: {key}" for key, of in libraries.items() if of.numbers is numbers] or ["a value for each name"]
         return [f"like: {like} has the defaults of {libraries[like].title} for other actions; give {better[0]}"] if other else []

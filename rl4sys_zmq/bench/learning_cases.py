@@ -57,15 +57,9 @@ class Case:
 def _equal(
     algorithm: str, env: str, steps: int, values: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, **other: Any
 ) -> Case:
-    """Return a case with equal values on both sides.
+    """Return a case with equal values on both sides, by their names in Stable-Baselines3, with `n_envs` and `net_arch`.
 
-    Args:
-        algorithm: The algorithm's name in both libraries.
-        env: The id of the environment.
-        steps: Environment steps of both sides.
-        values: The values, by their names in Stable-Baselines3, with `n_envs` and `net_arch`.
-        own: Our parameters that have no name there.
-        other: Other attributes of the case. `peer_values` has other keys of `policy_kwargs`.
+    `own` has our parameters without a name there, `other` other attributes; its `peer_values` are other `policy_kwargs`.
     """
     network = {**({"net_arch": values["net_arch"]} if "net_arch" in values else {}), **other.pop("peer_values", {})}
     theirs = {key: value for key, value in values.items() if key != "net_arch"} | ({"policy_kwargs": network} if network else {})

@@ -414,12 +414,10 @@ def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[
     """
     kind, in_force = settings.kind, settings.in_force
     like = in_force.get(LIKE)
-    ours, original = (
-        {kind.name_of(key, like): value for key, value in given.items()} for given in (in_force, settings.parameters)
-    )
+    ours, original = (by_name(kind, found, like) for found in (in_force, settings.parameters))
     pairs: list[tuple[str, object, object]] = []
     for key, value in said.items():
-        name = kind.name_of(key, like)
+        (name,) = by_name(kind, {key: value}, like)
         found = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
         if name not in settings.changed or not _same(value, original.get(name)):
             pairs.append((f"algorithm_parameters.{key}", value, found))

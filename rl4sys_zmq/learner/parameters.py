@@ -52,13 +52,13 @@ def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in layers:
         names = by_name(kind, layer, like)
-        found = {**{key: value for key, value in found.items() if kind.name_of(key, like) not in names}, **layer}
+        found = {**{key: value for key, value in found.items() if not by_name(kind, {key: value}, like).keys() & names}, **layer}
     return found
 
 
 def by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any], like: object) -> dict[str, Any]:
-    """Return parameters by name, not by a synonym, as JSON values. `like` is that of the merged parameters."""
-    return {kind.name_of(key, like): plain(value) for key, value in parameters.items()}
+    """Return parameters by name as JSON values. With `like` of the merged parameters, no name is a synonym."""
+    return {kind.name_of(key) if like is None else key: plain(value) for key, value in parameters.items()}
 
 
 def effective_parameters(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,10 +91,7 @@ def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dic
 def read_change(kind: AlgorithmEntry, values: Mapping[str, Any], in_force: Mapping[str, Any]) -> dict[str, Any]:
     """Check new values for the parameters of an algorithm that is training a policy, and return them by name.
 
-    Args:
-        kind: The algorithm.
-        values: The new values. With ``like`` in force, their names and meaning are those of that library.
-        in_force: The current parameters.
+    If `in_force`, the current parameters, have ``like``, the names and the meaning are those of that library.
 
     Raises:
         ConfigError: If a parameter is unknown or cannot change during training, or a value is invalid.

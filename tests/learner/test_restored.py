@@ -117,7 +117,12 @@ def test_a_client_that_is_like_a_library_continues_with_its_values() -> None:
     entries = {"lab": ClientConfig(algorithm_parameters=given)}
     before = resolve_configuration(LearnerConfig(clients=entries), hello(algorithm_parameters={"like": "sb3", "n_epochs": 4}))
     again = resumed(before, clients=entries)
-    assert {key: again.settings.in_force[key] for key in given} == given and again.changes == {} and again.kept == {} and again.notes() == []
+    assert (
+        {key: again.settings.in_force[key] for key in given} == given
+        and again.changes == {}
+        and again.kept == {}
+        and again.notes() == []
+    )
     changed, changes = before.change({"vf_coef": 0.5, "clip_range": 0.1})
     assert changes == {"vf_coef": [0.5, 1.0], "clip_coef": [0.2, 0.1]}
     kept = resumed(changed, clients=entries)

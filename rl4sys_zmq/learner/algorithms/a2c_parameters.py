@@ -33,12 +33,6 @@ class A2CParameters(PPOSetting):
     ent_coef: float | None = inherited(PPOParameters, "ent_coef", 0.0)
     vf_coef: float = inherited(PPOParameters, "vf_coef", 0.5)
     norm_adv: bool = inherited(ActorCriticParameters, "norm_adv", False)
-    norm_adv_over: str = inherited(
-        PPOParameters,
-        "norm_adv_over",
-        "batch",
-        doc="with minibatch, norm_adv divides by the estimate of the deviation (n - 1), as in Stable-Baselines3",
-    )
     rms_prop: bool = inherited(ActorCriticParameters, "rms_prop", True)
     steps_per_update: int | None = inherited(
         ActorCriticParameters,
@@ -51,7 +45,7 @@ class A2CParameters(PPOSetting):
     def ppo(self) -> PPOParameters:
         """Return the parameters of PPO with which it does one gradient step on a batch, without clipping."""
         return PPOParameters(
-            **self.shared(), ent_coef=self.ent_coef, vf_coef=self.vf_coef, norm_adv_over=self.norm_adv_over,
+            **self.shared(), ent_coef=self.ent_coef, vf_coef=self.vf_coef, norm_adv_over="minibatch",
             clip_coef=math.inf, update_epochs=1, num_minibatches=1,
         )  # fmt: skip
 

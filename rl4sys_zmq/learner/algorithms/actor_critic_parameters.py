@@ -201,12 +201,7 @@ class ActorCriticParameters:
         return self.batch().steps
 
     def share_left(self, steps: int, batch: int) -> float:
-        """Return the share that remains of a parameter that decreases over `total_steps`, while a batch is trained on.
-
-        Args:
-            steps: The number of steps that were trained on before.
-            batch: The number of steps of the batch.
-        """
+        """Return the share that remains of a parameter that decreases over `total_steps`, for `batch` steps after `steps`."""
         done = steps + batch * self.anneal_ahead
         return 1.0 if self.total_steps is None else max(self.anneal_floor, 1.0 - done / self.total_steps)
 

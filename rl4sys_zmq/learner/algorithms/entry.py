@@ -312,13 +312,8 @@ class AlgorithmEntry:
         """The names of the parameters that can change during training: the class attribute ``changeable`` of `parameters`."""
         return frozenset(getattr(self.parameters, "changeable", ()))
 
-    def name_of(self, key: str, like: object = None) -> str:
-        """Return the name of a parameter, given its name or a synonym. An unknown `key` is returned unchanged.
-
-        With `like`, the parameter ``like`` of the configuration, there are no synonyms: `key` is returned unchanged.
-        """
-        if like is not None:
-            return key
+    def name_of(self, key: str) -> str:
+        """Return the name of a parameter, given its name or a synonym. An unknown `key` is returned unchanged."""
         options = fields(self.parameters) if self.parameters is not None else ()
         return next((f.name for f in options if key == f.name or key in f.metadata.get("names", ())), key)
 

@@ -68,31 +68,6 @@ class Library:
         found = self.names[name]
         return found if isinstance(found, SharedName) else SharedName(found, "")
 
-    def convert(self, given: Values, cls: type[Any], elsewhere: Collection[str]) -> dict[str, object]:
-        """Return our parameters for given ones, as `translated` does. What is not given has the library's default."""
-        ours = {key: value for key, value in given.items() if key not in self.names}
-        own = {*(f.name for f in fields(cls)), *elsewhere}
-        for key in ours:
-            if key in self.absent:
-                raise ConfigError(f"{SECTION}.{key}: no counterpart of {self.title}: {self.absent[key]}", key=f"{SECTION}.{key}")
-            if key not in own:
-                problem, hint = f"{self.title} has no such parameter", "`rl4sys-learner algorithms` lists them"
-                raise unknown_key(key, [*self.names, *own], SECTION, problem=problem, hint=hint)
-        values = {name: default for name in self.names if (default := self.row(name).default) is not ...} | dict(given)
-        found, chosen = dict(self.rules), set(ours)
-        for name in filter(values.__contains__, self.names):
-            key, rule = f"{SECTION}.{name}", self.row(name).convert
-            part = {our_name(cls, self, name): values[name]}
-            if rule is not None:
-                part = check_value(key, values[name], lambda value, rule=rule: rule(value, values))  # type: ignore[misc]
-            if name in given and (both := chosen & part.keys()):
-                raise ConfigError(f"{key}: it contradicts {min(both)}; give only one of them", key=key)
-            chosen |= part.keys() if name in given else set()
-            found |= part
-        if given.get("network") is not None:  # its options are its own
-            found = {key: value for key, value in found.items() if key not in ("hidden_sizes", "activation") or key in chosen}
-        return found | ours
-
 
 Libraries = Mapping[str, Library]
 """The tables of an algorithm, by the value of ``like``."""
@@ -109,7 +84,8 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
 
     Args:
         cls: The dataclass of the parameters. Its optional class attribute ``libraries`` has the tables.
-        given: The parameters. Without ``like`` they are returned unchanged. With it, our own names are accepted beside theirs.
+        given: The parameters. Without ``like`` they are returned unchanged. With it, what is not given has the library's
+            default, and our own names are accepted for what the library does not have.
         elsewhere: Keys that are passed on unchecked.
         algorithm: The algorithm's name, for error messages.
 
@@ -125,7 +101,31 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
         advice = f"it has {', '.join([*libraries, OURS])}" if libraries else "leave it out"
         problem = f"{algorithm} has no table of {like!r:.60}; " + (f"did you mean {near[0]!r}?" if near else advice)
         raise ConfigError(f"{SECTION}.{LIKE}: {problem}", key=f"{SECTION}.{LIKE}")
-    return libraries[like].convert(rest, cls, elsewhere)
+    library = libraries[like]
+    own = {*(f.name for f in fields(cls)), *elsewhere}
+    ours = {key: value for key, value in rest.items() if key not in library.names}
+    for key in ours:
+        if key in library.absent:
+            raise ConfigError(
+                f"{SECTION}.{key}: no counterpart of {library.title}: {library.absent[key]}", key=f"{SECTION}.{key}"
+            )
+        if key not in own:
+            problem, hint = f"{library.title} has no such parameter", "`rl4sys-learner algorithms` lists them"
+            raise unknown_key(key, [*library.names, *own], SECTION, problem=problem, hint=hint)
+    values = {name: default for name in library.names if (default := library.row(name).default) is not ...} | rest
+    found, chosen = dict(library.rules), set(ours)
+    for name in filter(values.__contains__, library.names):
+        key, rule = f"{SECTION}.{name}", library.row(name).convert
+        part = {our_name(cls, library, name): values[name]}
+        if rule is not None:
+            part = check_value(key, values[name], lambda value, rule=rule: rule(value, values))  # type: ignore[misc]
+        if name in given and (both := chosen & part.keys()):
+            raise ConfigError(f"{key}: it contradicts {min(both)}; give only one of them", key=key)
+        chosen |= part.keys() if name in given else set()
+        found |= part
+    if given.get("network") is not None:  # its options are its own
+        found = {key: value for key, value in found.items() if key not in ("hidden_sizes", "activation") or key in chosen}
+    return found | ours
 
 
 def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) -> list[str]:

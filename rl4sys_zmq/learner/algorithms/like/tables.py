@@ -67,7 +67,7 @@ def _batch(steps: str, default: int, envs: str, environments: int, alone: str = 
 
 
 _CLIPPED = {"normalise_observations": False, "normalise_rewards": False, "squash": "clip", "anneal_floor": 0.0}
-_SB3_RULES = {**_CLIPPED, "norm_adv_over": "minibatch", "anneal_ahead": True}
+_SB3_RULES = {**_CLIPPED, "anneal_ahead": True}
 _EACH = "over each minibatch; without like: over the whole batch"
 _SB3_COMMON = {
     "gamma": 0.99, "max_grad_norm": 0.5, "ent_coef": 0.0, **_layers([64, 64], "tanh"), "log_std_init": 0.0,
@@ -155,7 +155,8 @@ _ONE_STEP = {"n_step": 1, "double_q": False, "max_grad_norm": None, "hidden_size
 
 PPO: Libraries = {
     "sb3": Library(
-        "Stable-Baselines3, PPO", _SB3_PPO, {**_SB3_RULES, "value_clip_loss": "clipped", "target_kl_over": "minibatch"},
+        "Stable-Baselines3, PPO", _SB3_PPO,
+        {**_SB3_RULES, "norm_adv_over": "minibatch", "value_clip_loss": "clipped", "target_kl_over": "minibatch"},
         _SB3_ABSENT, _BATCHES,
     ),
     "cleanrl": _cleanrl_ppo(

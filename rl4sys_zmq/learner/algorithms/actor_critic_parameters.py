@@ -103,9 +103,7 @@ class ActorCriticParameters:
         flag, False, doc="decrease the step sizes linearly over total_steps, to anneal_floor of their values"
     )
     anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="share that remains after total_steps, so that learning continues")
-    anneal_ahead: bool = option(
-        flag, False, doc="while a batch is trained on, a schedule is at its end, as in Stable-Baselines3; false: at its start"
-    )
+    anneal_ahead: bool = option(flag, False, doc="a batch is trained at the schedule's value at its end; false: at its start")
     total_steps: int | None = option(
         optional(whole_number(1)), None, names=("total_timesteps",), doc="length of the schedule in steps"
     )

@@ -79,11 +79,7 @@ class PPOParameters(PPOSetting):
     value_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
     )
-    norm_adv_over: str = option(
-        one_of("batch", "minibatch"),
-        "batch",
-        doc="the steps over which norm_adv normalises: the whole batch, or each minibatch, as in Stable-Baselines3 and CleanRL",
-    )
+    norm_adv_over: str = option(one_of("batch", "minibatch"), "batch", doc="the steps over which norm_adv normalises")
     value_lambda: float | None = option(
         optional(number(0.0, 1.0)), None, doc="decay of the traces in the value network's targets; null: gae_lambda"
     )
@@ -98,9 +94,7 @@ class PPOParameters(PPOSetting):
         doc="largest distance of a value from the old one; null: clip_coef; a number turns clip_vloss on",
     )
     value_clip_loss: str = option(
-        one_of("larger", "clipped"),
-        "larger",
-        doc="a clipped value loss: the larger error, as in CleanRL, or that of the clipped value, as in Stable-Baselines3",
+        one_of("larger", "clipped"), "larger", doc="clipped value loss: the larger error, or that of the clipped value"
     )
     ent_coef: float | None = option(
         optional(number(0.0, MAX_NUMBER)),
@@ -123,8 +117,7 @@ class PPOParameters(PPOSetting):
     target_kl_over: str = option(
         one_of("pass", "last_minibatch", "minibatch"),
         "pass",
-        doc="the approximate KL that target_kl limits: that of a pass, after it; of a pass's last minibatch, after it, as in "
-        "CleanRL; or of each minibatch, before its gradient step",
+        doc="the KL that target_kl limits: of a pass or its last minibatch, after the pass; of each minibatch, before its step",
     )
     update_epochs: int = option(whole_number(1, 10_000), 10, names=("n_epochs", "epochs"), doc="passes over the batch")
     value_epochs: int | None = option(

@@ -26,9 +26,9 @@ _SB3_ABSENT = {
     "normalize": "give normalise_observations and normalise_rewards",
 }  # fmt: skip
 _CLEANRL_ABSENT = {
-    **dict.fromkeys(("exp_name", "env_id", "capture_video", "torch_deterministic"), "leave it out"), "cuda": _DEVICE,
-    **dict.fromkeys(("track", "wandb_project_name", "wandb_entity"), _LOGS), "target_network_frequency": _FOLLOWS,
+    **dict.fromkeys(("exp_name", "env_id", "track", "wandb_project_name", "wandb_entity", "capture_video"), "leave it out"),
     **dict.fromkeys(("save_model", "upload_model", "hf_entity"), "rl4sys-learner export writes the policy"),
+    "torch_deterministic": "leave it out", "cuda": _DEVICE, "target_network_frequency": _FOLLOWS,
     **dict.fromkeys(("batch_size", "minibatch_size", "num_iterations"), "give num_envs, num_steps and num_minibatches"),
     "num_envs": "it is an option of actors, --num-envs", "total_timesteps": "nothing depends on it here; leave it out",
     "policy_frequency": "one step of the policy follows each step of the critics; leave it out",

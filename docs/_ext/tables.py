@@ -88,9 +88,7 @@ def like(cls: type[Any]) -> str:
             [(f"`{name}`", _literal(row.default), f"`{ours.replace(', ', '`, `')}`", row.note) for name, row, ours in rows],
         )
         rules = ", ".join(f"`{name}: {_literal(value).strip('`')}`" for name, value in library.rules.items())
-        absent = ", ".join(f"`{name}`" for name in library.absent if name not in library.names)
-        besides = f"Besides: {rules}." + f" Refused with a remedy: {absent}." * bool(absent)
-        parts.append(f"**`like: {key}`** ({library.title})\n\n{table}\n{besides}\n\nDifferent: {library.differences}\n")
+        parts.append(f"**`like: {key}`** ({library.title})\n\n{table}\nBesides: {rules}.\n\nDifferent: {library.differences}\n")
     return "\n".join(parts)
 
 

@@ -39,10 +39,10 @@ class Noise(gymnasium.Env[Any, Any]):
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,))
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, seed: int = 5) -> None:
         discrete = gymnasium.spaces.Discrete(3)
         self.action_space = discrete if kind == "discrete" else gymnasium.spaces.Box(-0.5, np.float32(1.0), (2,))
-        self.rng = np.random.default_rng(5)
+        self.rng = np.random.default_rng(seed)
         self.taken: list[tuple[Any, float, bool, bool, Any]] = []
         self.acted: list[Any] = []
 
@@ -95,7 +95,7 @@ def policy_weights(policy: Any) -> Tensor:
     return flat(policy.mlp_extractor.policy_net, policy.action_net, *log_std, *values)
 
 
-def segments_of(env: Noise, actions: Any, log_probs: Any) -> list[Segment]:
+def segments_of(env: Noise, actions: Any, log_probs: Any, place: int = 0) -> list[Segment]:
     """Return the steps of an environment as segments, one for each episode."""
     found, first = [], 0
     for row, (_, _, terminated, truncated, after) in enumerate(env.taken):
@@ -112,7 +112,7 @@ def segments_of(env: Noise, actions: Any, log_probs: Any) -> list[Segment]:
                 versions=np.zeros(len(rows), np.uint64),
                 masks=None,
                 generation=1,
-                episode_id=row,
+                episode_id=1000 * place + row,
                 segment_index=0,
                 terminated=terminated,
                 truncated=truncated,
@@ -124,7 +124,7 @@ def segments_of(env: Noise, actions: Any, log_probs: Any) -> list[Segment]:
 
 def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> float:
     """Return the largest difference of a weight after one update of both libraries with the same values."""
-    env, orders, total = Noise(kind), list[Any](), 400
+    envs, orders, total = [Noise(kind, 5 + place) for place in range(values.get("n_envs", 1))], list[Any](), 400
     monkeypatch.setattr(np.random, "permutation", noting(np.random.permutation, orders))
     result: list[float] = []
 
@@ -134,14 +134,16 @@ def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, val
         def train(self) -> None:
             buffer = self.rollout_buffer
             discrete = kind == "discrete"
-            actions = buffer.actions[:, 0, 0].astype(np.int64) if discrete else buffer.actions[:, 0].astype(np.float32)
+            actions = buffer.actions[:, :, 0].astype(np.int64) if discrete else buffer.actions.astype(np.float32)
             if not discrete:  # recorded unclipped, and clipped for the environment
-                assert np.array_equal(np.clip(actions, -0.5, 1.0), np.stack(env.acted)) and not np.array_equal(actions, env.acted)
+                acted = np.stack([env.acted for env in envs], 1)
+                assert np.array_equal(np.clip(actions, -0.5, 1.0), acted) and not np.array_equal(actions, acted)
             before = policy_weights(self.policy)
-            ours: Any = make_algorithm(name, *spaces(env), {"like": "sb3", "total_timesteps": total, **values}, 0)
+            ours: Any = make_algorithm(name, *spaces(envs[0]), {"like": "sb3", "total_timesteps": total, **values}, 0)
             ours._network.flat.copy_(before)
-            for segment in segments_of(env, actions, buffer.log_probs[:, 0].copy()):
-                ours.observe(segment)
+            for place, env in enumerate(envs):
+                for segment in segments_of(env, actions[:, place], buffer.log_probs[:, place].copy(), place):
+                    ours.observe(segment)
             super().train()
             drawn = iter(orders)
             monkeypatch.setattr(torch, "randperm", lambda *_, **__: torch.from_numpy(next(drawn)))
@@ -151,14 +153,15 @@ def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, val
             result.append(float((ours._network.flat - after).abs().max()))
             raise Updated
 
-    theirs = {key: value for key, value in values.items() if key not in ("net_arch", "activation_fn", "log_std_init")}
+    theirs = {key: value for key, value in values.items() if key not in ("n_envs", "net_arch", "activation_fn", "log_std_init")}
     for key in ("learning_rate", "clip_range"):
         if isinstance(theirs.get(key), str):
             theirs[key] = (lambda start: lambda left: start * left)(float(theirs[key][4:]))
     network: dict[str, Any] = {key: values[key] for key in ("net_arch", "log_std_init") if key in values}
     if "activation_fn" in values:
         network["activation_fn"] = {"nn.ReLU": torch.nn.ReLU}[values["activation_fn"]]
-    model = Twin("MlpPolicy", env, seed=3, device="cpu", policy_kwargs=network, **theirs)
+    vector = sb3.common.vec_env.DummyVecEnv([lambda env=env: env for env in envs])
+    model = Twin("MlpPolicy", vector, seed=3, device="cpu", policy_kwargs=network, **theirs)
     with pytest.raises(Updated):
         model.learn(total)
     return result[0]
@@ -166,8 +169,8 @@ def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, val
 
 SMALL_PPO: dict[str, Any] = {"n_steps": 64, "batch_size": 16, "n_epochs": 4, "learning_rate": 3e-3}
 PPO_VALUES: list[dict[str, Any]] = [
-    {}, {"learning_rate": 1e-3}, {"learning_rate": "lin_0.003"}, {"n_steps": 48}, {"batch_size": 32}, {"n_epochs": 2},
-    {"gamma": 0.9}, {"gae_lambda": 0.8}, {"clip_range": 0.02}, {"clip_range": "lin_0.05"}, {"clip_range_vf": 0.01},
+    {}, {"learning_rate": 1e-3}, {"learning_rate": "lin_0.003"}, {"n_steps": 48}, {"n_steps": 32, "n_envs": 3}, {"batch_size": 32},
+    {"n_epochs": 2}, {"gamma": 0.9}, {"gae_lambda": 0.8}, {"clip_range": 0.02}, {"clip_range": "lin_0.05"}, {"clip_range_vf": 0.01},
     {"normalize_advantage": False}, {"ent_coef": 0.05}, {"vf_coef": 0.25}, {"max_grad_norm": 0.1}, {"target_kl": 1e-3},
     {"target_kl": 1e-3, "clip_range_vf": 0.02, "vf_coef": 1.0}, {"net_arch": [8]}, {"net_arch": [8, 4]},
     {"activation_fn": "nn.ReLU"},
@@ -187,8 +190,8 @@ def test_an_update_of_ppo_with_a_small_deviation(monkeypatch: pytest.MonkeyPatch
 
 
 A2C_VALUES: list[dict[str, Any]] = [
-    {}, {"learning_rate": 2e-3}, {"learning_rate": "lin_0.003"}, {"n_steps": 24}, {"gamma": 0.9}, {"gae_lambda": 0.9},
-    {"ent_coef": 0.05}, {"vf_coef": 0.25}, {"max_grad_norm": 0.1}, {"rms_prop_eps": 1e-3}, {"use_rms_prop": False},
+    {}, {"learning_rate": 2e-3}, {"learning_rate": "lin_0.003"}, {"n_steps": 24}, {"n_envs": 3}, {"gamma": 0.9},
+    {"gae_lambda": 0.9}, {"ent_coef": 0.05}, {"vf_coef": 0.25}, {"max_grad_norm": 0.1}, {"rms_prop_eps": 1e-3}, {"use_rms_prop": False},
     {"use_rms_prop": False, "rms_prop_eps": 1e-3}, {"normalize_advantage": True}, {"net_arch": [8]}, {"activation_fn": "nn.ReLU"},
 ]  # fmt: skip
 
@@ -302,7 +305,7 @@ def test_each_shared_name_of_stable_baselines3_is_compared() -> None:
     }
     for name, keys in varied.items():
         library = ALGORITHMS.get(name).parameters.libraries["sb3"]  # type: ignore[union-attr]
-        assert set(library.names) - keys <= {"n_envs", "total_timesteps"}, name
+        assert set(library.names) - keys <= {"total_timesteps"}, name
 
 
 @pytest.mark.parametrize("name", ["PPO", "A2C", "DQN", "SAC", "TD3", "DDPG"])

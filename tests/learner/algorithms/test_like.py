@@ -122,7 +122,7 @@ def segments_of(env: Noise, actions: Any, log_probs: Any, place: int = 0) -> lis
     return found
 
 
-def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> float:
+def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], **own: Any) -> float:
     """Return the largest difference of a weight after one update of both libraries with the same values."""
     envs, orders, total = [Noise(kind, 5 + place) for place in range(values.get("n_envs", 1))], list[Any](), 400
     monkeypatch.setattr(np.random, "permutation", noting(np.random.permutation, orders))
@@ -139,14 +139,14 @@ def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, val
                 acted = np.stack([env.acted for env in envs], 1)
                 assert np.array_equal(np.clip(actions, -0.5, 1.0), acted) and not np.array_equal(actions, acted)
             before = policy_weights(self.policy)
-            ours: Any = make_algorithm(name, *spaces(envs[0]), {"like": "sb3", "total_timesteps": total, **values}, 0)
+            ours: Any = make_algorithm(name, *spaces(envs[0]), {"like": "sb3", "total_timesteps": total, **values, **own}, 0)
             ours._network.flat.copy_(before)
             for place, env in enumerate(envs):
                 for segment in segments_of(env, actions[:, place], buffer.log_probs[:, place].copy(), place):
                     ours.observe(segment)
             super().train()
             drawn = iter(orders)
-            monkeypatch.setattr(torch, "randperm", lambda *_, **__: torch.from_numpy(next(drawn)))
+            monkeypatch.setattr(torch, "randperm", lambda *_, **__: torch.from_numpy(next(drawn, orders[0])))
             assert ours.update() is not None, "the batch has another size"
             after = policy_weights(self.policy)
             assert float((after - before).abs().max()) > 1e-4
@@ -169,11 +169,11 @@ def compare_on_policy(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, val
 
 SMALL_PPO: dict[str, Any] = {"n_steps": 64, "batch_size": 16, "n_epochs": 4, "learning_rate": 3e-3}
 PPO_VALUES: list[dict[str, Any]] = [
-    {}, {"learning_rate": 1e-3}, {"learning_rate": "lin_0.003"}, {"n_steps": 48}, {"n_steps": 32, "n_envs": 3}, {"batch_size": 32},
-    {"n_epochs": 2}, {"gamma": 0.9}, {"gae_lambda": 0.8}, {"clip_range": 0.02}, {"clip_range": "lin_0.05"}, {"clip_range_vf": 0.01},
+    {}, {"learning_rate": 1e-3}, {"learning_rate": "lin_0.003"}, {"n_steps": 48}, {"n_steps": 32, "n_envs": 3},
+    {"batch_size": 32}, {"n_epochs": 2}, {"gamma": 0.9}, {"gae_lambda": 0.8}, {"clip_range": 0.02}, {"clip_range": "lin_0.05"},
     {"normalize_advantage": False}, {"ent_coef": 0.05}, {"vf_coef": 0.25}, {"max_grad_norm": 0.1}, {"target_kl": 1e-3},
     {"target_kl": 1e-3, "clip_range_vf": 0.02, "vf_coef": 1.0}, {"net_arch": [8]}, {"net_arch": [8, 4]},
-    {"activation_fn": "nn.ReLU"},
+    {"activation_fn": "nn.ReLU"}, {"clip_range_vf": 0.01},
 ]  # fmt: skip
 
 
@@ -189,10 +189,25 @@ def test_an_update_of_ppo_with_a_small_deviation(monkeypatch: pytest.MonkeyPatch
     assert compare_on_policy("PPO", "box", monkeypatch, {**SMALL_PPO, "log_std_init": -0.5}) <= LIMIT
 
 
+@pytest.mark.parametrize(
+    ("values", "own"),
+    [
+        ({}, {"norm_adv_over": "batch"}),
+        ({"clip_range_vf": 0.01}, {"value_clip_loss": "larger"}),
+        ({"target_kl": 1e-3}, {"target_kl_over": "pass"}),
+        ({"learning_rate": "lin_0.003"}, {"anneal_ahead": False}),
+    ],
+    ids=str,
+)
+def test_each_rule_of_the_library_matters(values: dict[str, Any], own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare_on_policy("PPO", "box", monkeypatch, {**SMALL_PPO, **values}, **own) > 10 * LIMIT
+
+
 A2C_VALUES: list[dict[str, Any]] = [
     {}, {"learning_rate": 2e-3}, {"learning_rate": "lin_0.003"}, {"n_steps": 24}, {"n_envs": 3}, {"gamma": 0.9},
-    {"gae_lambda": 0.9}, {"ent_coef": 0.05}, {"vf_coef": 0.25}, {"max_grad_norm": 0.1}, {"rms_prop_eps": 1e-3}, {"use_rms_prop": False},
-    {"use_rms_prop": False, "rms_prop_eps": 1e-3}, {"normalize_advantage": True}, {"net_arch": [8]}, {"activation_fn": "nn.ReLU"},
+    {"gae_lambda": 0.9}, {"ent_coef": 0.05}, {"vf_coef": 0.25}, {"max_grad_norm": 0.1}, {"rms_prop_eps": 1e-3},
+    {"use_rms_prop": False}, {"use_rms_prop": False, "rms_prop_eps": 1e-3}, {"normalize_advantage": True}, {"net_arch": [8]},
+    {"activation_fn": "nn.ReLU"},
 ]  # fmt: skip
 
 

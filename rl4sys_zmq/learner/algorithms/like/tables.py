@@ -34,9 +34,7 @@ _CLEANRL_ABSENT = {
     "policy_frequency": "one step of the policy follows each step of the critics; leave it out",
 }  # fmt: skip
 _BATCHES = "A batch consists of whole segments, so it can be some steps longer; the minibatches of a pass have equal sizes."
-_VERSIONS = (
-    "Actors can have older weights. With publish_every_updates 1, pacing_lag 0 and short segments they have the last ones."
-)
+_VERSIONS = "Actors can have older weights. publish_every_updates 1, pacing_lag 0 and short segments give them the last ones."
 
 
 def _activation(value: Any, values: Values) -> dict[str, object]:
@@ -101,17 +99,11 @@ def _cleanrl_ppo(file: str, *, alone: str = "steps per segment", numbers: bool =
         "target_kl": SharedName(None, "of a pass's last minibatch; without like: of the whole pass", differs=True), **other,
     }  # fmt: skip
     names |= _batch("num_steps", names["num_steps"], "num_envs", names["num_envs"], alone)
-    rules = {"normalise_observations": numbers, "normalise_rewards": numbers, "target_kl_over": "last_minibatch"}
+    rules = {**_CLIPPED, "norm_adv_over": "minibatch", "target_kl_over": "last_minibatch"}
+    rules |= {"normalise_observations": numbers, "normalise_rewards": numbers}
     different = _BATCHES + " A time limit ends the value of an episode there, and not here."
     different += " Statistics of observations and returns change at each update, there at each step." if numbers else ""
-    return Library(
-        f"CleanRL, {file}",
-        names,
-        {**_CLIPPED, "norm_adv_over": "minibatch", **rules},
-        _CLEANRL_ABSENT,
-        different,
-        numbers=numbers,
-    )
+    return Library(f"CleanRL, {file}", names, rules, _CLEANRL_ABSENT, different, numbers=numbers)
 
 
 def _entropy(value: Any, values: Values) -> dict[str, object]:

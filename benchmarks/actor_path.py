@@ -28,7 +28,7 @@ import numpy as np
 from rl4sys_zmq.bench.learning_cases import CASES
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.algorithms import register_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, register_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import DQN
 from rl4sys_zmq.values import Segment
 
@@ -150,7 +150,8 @@ def main() -> None:
         notes, lags = train(values, case.env, options.steps, options.seed, Path(folder))
     segments = NotedDQN.segments
     steps = sum(len(segment.actions) for segment in segments)
-    every, starts = values["train_frequency"], values["learning_starts"]
+    read: Any = ALGORITHMS.get("DQN").read({key: value for key, value in values.items() if key != "publish_every_updates"})
+    every, starts, low = read.train_frequency, read.learning_starts, read.epsilon_min
     found = {
         "transitions": steps,
         "different": different(notes, segments),
@@ -161,8 +162,7 @@ def main() -> None:
         "steps_by_version_age": lags,
     }
     probabilities = np.exp(np.concatenate([segment.log_probs for segment in segments]).astype(np.float64))
-    low = values["epsilon_min"]
-    schedule = np.maximum(low, 1 - (1 - low) * np.arange(steps) / (values["exploration_fraction"] * values["total_steps"]))
+    schedule = np.maximum(low, 1 - (1 - low) * np.arange(steps) / (read.exploration_fraction * read.total_steps))
     choices = int(gymnasium.make(case.env).action_space.n)  # type: ignore[attr-defined]
     other = probabilities < 1 / choices
     epsilon = np.where(other, probabilities * choices, (1 - probabilities) * choices / (choices - 1))

@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,8 +24,9 @@ import click
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig
 from rl4sys_zmq.config.options import OBSERVATION_SPACE, SPACE, InvalidValue
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.like.table import our_name
 
-__all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "options", "parameters"]
+__all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "like", "options", "parameters"]
 
 PUBLIC = (
     "rl4sys_zmq",
@@ -50,7 +52,9 @@ CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig, RelayConfig)
 
 def generate(kind: str, argument: str) -> str:
     """Return the Markdown that a page asks for, for example ``options rl4sys_zmq.config:AgentConfig``."""
-    made: dict[str, Callable[[Any], str]] = {"options": options, "parameters": parameters, "codes": codes, "commands": commands}
+    made: dict[str, Callable[[Any], str]] = {
+        "options": options, "parameters": parameters, "like": like, "codes": codes, "commands": commands
+    }  # fmt: skip
     return made[kind](_resolve(argument)) if kind in made else api(argument)
 
 
@@ -73,6 +77,25 @@ def parameters(cls: type[Any]) -> str:
         accepts = f"{_accepts(field.metadata['check'])}<br>default {_default(field)}"
         rows.append((_key(field.name, field.metadata["names"]), accepts, field.metadata["doc"]))
     return _table(("parameter", "accepts", "meaning"), rows)
+
+
+def like(cls: type[Any]) -> str:
+    """Return the tables of other libraries' parameters for an algorithm: name there, default there, name here, rule."""
+    parts = []
+    for key, library in cls.libraries.items():
+        rows = [(name, library.row(name), our_name(cls, library, name)) for name in library.names]
+        table = _table(
+            ("name there", "default there", "here", "rule"),
+            [(f"`{name}`", _literal(row.default), f"`{ours.replace(', ', '`, `')}`", row.note) for name, row, ours in rows],
+        )
+        rules = ", ".join(f"`{name}: {_literal(value).strip('`')}`" for name, value in library.rules.items())
+        parts.append(f"**`like: {key}`** ({library.title})\n\n{table}\nBesides: {rules}.\n\nDifferent: {library.differences}\n")
+    return "\n".join(parts)
+
+
+def _literal(value: object) -> str:
+    """Return a value as a file has it; nothing for `...`."""
+    return "" if value is ... else f"`{json.dumps(value)}`"
 
 
 def codes(cls: type[enum.Enum]) -> str:

@@ -80,6 +80,7 @@ class Settings:
         backfilling = self.rules.backfilling
         preference = {} if backfilling else {"preferred": "outlook", "preference": 100.0}
         return {
+            "like": "rl4sys_zmq",
             "network": {"kind": "job_scorer", **preference},
             "normalise_observations": False,
             "normalise_rewards": False,

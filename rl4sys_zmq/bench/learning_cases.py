@@ -1,7 +1,7 @@
 """The cases of ``benchmarks/learning.py``: the algorithm, the environment, the number of steps, and the comparison of each.
 
-Values of a case with ``fair=True`` are equal on both sides, as far as both libraries have them. They are those of rl-zoo, without
-its state-dependent exploration and its normalisation of observations. The other cases have this library's tested settings on our
+Values of a case with ``fair=True`` are equal on both sides: ours has ``like: sb3``. They are those of rl-zoo, without its
+state-dependent exploration and its normalisation of observations. The other cases have this library's tested settings on our
 side and rl-zoo's on the other.
 """
 
@@ -54,96 +54,35 @@ class Case:
     reference: str = ""
 
 
-_PPO_NAMES = {
-    "batch_size": "minibatch_size",
-    "n_epochs": "update_epochs",
-    "gamma": "gamma",
-    "gae_lambda": "gae_lambda",
-    "ent_coef": "ent_coef",
-    "learning_rate": "learning_rate",
-}
-_DQN_NAMES = {
-    "learning_rate": "learning_rate",
-    "batch_size": "batch_size",
-    "buffer_size": "buffer_size",
-    "learning_starts": "learning_starts",
-    "gamma": "gamma",
-    "target_update_interval": "target_network_frequency",
-    "train_freq": "train_frequency",
-    "gradient_steps": "gradient_steps",
-    "exploration_fraction": "exploration_fraction",
-    "exploration_final_eps": "epsilon_min",
-}
-"""Our name of each parameter, by its name in Stable-Baselines3."""
+def _equal(
+    algorithm: str, env: str, steps: int, values: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, **other: Any
+) -> Case:
+    """Return a case with equal values on both sides, by their names in Stable-Baselines3, with `n_envs` and `net_arch`.
 
-
-def _ppo(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = False, reference: str = "") -> Case:
-    """Return a case of PPO: the values have the names of Stable-Baselines3. With `falling`, step size and clip fall to 0."""
-    given: dict[str, Any] = {"ent_coef": 0.0, "learning_rate": 3e-4, **values}
-    ours: dict[str, Any] = {ours: given[theirs] for theirs, ours in _PPO_NAMES.items()}
-    ours |= {"steps_per_update": given["n_envs"] * given["n_steps"], "total_steps": steps}
-    ours |= {"anneal_lr": falling, "anneal_clip": falling, "normalise_observations": False, "normalise_rewards": False}
-    if falling:
-        given |= {"learning_rate": f"lin_{given['learning_rate']}", "clip_range": "lin_0.2"}
-    return Case(
-        algorithm="PPO",
-        env=env,
-        steps=steps,
-        values=ours,
-        num_envs=given["n_envs"],
-        peer="PPO",
-        peer_values=given,
-        fair=True,
-        reference=reference,
-    )
-
-
-def _a2c(env: str, steps: int, values: Mapping[str, Any], *, falling: bool = False, reference: str = "") -> Case:
-    """Return a case of A2C: the values have the names of Stable-Baselines3. With `falling`, the step size falls to 0.
-
-    Our `vf_coef` weights half the mean squared error, so it is twice that of Stable-Baselines3.
+    `own` has our parameters without a name there, `other` other attributes; its `peer_values` are other `policy_kwargs`.
     """
-    given: dict[str, Any] = {"n_steps": 5, "gamma": 0.99, "ent_coef": 0.0, "learning_rate": 7e-4, **values}
-    ours: dict[str, Any] = {name: given[name] for name in ("gamma", "ent_coef", "learning_rate")}
-    ours |= {"steps_per_update": given["n_envs"] * given["n_steps"], "rollout_length": given["n_steps"], "vf_coef": 1.0}
-    ours |= {"anneal_lr": falling, "anneal_floor": 0.0, "total_steps": steps}
-    ours |= {"normalise_observations": False, "normalise_rewards": False}
-    if falling:
-        given["learning_rate"] = f"lin_{given['learning_rate']}"
-    both: dict[str, Any] = {"algorithm": "A2C", "peer": "A2C", "values": ours, "peer_values": given}
-    return Case(env=env, steps=steps, num_envs=given["n_envs"], fair=True, reference=reference, **both)
+    network = {**({"net_arch": values["net_arch"]} if "net_arch" in values else {}), **other.pop("peer_values", {})}
+    theirs = {key: value for key, value in values.items() if key != "net_arch"} | ({"policy_kwargs": network} if network else {})
+    scheduled = {"total_timesteps": steps} if algorithm in ("A2C", "DQN", "PPO") else {}
+    ours = {"like": "sb3", **values, **scheduled, **(own or {})}
+    known: dict[str, Any] = {"num_envs": values.get("n_envs", 1), "peer": algorithm, "peer_values": theirs, "fair": True, **other}
+    return Case(algorithm=algorithm, env=env, steps=steps, values=ours, **known)
 
 
 def _dqn(env: str, steps: int, values: Mapping[str, Any], *, quantiles: int | None = None, reference: str = "") -> Case:
-    """Return a case of DQN with networks of 256 and 256 units: the values have the names of Stable-Baselines3.
+    """Return a case of DQN with networks of 256 and 256 units.
 
     With `quantiles`, it is QR-DQN on both sides, which has no limit on the gradient in sb3-contrib, and another epsilon of Adam.
+    As in Stable-Baselines3, the actor has the weights of the last unit of training.
     """
-    ours: dict[str, Any] = {ours: values[theirs] for theirs, ours in _DQN_NAMES.items()}
-    ours |= {"total_steps": steps, "hidden_sizes": [256, 256], "n_step": 1, "double_q": False, "huber_delta": 1.0}
-    # As in Stable-Baselines3, the actor has the weights of the last unit of training.
-    ours |= {"adam_epsilon": 1e-8, "rollout_length": min(values["train_freq"], 32), "publish_every_updates": 1}
-    network: dict[str, Any] = {"net_arch": [256, 256]}
-    if quantiles is not None:
-        network["n_quantiles"] = quantiles
-        ours |= {"distribution": "quantile", "quantiles": quantiles, "max_grad_norm": None}
-        ours["adam_epsilon"] = 0.01 / values["batch_size"]
-    theirs = {**values, "policy_kwargs": network}
-    peer = "DQN" if quantiles is None else "QRDQN"
-    both: dict[str, Any] = {"algorithm": "DQN", "peer": peer, "values": ours, "peer_values": theirs}
-    return Case(env=env, steps=steps, fair=True, pacing_lag=0, reference=reference, **both)
-
-
-def _off_policy(
-    algorithm: str, env: str, steps: int, values: dict[str, Any], reference: str = "", *, pacing_lag: int | None = None
-) -> Case:
-    """A case of SAC, TD3 or DDPG: the names of the values are those of both libraries, but for three."""
-    own = ("hidden_sizes", "rollout_length", "publish_every_updates")
-    theirs = {key: value for key, value in values.items() if key not in own}
-    theirs = {"batch_size": 256, "train_freq": 1, "gradient_steps": 1, "learning_starts": 1000, "learning_rate": 3e-4, **theirs}
-    theirs["policy_kwargs"] = {"net_arch": values.get("hidden_sizes", [256, 256])}
-    both: dict[str, Any] = {"algorithm": algorithm, "peer": algorithm, "values": values, "peer_values": theirs}
-    return Case(env=env, steps=steps, fair=True, pacing_lag=pacing_lag, reference=reference, **both)
+    given = {**values, "net_arch": [256, 256]}
+    own: dict[str, Any] = {"rollout_length": min(values["train_freq"], 32), "publish_every_updates": 1}
+    both: dict[str, Any] = {"pacing_lag": 0, "reference": reference}
+    if quantiles is None:
+        return _equal("DQN", env, steps, given, own=own, **both)
+    own |= {"distribution": "quantile", "quantiles": quantiles, "max_grad_norm": None}
+    own["adam_epsilon"] = 0.01 / values["batch_size"]
+    return _equal("DQN", env, steps, given, own=own, peer="QRDQN", peer_values={"n_quantiles": quantiles}, **both)
 
 
 _LANDER: dict[str, Any] = {
@@ -165,32 +104,33 @@ _DQN_CARTPOLE: dict[str, Any] = {
     "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
     "exploration_final_eps": 0.04,
 }  # fmt: skip
-_PENDULUM: dict[str, Any] = {"learning_rate": 1e-3, "hidden_sizes": [64, 64], "rollout_length": 16}
-_DETERMINISTIC = {**_PENDULUM, "gamma": 0.98, "learning_starts": 1000}
-_LARGE = {"learning_rate": 3e-4, "learning_starts": 10_000, "hidden_sizes": [256, 256]}
+_PENDULUM: dict[str, Any] = {"learning_rate": 1e-3, "net_arch": [64, 64]}
+_DETERMINISTIC = {**_PENDULUM, "gamma": 0.98, "learning_starts": 1000, "noise_std": 0.1}
+_LARGE = {"learning_rate": 3e-4, "learning_starts": 10_000, "net_arch": [256, 256]}
+_SHORT = {"rollout_length": 16}
 _A2C_CARTPOLE = {"n_envs": 8}
 
 CASES: dict[str, Case] = {
-    "ppo-cartpole": _ppo(
-        "CartPole-v1", 100_000, falling=True, values={
+    "ppo-cartpole": _equal(
+        "PPO", "CartPole-v1", 100_000, {
             "n_envs": 8, "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
-            "learning_rate": 1e-3,
+            "learning_rate": "lin_0.001", "clip_range": "lin_0.2",
         },
     ),
-    "ppo-acrobot": _ppo(
-        "Acrobot-v1", 200_000,
+    "ppo-acrobot": _equal(
+        "PPO", "Acrobot-v1", 200_000,
         {"n_envs": 16, "n_steps": 256, "batch_size": 64, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94},
     ),
-    "ppo-lunarlander": _ppo("LunarLander-v3", 300_000, _LANDER, reference="SLM-Lab 5: 183 at 300 k"),
-    "ppo-pendulum": _ppo(
-        "Pendulum-v1", 100_000, values={
+    "ppo-lunarlander": _equal("PPO", "LunarLander-v3", 300_000, _LANDER, reference="SLM-Lab 5: 183 at 300 k"),
+    "ppo-pendulum": _equal(
+        "PPO", "Pendulum-v1", 100_000, {
             "n_envs": 4, "n_steps": 1024, "batch_size": 64, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95,
             "learning_rate": 1e-3,
         },
     ),
-    "ppo-lunarlander-continuous": _ppo("LunarLanderContinuous-v3", 300_000, _LANDER),
-    "ppo-halfcheetah": _ppo(
-        "HalfCheetah-v5", 200_000,
+    "ppo-lunarlander-continuous": _equal("PPO", "LunarLanderContinuous-v3", 300_000, _LANDER),
+    "ppo-halfcheetah": _equal(
+        "PPO", "HalfCheetah-v5", 200_000,
         {"n_envs": 1, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95},
     ),
     "dqn-cartpole": _dqn("CartPole-v1", 50_000, _DQN_CARTPOLE),
@@ -205,14 +145,16 @@ CASES: dict[str, Case] = {
         "exploration_final_eps": 0.07,
     }),
     "dqn-lunarlander": _dqn("LunarLander-v3", 100_000, _DQN_SMALL_STEPS),
-    "sac-pendulum": _off_policy("SAC", "Pendulum-v1", 20_000, {**_PENDULUM, "learning_starts": 100}, "rl-zoo: -157, greedy"),
-    "td3-pendulum": _off_policy("TD3", "Pendulum-v1", 20_000, _DETERMINISTIC, "rl-zoo: -152, greedy"),
-    "ddpg-pendulum": _off_policy("DDPG", "Pendulum-v1", 20_000, _DETERMINISTIC, "rl-zoo: -152, greedy"),
-    "sac-lunarlander-continuous": _off_policy(
-        "SAC", "LunarLanderContinuous-v3", 120_000, {**_LARGE, "publish_every_updates": 1}, "SLM-Lab 5: 125 at 300 k",
-        pacing_lag=0,
+    "sac-pendulum": _equal(
+        "SAC", "Pendulum-v1", 20_000, {**_PENDULUM, "learning_starts": 100}, own=_SHORT, reference="rl-zoo: -157, greedy"
     ),
-    "sac-halfcheetah": _off_policy("SAC", "HalfCheetah-v5", 200_000, _LARGE),
+    "td3-pendulum": _equal("TD3", "Pendulum-v1", 20_000, _DETERMINISTIC, own=_SHORT, reference="rl-zoo: -152, greedy"),
+    "ddpg-pendulum": _equal("DDPG", "Pendulum-v1", 20_000, _DETERMINISTIC, own=_SHORT, reference="rl-zoo: -152, greedy"),
+    "sac-lunarlander-continuous": _equal(
+        "SAC", "LunarLanderContinuous-v3", 120_000, _LARGE, own={"publish_every_updates": 1}, pacing_lag=0,
+        reference="SLM-Lab 5: 125 at 300 k",
+    ),
+    "sac-halfcheetah": _equal("SAC", "HalfCheetah-v5", 200_000, _LARGE),
     "tqc-pendulum": Case(
         algorithm="sb3:TQC", env="Pendulum-v1", steps=20_000, values={"learning_rate": 1e-3}, engine="process", peer="TQC",
         peer_values={"learning_rate": 1e-3}, reference="rl-zoo: -151, greedy",
@@ -221,9 +163,9 @@ CASES: dict[str, Case] = {
         algorithm="A2C", env="CartPole-v1", steps=200_000, num_envs=8, peer="A2C", peer_values=_A2C_CARTPOLE,
         reference="rl-zoo: 500 at 500 k, greedy",
     ),
-    "a2c-acrobot": _a2c("Acrobot-v1", 300_000, {"n_envs": 16}, reference="rl-zoo: -83 at 500 k, greedy"),
-    "a2c-lunarlander": _a2c(
-        "LunarLander-v3", 200_000, {"n_envs": 8, "gamma": 0.995, "ent_coef": 1e-5, "learning_rate": 8.3e-4}, falling=True
+    "a2c-acrobot": _equal("A2C", "Acrobot-v1", 300_000, {"n_envs": 16}, reference="rl-zoo: -83 at 500 k, greedy"),
+    "a2c-lunarlander": _equal(
+        "A2C", "LunarLander-v3", 200_000, {"n_envs": 8, "gamma": 0.995, "ent_coef": 1e-5, "learning_rate": "lin_0.00083"}
     ),
     "a3c-cartpole": Case(algorithm="A3C", env="CartPole-v1", steps=200_000, num_envs=8),
     "reinforce-cartpole": Case(

@@ -16,6 +16,7 @@ from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
+from rl4sys_zmq.learner.algorithms.like.table import ambiguous_names, our_name
 from rl4sys_zmq.learner.algorithms.network_kinds import NETWORKS, network_names
 from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.parameters import algorithm_parameters
@@ -23,6 +24,7 @@ from rl4sys_zmq.learner.static_check import check_demonstrations, entry_paramete
 from rl4sys_zmq.ops.episodes import make_environment
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space, observation_space_from, space_from
+from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import have_same_form
 
 if TYPE_CHECKING:
@@ -163,6 +165,8 @@ def _algorithm(
     said = f"{name} ({kind})" if kind else name
     note = "" if observations and actions else ", with example spaces because the file does not give both"
     yield f"  {where or 'algorithm'}: {said} can be built; its policy has {size:,} parameters{note}"
+    cls, numbers = ALGORITHMS.get(name).parameters, None if actions is None else bool(action_layout(actions).numbers)
+    yield from (f"    warning: {line}" for line in ambiguous_names(cls, parameters, numbers))
     yield from (f"    {line}" for line in readings(used))
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
@@ -253,6 +257,15 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
         yield "  (the entry of this algorithm does not list its parameters)"
     else:
         yield from _parameters(entry.parameters, entry.changeable)
+        for key, library in getattr(entry.parameters, "libraries", {}).items():
+            yield f"  like: {key} ({library.title})"
+            for theirs, row in ((theirs, library.row(theirs)) for theirs in library.names):
+                default = "" if row.default is ... else f" = {_text(row.default)}"
+                yield f"      {theirs}{default} -> {our_name(entry.parameters, library, theirs)}" + f": {row.note}" * bool(
+                    row.note
+                )
+            yield f"      besides: {', '.join(f'{ours} = {_text(value)}' for ours, value in library.rules.items())}"
+            yield f"      different: {library.differences}"
     if entry.presets:
         yield f"  presets: {', '.join(sorted(entry.presets))}"
 

@@ -20,11 +20,13 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
+from rl4sys_zmq.learner.algorithms.like.table import LIKE
 from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.parameters import (
     LEARNING_KEYS,
     ParameterChanges,
     algorithm_parameters,
+    by_name,
     changes_between,
     effective_parameters,
     merged,
@@ -131,7 +133,7 @@ class ClientSettings:
             ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
         """
         kind = self.kind
-        new = replace(self, changed={**self.changed, **read_change(kind, values)})
+        new = replace(self, changed={**self.changed, **read_change(kind, values, self.in_force)})
         before, after = (effective_parameters(kind, settings.in_force) for settings in (self, new))
         return new, changes_between(before, after)
 
@@ -301,7 +303,7 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
         entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
         actor_weights,
         str(entry.init or ""),
-        file_parameters={kind.name_of(key): plain(value) for key, value in entry.algorithm_parameters.items()},
+        file_parameters=by_name(kind, entry.algorithm_parameters, parameters.get(LIKE)),
     )
 
 
@@ -411,10 +413,11 @@ def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[
         A tuple ``(key, the actor's value, the learner's value)`` for each parameter.
     """
     kind, in_force = settings.kind, settings.in_force
-    ours, original = ({kind.name_of(key): value for key, value in found.items()} for found in (in_force, settings.parameters))
+    like = in_force.get(LIKE)
+    ours, original = (by_name(kind, found, like) for found in (in_force, settings.parameters))
     pairs: list[tuple[str, object, object]] = []
     for key, value in said.items():
-        name = kind.name_of(key)
+        (name,) = by_name(kind, {key: value}, like)
         found = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
         if name not in settings.changed or not _same(value, original.get(name)):
             pairs.append((f"algorithm_parameters.{key}", value, found))

@@ -19,10 +19,12 @@ from rl4sys_zmq.learner.algorithms import (
     WarmStartAlgorithm,
 )
 from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
+from rl4sys_zmq.learner.algorithms.like.table import ambiguous_names
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import available_bytes
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.values import observation_space_from, space_from
+from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
     if assign.device != "cpu" or assign.learners > 1:  # the module imports torch
         placed = importlib.import_module("rl4sys_zmq.learner.placement").place_algorithm(algorithm, assign, stopping)
         built = BuiltAlgorithm(algorithm, placed.devices, placed.group)
+    for line in ambiguous_names(kind.parameters, assign.parameters, bool(action_layout(spaces[1]).numbers)):
+        log.warning("client %s: %s", assign.client_id, line)
     for line in readings(getattr(algorithm, "parameters", None)):
         log.info("client %s: %s", assign.client_id, line)
     check_policy_size(algorithm.spec(), assign.max_parameters)

@@ -13,11 +13,13 @@ from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import AlgorithmEntry
 from rl4sys_zmq.learner.algorithms.entry import READ_ELSEWHERE
+from rl4sys_zmq.learner.algorithms.like.table import LIKE
 
 __all__ = [
     "LEARNING_KEYS",
     "ParameterChanges",
     "algorithm_parameters",
+    "by_name",
     "change_text",
     "changes_between",
     "effective_parameters",
@@ -44,17 +46,25 @@ def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         kind: The algorithm, which defines the synonyms.
-        *layers: The sources: parameters by name or synonym.
+        *layers: The sources: parameters by name or synonym. ``like`` in one of them holds for all.
     """
+    like = next((layer[LIKE] for layer in reversed(layers) if LIKE in layer), None)
     found: dict[str, Any] = {}
     for layer in layers:
-        names = {kind.name_of(key) for key in layer}
-        found = {**{key: value for key, value in found.items() if kind.name_of(key) not in names}, **layer}
+        names = by_name(kind, layer, like)
+        found = {**{key: value for key, value in found.items() if not by_name(kind, {key: value}, like).keys() & names}, **layer}
     return found
+
+
+def by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any], like: object) -> dict[str, Any]:
+    """Return parameters by name as JSON values. With `like` of the merged parameters, no name is a synonym."""
+    return {kind.name_of(key) if like is None else key: plain(value) for key, value in parameters.items()}
 
 
 def effective_parameters(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return all parameters of the algorithm by name as JSON values, with the defaults of those that are not given.
+
+    The names and the meaning are those of this library, also if ``like`` names another one.
 
     If the algorithm's entry does not declare its parameters, only the given ones are returned.
 
@@ -78,8 +88,10 @@ def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dic
         return dict(plain(algorithm_parameters(parameters)))
 
 
-def read_change(kind: AlgorithmEntry, values: Mapping[str, Any]) -> dict[str, Any]:
+def read_change(kind: AlgorithmEntry, values: Mapping[str, Any], in_force: Mapping[str, Any]) -> dict[str, Any]:
     """Check new values for the parameters of an algorithm that is training a policy, and return them by name.
+
+    If `in_force`, the current parameters, have ``like``, the names and the meaning are those of that library.
 
     Raises:
         ConfigError: If a parameter is unknown or cannot change during training, or a value is invalid.
@@ -87,8 +99,11 @@ def read_change(kind: AlgorithmEntry, values: Mapping[str, Any]) -> dict[str, An
     if not values:
         raise ConfigError("no parameter was given; expected at least one NAME=VALUE", key="algorithm_parameters")
     possible = ", ".join(sorted(kind.changeable)) or "none"
-    if kind.parameters is None:
-        fixed = list(values)
+    if kind.parameters is None or LIKE in values:
+        fixed = list(values) if kind.parameters is None else [LIKE]
+    elif in_force.get(LIKE) is not None:
+        before, after = (effective_parameters(kind, given) for given in (in_force, merged(kind, in_force, values)))
+        fixed = [name for name in changes_between(before, after) if name not in kind.changeable]
     else:
         problem = f"{kind.name} has no such parameter"
         values = parse_options(kind.parameters, values, extra=READ_ELSEWHERE, section="algorithm_parameters", problem=problem)

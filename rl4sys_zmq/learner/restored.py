@@ -10,16 +10,17 @@ from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import SPACES, ClientSettings, resolve_settings
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry
+from rl4sys_zmq.learner.algorithms.like.table import LIKE
 from rl4sys_zmq.learner.parameters import (
     LEARNING_KEYS,
     ParameterChanges,
     algorithm_parameters,
+    by_name,
     change_text,
     changes_between,
     effective_parameters,
     merged,
     parameters_shown,
-    plain,
 )
 from rl4sys_zmq.wire.messages import Hello
 
@@ -90,10 +91,11 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
             )
     kind = ALGORITHMS.get(known["algorithm_name"])
     own = {key: value for key, value in entry.algorithm_parameters.items() if key in (*LEARNING_KEYS, "seed")}
-    of_file = _by_name(kind, {key: value for key, value in entry.algorithm_parameters.items() if key not in own})
     earlier = known.get("file_parameters", {})
     before = merged(kind, known["parameters"], known.get("changed", {}))
-    saved = _by_name(kind, before)
+    like = entry.algorithm_parameters.get(LIKE, before.get(LIKE))
+    of_file = by_name(kind, {key: value for key, value in entry.algorithm_parameters.items() if key not in own}, like)
+    saved = by_name(kind, before, like)
     edited = {name: value for name, value in of_file.items() if earlier.get(name, saved.get(name)) != value}
     defaults = replace(config, algorithms={})  # the section `algorithms` applies to new clients only
     settings = resolve_settings(defaults, _hello(client_id, known), replace(entry, algorithm_parameters=own))
@@ -111,9 +113,10 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
         return RestoredClient(settings, {}, {})  # the learner thread will report it
     changes = changes_between(parameters_shown(kind, before), after)
     _check_policy(kind, settings, before, changes)
-    in_force = {**after, **{key: getattr(settings, key) for key in LEARNING_KEYS}}
+    shown = after if like is None else by_name(kind, settings.in_force, like)
+    in_force = {**shown, **{key: getattr(settings, key) for key in LEARNING_KEYS}}
     of_entry = {key: value for key in LEARNING_KEYS if (value := getattr(entry, key)) is not None}
-    in_file = {**_by_name(kind, config.algorithms.get(settings.algorithm_name, {})), **of_file, **own, **of_entry}
+    in_file = {**by_name(kind, config.algorithms.get(settings.algorithm_name, {}), like), **of_file, **own, **of_entry}
     kept = {name: [in_force[name], value] for name, value in in_file.items() if in_force.get(name, value) != value}
     return RestoredClient(settings, changes, kept)
 
@@ -133,10 +136,6 @@ def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
         action_space=known["action_space"],
         weights=known.get("weights", {}),
     )
-
-
-def _by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {kind.name_of(key): plain(value) for key, value in parameters.items()}
 
 
 def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mapping[str, Any], changes: ParameterChanges) -> None:

@@ -453,6 +453,18 @@ def test_the_size_of_a_discrete_observation_fits_a_file_of_rl4sys(tmp_path: Path
 
 
 @pytest.mark.usefixtures("learners_extra")
+def test_the_tables_of_other_libraries_are_listed_and_an_ambiguous_name_is_a_warning(tmp_path: Path) -> None:
+    listed = invoke(learner, "algorithms").stdout
+    assert "  like: sb3 (Stable-Baselines3, PPO)" in listed and "      n_epochs = 10 -> update_epochs\n" in listed
+    assert "      vf_coef = 0.5 -> vf_coef: weight of the whole squared error" in listed
+    for given, warns in (({}, True), ({"like": "sb3"}, False), ({"like": "cleanrl"}, False)):
+        client = {"algorithm_name": "PPO", "algorithm_parameters": {"vf_coef": 0.5, **given}}
+        (tmp_path / "file.json").write_text(json.dumps({"clients": {"c": client}}))
+        result = invoke(learner, "config", "check", "file.json")
+        assert result.exit_code == 0 and ("warning: vf_coef: " in result.stdout) is warns, result.stdout
+
+
+@pytest.mark.usefixtures("learners_extra")
 def test_algorithms_are_listed_with_synonyms() -> None:
     listed = invoke(learner, "algorithms").stdout
     assert "\n  networks: cnn, gru, " in listed and "network {kind: mlp}\n" in listed

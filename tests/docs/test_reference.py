@@ -166,6 +166,26 @@ def test_every_algorithm_of_a_library_is_on_its_page_with_its_parameters() -> No
         assert len(tables.parameters(entry.parameters).splitlines()) > 10
 
 
+def test_every_table_of_another_library_is_on_a_page() -> None:
+    text = "".join((DOCS / f"reference/{name}.md").read_text() for name in ("algorithms", "actor_critics"))
+    for entry in map(ALGORITHMS.get, ALGORITHMS.names()):
+        if not getattr(entry.parameters, "libraries", {}):
+            continue
+        assert entry.parameters is not None
+        where = f"{entry.parameters.__module__}:{entry.parameters.__name__}"
+        assert f"```{{generated}} like {where}\n```" in text
+        made = tables.generate("like", where)
+        for key, library in entry.parameters.libraries.items():
+            assert f"**`like: {key}`** ({library.title})" in made
+            for name in library.names:
+                assert f"| `{name}` | " in made
+    made = tables.generate("like", "rl4sys_zmq.learner.algorithms.ppo_parameters:PPOParameters")
+    assert (
+        "| `n_epochs` | `10` | `update_epochs` |  |" in made
+        and "| `n_steps` | `2048` | `steps_per_update`, `rollout_length` |" in made
+    )
+
+
 def test_every_command_has_a_section() -> None:
     from rl4sys_zmq.cli import actor, learner
 

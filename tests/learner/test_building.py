@@ -74,3 +74,16 @@ def test_a_replay_that_is_larger_than_the_memory_of_the_machine_is_refused_befor
     words = r"buffer_size: a full replay of 100,000 steps needs [\d,]+ bytes.* 1,000,000 bytes of memory"
     with pytest.raises(ConfigError, match=words):
         building.build_algorithm(assign, None, threading.Event())
+
+
+def test_a_name_that_differs_between_libraries_is_a_warning_of_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    spaces = space_to_json(BoxSpace((3,))), space_to_json(DiscreteSpace(2))
+    for like in ({}, {"like": "sb3"}, {"like": "rl4sys_zmq"}):
+        assign = AssignClient(
+            "c", bytes(8), 7, "PPO", {"vf_coef": 0.5, "hidden_sizes": [4], **like}, *spaces, seed=3, max_policy_lag=-1,
+            on_lag="drop", pacing_lag=-1, publish_every_updates=0, max_parameters=10**7, checkpoints="", checkpoint_every_s=10.0,
+            journal_id=1,
+        )  # fmt: skip
+        building.build_algorithm(assign, None, threading.Event())
+    (line,) = [record.getMessage() for record in caplog.records if "vf_coef" in record.getMessage()]
+    assert line.startswith("client c: vf_coef: weight of the whole squared error") and "like: rl4sys_zmq" in line

@@ -9,7 +9,7 @@ import pytest
 from rl4sys_zmq import plugins
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration
+from rl4sys_zmq.learner.admission import ClientSettings, require_match, resolve_configuration
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.restored import RestoredClient, restore_configuration
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
@@ -110,3 +110,31 @@ def test_an_actor_can_choose_a_class_that_the_configuration_names(options: dict[
     import_entry = pytest.importorskip("rl4sys_zmq.learner.algorithms.adapters.sb3_entries")
     settings = resolve_configuration(LearnerConfig(engine="process", **options), hello(algorithm_name="sb3:own_module:Class"))
     assert settings.kind.parameters is import_entry.OwnClassParameters
+
+
+def test_a_client_that_is_like_a_library_continues_with_its_values() -> None:
+    given = {"like": "sb3", "n_steps": 64, "vf_coef": 0.25, "n_epochs": 4}
+    entries = {"lab": ClientConfig(algorithm_parameters=given)}
+    before = resolve_configuration(LearnerConfig(clients=entries), hello(algorithm_parameters={"like": "sb3", "n_epochs": 4}))
+    again = resumed(before, clients=entries)
+    assert (
+        {key: again.settings.in_force[key] for key in given} == given
+        and again.changes == {}
+        and again.kept == {}
+        and again.notes() == []
+    )
+    changed, changes = before.change({"vf_coef": 0.5, "clip_range": 0.1})
+    assert changes == {"vf_coef": [0.5, 1.0], "clip_coef": [0.2, 0.1]}
+    kept = resumed(changed, clients=entries)
+    assert kept.settings.in_force["vf_coef"] == 0.5 and kept.kept == {"vf_coef": [0.5, 0.25]}
+    edited = resumed(changed, clients={"lab": ClientConfig(algorithm_parameters={**given, "vf_coef": 1.0})})
+    assert edited.changes == {"vf_coef": [1.0, 2.0]}
+
+
+def test_an_actor_with_another_value_of_a_library_is_refused() -> None:
+    given = {"like": "sb3", "n_steps": 64}
+    settings = resolve_configuration(LearnerConfig(), hello(algorithm_parameters=given))
+    require_match(settings, hello(algorithm_parameters=given))
+    for other in ({**given, "n_steps": 32}, {**given, "like": "cleanrl"}):
+        with pytest.raises(ConfigError, match="on the learner, but the actor has"):
+            require_match(settings, hello(algorithm_parameters=other))

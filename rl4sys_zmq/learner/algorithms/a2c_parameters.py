@@ -13,6 +13,8 @@ from typing import ClassVar
 
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, policy_planner
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
+from rl4sys_zmq.learner.algorithms.like import tables
+from rl4sys_zmq.learner.algorithms.like.table import Libraries
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, PPOSetting
 
 __all__ = ["A2C_ENTRY", "A3C_ENTRY", "A2CParameters", "A3CParameters"]
@@ -23,6 +25,7 @@ class A2CParameters(PPOSetting):
     """All parameters of `A2C`."""
 
     changeable: ClassVar[frozenset[str]] = ActorCriticParameters.changeable | {"ent_coef", "vf_coef"}
+    libraries: ClassVar[Libraries] = tables.A2C
     default_steps: ClassVar[int] = 80
 
     learning_rate: float = inherited(ActorCriticParameters, "learning_rate", 7e-4, doc="step size of the optimizer")
@@ -42,7 +45,7 @@ class A2CParameters(PPOSetting):
     def ppo(self) -> PPOParameters:
         """Return the parameters of PPO with which it does one gradient step on a batch, without clipping."""
         return PPOParameters(
-            **self.shared(), ent_coef=self.ent_coef, vf_coef=self.vf_coef,
+            **self.shared(), ent_coef=self.ent_coef, vf_coef=self.vf_coef, norm_adv_over="minibatch",
             clip_coef=math.inf, update_epochs=1, num_minibatches=1,
         )  # fmt: skip
 
@@ -50,6 +53,8 @@ class A2CParameters(PPOSetting):
 @dataclass(frozen=True, slots=True)
 class A3CParameters(A2CParameters):
     """All parameters of `A3C`, which are those of A2C."""
+
+    libraries: ClassVar[Libraries] = {}
 
 
 CARTPOLE = {

@@ -63,8 +63,8 @@ class ActorCriticParameters:
     """
 
     changeable: ClassVar[frozenset[str]] = frozenset(
-        {"learning_rate", "anneal_lr", "anneal_floor", "total_steps", "gamma", "gae_lambda", "reward_scale", "norm_adv"}
-        | {"max_grad_norm"}
+        {"learning_rate", "anneal_lr", "anneal_floor", "anneal_ahead", "total_steps", "gamma", "gae_lambda", "reward_scale"}
+        | {"max_grad_norm", "norm_adv"}
     )
     """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
 
@@ -103,6 +103,7 @@ class ActorCriticParameters:
         flag, False, doc="decrease the step sizes linearly over total_steps, to anneal_floor of their values"
     )
     anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="share that remains after total_steps, so that learning continues")
+    anneal_ahead: bool = option(flag, False, doc="a batch is trained at the schedule's value at its end; false: at its start")
     total_steps: int | None = option(
         optional(whole_number(1)), None, names=("total_timesteps",), doc="length of the schedule in steps"
     )
@@ -113,7 +114,10 @@ class ActorCriticParameters:
         "activation",
     )
     hidden_sizes: tuple[int, ...] | None = option(
-        optional(sizes), None, doc="hidden layers of the policy and of the value network, for the network mlp; null: [64, 64]"
+        optional(sizes),
+        None,
+        names=("net_arch",),
+        doc="hidden layers of the policy and of the value network, for the network mlp; null: [64, 64]",
     )
     activation: str | None = option(
         optional(one_of(*ACTIVATIONS)),
@@ -194,9 +198,10 @@ class ActorCriticParameters:
         """
         return self.batch().steps
 
-    def share_left(self, steps: int) -> float:
-        """Return the share that remains of a parameter that decreases over `total_steps`, after so many observed steps."""
-        return 1.0 if self.total_steps is None else max(self.anneal_floor, 1.0 - steps / self.total_steps)
+    def share_left(self, steps: int, batch: int) -> float:
+        """Return the share that remains of a parameter that decreases over `total_steps`, for `batch` steps after `steps`."""
+        done = steps + batch * self.anneal_ahead
+        return 1.0 if self.total_steps is None else max(self.anneal_floor, 1.0 - done / self.total_steps)
 
     def squash_for(self, action_space: Space) -> str:
         """Return ``clip`` or ``tanh``: the function that maps raw actions into the bounds of this action space."""

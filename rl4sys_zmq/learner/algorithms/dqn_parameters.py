@@ -9,6 +9,8 @@ from typing import ClassVar
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, inherited, read_parameters
+from rl4sys_zmq.learner.algorithms.like import tables
+from rl4sys_zmq.learner.algorithms.like.table import Libraries
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.priorities import PriorityOptions
@@ -35,6 +37,7 @@ class DQNParameters(OffPolicyParameters):
     }  # fmt: skip
     """The parameters that can change in a running client."""
 
+    libraries: ClassVar[Libraries] = tables.DQN
     network_forms: ClassVar[tuple[str, ...]] = ("offpolicy", "sequences")
     steps_per_version: ClassVar[int] = 256
     default_hidden_sizes: ClassVar[tuple[int, ...]] = (64, 64)
@@ -306,6 +309,7 @@ class DQNParameters(OffPolicyParameters):
 class C51Parameters(DQNParameters):
     """All parameters of C51: those of DQN, with the defaults of CleanRL's C51 for CartPole-v1."""
 
+    libraries: ClassVar[Libraries] = tables.C51
     default_hidden_sizes: ClassVar[tuple[int, ...]] = (120, 84)
 
     learning_rate: float = inherited(DQNParameters, "learning_rate", 2.5e-4)

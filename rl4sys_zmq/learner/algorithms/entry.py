@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG, Algorithm
+from rl4sys_zmq.learner.algorithms.like.table import translated
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import PolicySpec, Space
@@ -63,8 +64,8 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
 
     Args:
         cls: A dataclass whose fields were declared with `option`. Its optional class attribute ``ignored`` is a set of keys that
-            are accepted without effect.
-        given: Parameters by name or synonym. The keys in `READ_ELSEWHERE` are skipped.
+            are accepted without effect. Its optional class attribute ``libraries`` has the tables of ``like``.
+        given: Parameters by name or synonym; with ``like``, by name in that library. The keys in `READ_ELSEWHERE` are skipped.
         algorithm: The algorithm's name, for error messages.
 
     Raises:
@@ -77,6 +78,7 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
             f"algorithm_parameters.network: {algorithm} cannot choose a kind of network; those that can: {CHOOSE_NETWORK}",
             key="algorithm_parameters.network",
         )
+    given = translated(cls, given, elsewhere, algorithm)
     problem, hint = f"{algorithm} has no such parameter", "`rl4sys-learner algorithms` lists them"
     values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", problem=problem, hint=hint)
     with _as_config_error(f"{algorithm} refuses its parameters", "algorithm_parameters"):

@@ -72,7 +72,7 @@ class IMPALA(ActorCritic):
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:
         """Do the gradient step of one update. Return its metrics."""
         p = self._settings
-        rate = p.learning_rate * (p.share_left(self._steps) if p.anneal_lr else 1.0)
+        rate = p.learning_rate * (p.share_left(self._steps, len(rollout.rewards)) if p.anneal_lr else 1.0)
         batch, metrics = self._prepare(rollout)
         before = self._network.flat.clone()
         with self._compute.ranks.leading({"columns": batch.columns(), "rate": rate}, self.checkpoint):

@@ -74,14 +74,12 @@ class PassMetrics:
         policy, value, entropy, *self.log_ratios = torch.split_with_sizes(everything, lengths)
         self.policy_losses, self.value_losses, self.entropies = list(policy), list(value), list(entropy)
 
-    def kl(self) -> float:
+    def kl(self, *, last: bool = False) -> float:
         """Return the approximate KL divergence of the current policy from the policy that chose the actions.
 
-        It is the mean of ``(r - 1) - log r`` over all steps, where ``r`` is the probability ratio (Schulman 2020, "Approximating
-        KL divergence").
+        With `last`, it is that of the last minibatch only.
         """
-        x = torch.cat(self.log_ratios)
-        return float((torch.expm1(x) - x).mean())
+        return float(approximate_kl(torch.cat(self.log_ratios[-1:] if last else self.log_ratios)))
 
     def scalars(self, clip: float) -> dict[str, float]:
         """Return the metrics with CleanRL's names ``losses/...``, averaged over the pass.
@@ -101,6 +99,14 @@ class PassMetrics:
         }
 
 
+def approximate_kl(log_ratios: Tensor) -> Tensor:
+    """Return the mean of ``(r - 1) - log r`` over steps, where ``r`` is the probability ratio, as a scalar tensor.
+
+    It approximates the KL divergence (Schulman 2020, "Approximating KL divergence").
+    """
+    return (torch.expm1(log_ratios) - log_ratios).mean()
+
+
 RL4SYS_KL_FACTOR = 1.5
 """The policy's gradient steps end when the approximate KL divergence exceeds this factor times `target_kl`.
 
@@ -118,8 +124,8 @@ class PPO(ActorCritic):
     - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct
       for the newer policy. All other segments get generalized advantage estimation (GAE). Consecutive segments of an episode
       are joined, so that an advantage trace continues from one segment to the next.
-    - Advantages are normalised over the whole batch, not over each minibatch. The sizes of the minibatches of a pass differ by at
-      most one step.
+    - Advantages are normalised over the whole batch, unless ``norm_adv_over`` is ``minibatch``. The sizes of the
+      minibatches of a pass differ by at most one step.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
       whole batch, then all those of the value network. There is no entropy bonus, and the option ``vf_coef`` has no effect.
     - Without a critic, all values are 0, and the value network is not trained.
@@ -138,7 +144,7 @@ class PPO(ActorCritic):
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:
         """Do one update: all passes over a batch, with a gradient step per minibatch. Return the metrics of the update."""
         p = self._settings
-        left = p.share_left(self._steps)
+        left = p.share_left(self._steps, len(rollout.rewards))
         shrink = left if p.anneal_lr else 1.0
         policy_rate = p.learning_rate * shrink
         value_rate = policy_rate if p.value_learning_rate is None else p.value_learning_rate * shrink
@@ -147,10 +153,10 @@ class PPO(ActorCritic):
         steps = len(rollout.rewards)
         sizes = equal_sizes(steps, p.minibatches(steps))
         before = self._network.flat.clone()
-        rates, value_clip = (policy_rate, value_rate), p.value_clip if p.value_clip is not None else clip
-        work = {"columns": columns.columns(), "sizes": sizes, "rates": rates, "value_clip": value_clip}
+        rates, clips = (policy_rate, value_rate), (clip, p.value_clip if p.value_clip is not None else clip)
+        work = {"columns": columns.columns(), "sizes": sizes, "rates": rates, "clips": clips}
         with self._compute.ranks.leading(work, self.checkpoint):
-            last = self._fit(columns, sizes, rates, value_clip)
+            last = self._fit(columns, sizes, rates, clips)
         change = float(torch.linalg.vector_norm(self._network.flat - before))
         return {**last.scalars(clip), **metrics, "losses/weight_change": change, "charts/learning_rate": policy_rate}
 
@@ -158,16 +164,19 @@ class PPO(ActorCritic):
         """Do this rank's part of the gradient steps of an update. The ranks are the processes that train together."""
         given: dict[str, Any] = {name: self._compute.put(column) for name, column in work["columns"].items()}
         columns = TrainingTensors(**given)
-        self._fit(columns, work["sizes"], work["rates"], work["value_clip"])
+        self._fit(columns, work["sizes"], work["rates"], work["clips"])
 
-    def _fit(self, columns: TrainingTensors, sizes: list[int], learning_rates: Sequence[float], value_clip: float) -> PassMetrics:
+    def _fit(
+        self, columns: TrainingTensors, sizes: list[int], learning_rates: Sequence[float], clips: Sequence[float]
+    ) -> PassMetrics:
         """Do all passes over a batch, with a gradient step per minibatch. Return the metrics of the last pass.
 
         Args:
             columns: The batch.
             sizes: The sizes of the minibatches, in steps.
             learning_rates: The learning rates of the policy and of the value network.
-            value_clip: Largest distance of a value from the old one, if the value loss is clipped.
+            clips: The limit ε on the distance of the probability ratio from 1, and that of a value from the old one, if the value
+                loss is clipped.
         """
         p = self._settings
         stopped = False
@@ -177,13 +186,15 @@ class PPO(ActorCritic):
                 continue
             trains = (policy and not stopped, value)
             rates = [rate if due else None for rate, due in zip(learning_rates, trains, strict=True)]
-            seen = self._pass(self._moved(columns), sizes, trains, rates, value_clip)
+            seen = self._pass(self._moved(columns), sizes, trains, rates, clips)
             seen.value_losses = seen.value_losses or last.value_losses
             if not trains[0]:
                 last.value_losses = seen.value_losses
                 continue
             last = seen
-            stopped = seen.stopped or (p.target_kl is not None and not p.in_turn and seen.kl() > p.target_kl)
+            stopped = seen.stopped
+            if p.target_kl is not None and not p.in_turn and p.target_kl_over != "minibatch":
+                stopped = seen.kl(last=p.target_kl_over == "last_minibatch") > p.target_kl
             if stopped and p.value_epochs is None and not p.in_turn:
                 break
         return last
@@ -233,7 +244,7 @@ class PPO(ActorCritic):
             "losses/explained_variance": explained_variance(values, targets),
             "losses/ratio_first": float((ratios - 1.0).abs().mean()),
         }
-        if p.norm_adv and len(advantages) > 1:
+        if p.norm_adv and p.norm_adv_over == "batch" and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         weights = torch.from_numpy(advantages.astype(np.float32))
         low, high = ratio_bounds(weights, clip)
@@ -257,7 +268,7 @@ class PPO(ActorCritic):
         sizes: list[int],
         trains: tuple[bool, bool],
         rates: Sequence[float | None],
-        value_clip: float,
+        clips: Sequence[float],
     ) -> PassMetrics:
         """Do one pass over the batch in random order, with one gradient step per minibatch.
 
@@ -266,14 +277,15 @@ class PPO(ActorCritic):
             sizes: The sizes of the minibatches, in steps.
             trains: True or False for the policy, then for the value network: whether this pass trains it.
             rates: The learning rates of the two networks; None for a network that is not trained.
-            value_clip: Largest distance of a value from the old one, if the value loss is clipped.
+            clips: As in `_fit`.
         """
         p = self._settings
-        limit = RL4SYS_KL_FACTOR * p.target_kl if p.in_turn and p.target_kl is not None else None
+        limit = p.target_kl if p.in_turn or p.target_kl_over == "minibatch" else None
+        normalised = clips[0] if p.norm_adv and p.norm_adv_over == "minibatch" else None
         value_weight = 2.0 if p.in_turn else p.vf_coef  # RL4Sys's value loss is the whole mean squared error
         only = None if all(trains) else trains.index(True)  # running one network costs half
         record, ranks = PassMetrics(), self._compute.ranks
-        for batch, weight in columns.minibatches(sizes, self._generator, ranks):
+        for batch, weight in columns.minibatches(sizes, self._generator, ranks, clip=normalised):
             if only is None:
                 outputs, estimates = self._network(batch.features, batch.sequences)
             else:
@@ -289,16 +301,19 @@ class PPO(ActorCritic):
                 record.entropies.append(entropy.detach())
                 record.log_ratios.append(log_ratio.detach())
                 if limit is not None:
-                    decrease = log_ratio.detach().mean() * -weight
-                    ranks.add_up(decrease)
-                    if float(decrease) > limit:
+                    moved = log_ratio.detach()
+                    distance = moved.mean() * -(weight / RL4SYS_KL_FACTOR) if p.in_turn else approximate_kl(moved) * weight
+                    ranks.add_up(distance)
+                    if float(distance) > limit:
                         record.stopped = True
                         break
                 if self._entropy_weight:
                     loss = loss.sub(entropy, alpha=self._entropy_weight)
             if trains[1]:
                 old = batch.values if p.clip_values() else None
-                value_loss = half_square_error(estimates.squeeze(1), batch.targets, old, value_clip)
+                value_loss = half_square_error(
+                    estimates.squeeze(1), batch.targets, old, clips[1], larger=p.value_clip_loss == "larger"
+                )
                 record.value_losses.append(value_loss.detach())
                 loss = value_loss * value_weight if loss is None else loss.add(value_loss, alpha=value_weight)
             assert loss is not None, "a pass trains at least one of the two networks"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional, whole_number
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import (
     ActorCriticParameters,
@@ -17,6 +17,8 @@ from rl4sys_zmq.learner.algorithms.actor_critic_parameters import (
     policy_planner,
 )
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
+from rl4sys_zmq.learner.algorithms.like import tables
+from rl4sys_zmq.learner.algorithms.like.table import Libraries
 from rl4sys_zmq.values import Space
 from rl4sys_zmq.values.action_layout import action_layout
 
@@ -63,10 +65,13 @@ class PPOParameters(PPOSetting):
     changeable: ClassVar[frozenset[str]] = (
         ActorCriticParameters.changeable
         | {"value_learning_rate", "value_lambda", "anneal_clip", "clip_coef", "clip_vloss", "value_clip", "target_kl"}
-        | {"ent_coef", "vf_coef", "update_epochs", "value_epochs", "train_pi_iters", "train_v_iters"}
-        | {"minibatch_size", "batch_size", "num_minibatches"}
+        | {"ent_coef", "vf_coef", "update_epochs", "value_epochs", "train_pi_iters", "train_v_iters", "norm_adv_over"}
+        | {"minibatch_size", "batch_size", "num_minibatches", "value_clip_loss", "target_kl_over"}
     )
     """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
+
+    libraries: ClassVar[Libraries] = tables.PPO
+    """The tables of other libraries' parameters, by the value of ``like``."""
 
     default_minibatches: ClassVar[int | None] = None
     """The number of minibatches if no parameter gives their number or size; None: `DEFAULT_MINIBATCH` gives their size."""
@@ -74,6 +79,7 @@ class PPOParameters(PPOSetting):
     value_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
     )
+    norm_adv_over: str = option(one_of("batch", "minibatch"), "batch", doc="the steps over which norm_adv normalises")
     value_lambda: float | None = option(
         optional(number(0.0, 1.0)), None, doc="decay of the traces in the value network's targets; null: gae_lambda"
     )
@@ -86,6 +92,9 @@ class PPOParameters(PPOSetting):
         None,
         names=("clip_range_vf",),
         doc="largest distance of a value from the old one; null: clip_coef; a number turns clip_vloss on",
+    )
+    value_clip_loss: str = option(
+        one_of("larger", "clipped"), "larger", doc="clipped value loss: the larger error, or that of the clipped value"
     )
     ent_coef: float | None = option(
         optional(number(0.0, MAX_NUMBER)),
@@ -104,6 +113,11 @@ class PPOParameters(PPOSetting):
         None,
         doc="end an update after the epoch whose mean approximate KL exceeds this; with train_pi_iters, end the policy's steps "
         "when the mean of old minus new log-probability exceeds 1.5 times this; null: never",
+    )
+    target_kl_over: str = option(
+        one_of("pass", "last_minibatch", "minibatch"),
+        "pass",
+        doc="the KL that target_kl limits: of a pass or its last minibatch, after the pass; of each minibatch, before its step",
     )
     update_epochs: int = option(whole_number(1, 10_000), 10, names=("n_epochs", "epochs"), doc="passes over the batch")
     value_epochs: int | None = option(
@@ -215,7 +229,7 @@ class PPOParameters(PPOSetting):
                 lines.append(f"batch_size {self.batch_size}: ignored, as by RL4Sys's PPO; minibatch_size is ours")
             unused = [
                 name
-                for name in ("ent_coef", "vf_coef", "clip_vloss", "value_clip")
+                for name in ("ent_coef", "vf_coef", "clip_vloss", "value_clip", "value_clip_loss", "target_kl_over")
                 if getattr(self, name) != getattr(type(self)(), name)
             ]
             if unused:

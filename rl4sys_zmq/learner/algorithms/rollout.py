@@ -61,7 +61,7 @@ class TrainingTensors:
     sequences: Sequences | None = None
 
     def minibatches(
-        self, sizes: list[int], generator: torch.Generator, ranks: Ranks = ONE_RANK
+        self, sizes: list[int], generator: torch.Generator, ranks: Ranks = ONE_RANK, *, clip: float | None = None
     ) -> Iterator[tuple[TrainingTensors, float]]:
         """Yield the rows of this rank (one of the processes that train together) in minibatches, each with the rank's weight.
 
@@ -72,18 +72,24 @@ class TrainingTensors:
             sizes: The sizes of the minibatches over all ranks, which must add up to ``N``.
             generator: The source of the order. It must have the same state on all ranks.
             ranks: The interface to the ranks. `RowShare` defines the rows and the weight of a rank.
+            clip: None, or the limit ε of `ratio_bounds`, to normalise the advantages of each minibatch, over all ranks.
         """
         if len(sizes) == 1:  # the order makes no difference
             share = ranks.share(sizes[0])
-            yield (self if ranks.size == 1 else self._select(lambda column: column[share.rows])), share.weight
+            whole = self if clip is None else self._normalised([slice(None)], clip)
+            yield (whole if ranks.size == 1 else whole._select(lambda column: column[share.rows])), share.weight
             return
         if self.sequences is not None:
-            yield from ((part, 1.0) for part in self._sequence_minibatches(self.sequences, len(sizes), generator))
+            for part in self._sequence_minibatches(self.sequences, len(sizes), generator):
+                yield (part if clip is None else part._normalised([slice(None)], clip)), 1.0
             return
         order, weights = (
             torch.randperm(len(self.actions), generator=generator, dtype=torch.int64, device="cpu"),
             [1.0] * len(sizes),
         )
+        scaled = self
+        if clip is not None:
+            scaled = self._normalised(torch.split_with_sizes(order.to(self.actions.device), sizes), clip)
         if ranks.size > 1:
             shares = [ranks.share(size) for size in sizes]
             parts = [part[share.rows] for part, share in zip(torch.split_with_sizes(order, sizes), shares, strict=True)]
@@ -93,7 +99,8 @@ class TrainingTensors:
         features, actions, log_probs, advantages, low, high, values, targets = (
             torch.split_with_sizes(column.index_select(0, order), sizes)
             for column in (
-                self.features, self.actions, self.log_probs, self.advantages, self.low, self.high, self.values, self.targets,
+                self.features, self.actions, self.log_probs, scaled.advantages, scaled.low, scaled.high,
+                self.values, self.targets,
             )
         )  # fmt: skip
         forbidden = None if self.forbidden is None else torch.split_with_sizes(self.forbidden.index_select(0, order), sizes)
@@ -103,6 +110,18 @@ class TrainingTensors:
                 None if forbidden is None else forbidden[k],
             )  # fmt: skip
             yield part, weight
+
+    def _normalised(self, parts: Sequence[slice | Tensor], clip: float) -> TrainingTensors:
+        """Return the columns with the advantages of each part normalised, a part of one row excepted; ε is `clip`.
+
+        A part is given by its rows. The deviation is the estimate with n - 1, as in Stable-Baselines3 and CleanRL.
+        """
+        advantages = self.advantages.clone()
+        for rows in parts:
+            if len(found := advantages[rows]) > 1:
+                advantages[rows] = (found - found.mean()) / (found.std() + 1e-8)
+        low, high = ratio_bounds(advantages, clip)
+        return replace(self, advantages=advantages, low=low, high=high)
 
     def columns(self) -> dict[str, Any]:
         """Return the columns by name as tensors, without those that are None."""
@@ -155,7 +174,7 @@ def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
         clip: ε, the largest distance of the ratio from 1.
     """
     gains = advantages >= 0
-    infinity = torch.tensor(torch.inf, dtype=torch.float32, device="cpu")
+    infinity = torch.tensor(torch.inf, dtype=torch.float32, device=advantages.device)
     return torch.where(gains, -infinity, 1.0 - clip), torch.where(gains, 1.0 + clip, infinity)
 
 
@@ -174,7 +193,7 @@ def clipped_objective(ratios: Tensor, advantages: Tensor, low: Tensor, high: Ten
     return torch.dot(torch.clamp(ratios, low, high), advantages) * (-1.0 / len(ratios))
 
 
-def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, clip: float) -> Tensor:
+def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, clip: float, *, larger: bool = True) -> Tensor:
     """Return half the mean squared error of estimated values, as a scalar tensor.
 
     Args:
@@ -183,12 +202,13 @@ def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, cl
         old: The values estimated before the update, ``[B]``, or None. If given, each squared error is the larger one of two:
             that of the estimate, and that of the estimate limited to ``old ± clip``.
         clip: Largest distance from the old values. It has no effect if `old` is None.
+        larger: False for the error of the limited estimate alone. It has no effect if `old` is None.
     """
     error = estimates - targets
     if old is None:
         return torch.dot(error, error) * (0.5 / len(error))
     clipped = old + (estimates - old).clamp(-clip, clip) - targets
-    return torch.maximum(error.square(), clipped.square()).mean() * 0.5
+    return (torch.maximum(error.square(), clipped.square()) if larger else clipped.square()).mean() * 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)

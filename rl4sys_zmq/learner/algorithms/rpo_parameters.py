@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from rl4sys_zmq.learner.algorithms.actor_critic_parameters import ActorCriticParameters, policy_planner
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Staleness, TaskPreset, inherited
+from rl4sys_zmq.learner.algorithms.like import tables
+from rl4sys_zmq.learner.algorithms.like.table import Libraries
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
 
 __all__ = ["ENTRY", "RPOParameters"]
@@ -23,6 +25,7 @@ class RPOParameters(PPOParameters):
     As in RL4Sys, `num_steps` is the size of a batch, and `total_timesteps_anneal_lr` the length of the schedule.
     """
 
+    libraries: ClassVar[Libraries] = tables.RPO
     default_minibatches: ClassVar[int | None] = 32
 
     rpo_alpha: float = inherited(PPOParameters, "rpo_alpha", 0.5)

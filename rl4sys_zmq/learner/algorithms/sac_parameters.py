@@ -9,6 +9,8 @@ from typing import ClassVar
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, read_parameters
+from rl4sys_zmq.learner.algorithms.like import tables
+from rl4sys_zmq.learner.algorithms.like.table import Libraries
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import CriticParameters
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
@@ -25,6 +27,8 @@ class SACParameters(CriticParameters):
 
     changeable: ClassVar[frozenset[str]] = CriticParameters.changeable | {"temperature_learning_rate", "target_entropy"}
     """The parameters that can change in a running client."""
+
+    libraries: ClassVar[Libraries] = tables.SAC
 
     learn_temperature: bool = option(
         flag, True, names=("adaptive_alpha", "autotune"), doc="the temperature is learned, so that the entropy reaches its target"

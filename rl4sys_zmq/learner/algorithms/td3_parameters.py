@@ -9,6 +9,8 @@ from typing import ClassVar
 from rl4sys_zmq.config.options import flag, number, option, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import ANY_AGE, AlgorithmEntry, TaskPreset, inherited, read_parameters
+from rl4sys_zmq.learner.algorithms.like import tables
+from rl4sys_zmq.learner.algorithms.like.table import Libraries
 from rl4sys_zmq.learner.algorithms.offpolicy_parameters import CriticParameters
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
@@ -30,6 +32,8 @@ class TD3Parameters(CriticParameters):
     }  # fmt: skip
     """The parameters that can change in a running client."""
 
+    libraries: ClassVar[Libraries] = tables.TD3
+
     twin_critics: bool = option(flag, True, doc="two critics, the smaller of which gives the targets; false: one critic")
     policy_delay: int = option(
         whole_number(1, 10_000),
@@ -49,6 +53,8 @@ class TD3Parameters(CriticParameters):
 @dataclass(frozen=True, slots=True)
 class DDPGParameters(TD3Parameters):
     """All parameters of DDPG: those of TD3, with defaults for one critic, no delay and no noise on the targets' actions."""
+
+    libraries: ClassVar[Libraries] = tables.DDPG
 
     twin_critics: bool = inherited(TD3Parameters, "twin_critics", False)
     policy_delay: int = inherited(TD3Parameters, "policy_delay", 1)

@@ -1,0 +1,171 @@
+"""The form of a library's table for one algorithm, and the conversion of its parameters to those of this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rl4sys_zmq.config.options import InvalidValue, check_value, closest, number, unknown_key
+from rl4sys_zmq.errors import ConfigError
+
+__all__ = ["LIKE", "Libraries", "Library", "SharedName", "ambiguous_names", "falling", "our_name", "times", "translated"]
+
+LIKE = "like"
+"""The parameter that names a library."""
+OURS = "rl4sys_zmq"
+"""The value of `LIKE` for this library: the parameters are read as without `LIKE`, and no name is reported as ambiguous."""
+FALLING = "lin_"
+"""The beginning of a value that falls linearly to 0, as RL Baselines3 Zoo writes it."""
+SECTION = "algorithm_parameters"
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedName:
+    """A parameter of another library, with a rule or a meaning of its own.
+
+    Attributes:
+        default: The default there; ``...`` if it has none, so that this library's applies.
+        note: The rule of the conversion, or the meaning there.
+        ours: Our name, or several with commas; empty for that of which it is a synonym.
+        convert: A function from a value, and all parameters by name, to ours. It raises `InvalidValue`. None without a rule.
+        differs: True if this library takes the name with another meaning without ``like``.
+    """
+
+    default: object
+    note: str
+    ours: str = ""
+    convert: Callable[[Any, Values], dict[str, object]] | None = None
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The parameters of one algorithm in another library.
+
+    Attributes:
+        title: The library, and its class or file.
+        names: The parameters by their names there: a `SharedName`; or the default, ``...`` for none, if at most the name differs.
+        rules: Our parameters with the values that give the library's rules, for what has no name there.
+        absent: The reason and the remedy for each parameter without a counterpart here, if it is not in `names`.
+        differences: What stays different, as sentences.
+        marks: Names that only files of this library have. Beside one of them, no name is ambiguous.
+        numbers: The actions that the defaults are for: True for a Box, False for discrete ones, None for all.
+    """
+
+    title: str
+    names: Values
+    rules: Values
+    absent: Mapping[str, str]
+    differences: str
+    marks: frozenset[str] = frozenset()
+    numbers: bool | None = None
+
+    def row(self, name: str) -> SharedName:
+        """Return a row of `names`."""
+        found = self.names[name]
+        return found if isinstance(found, SharedName) else SharedName(found, "")
+
+
+Libraries = Mapping[str, Library]
+"""The tables of an algorithm, by the value of ``like``."""
+
+
+def our_name(cls: type[Any], library: Library, name: str) -> str:
+    """Return our name of a parameter in the table of a library, or several with commas."""
+    synonyms = (f.name for f in fields(cls) if name == f.name or name in f.metadata.get("names", ()))
+    return library.row(name).ours or next(synonyms, name)
+
+
+def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algorithm: str) -> Values:
+    """Return the parameters of an algorithm without ``like``, with our names and our meaning.
+
+    Args:
+        cls: The dataclass of the parameters. Its optional class attribute ``libraries`` has the tables.
+        given: The parameters. Without ``like`` they are returned unchanged. With it, what is not given has the library's
+            default, and our own names are accepted for what the library does not have.
+        elsewhere: Keys that are passed on unchecked.
+        algorithm: The algorithm's name, for error messages.
+
+    Raises:
+        ConfigError: If there is no table of this library, a name is unknown, has no counterpart or contradicts one of ours, or a
+            value is invalid.
+    """
+    libraries, like, rest = _libraries(cls), given.get(LIKE), {key: value for key, value in given.items() if key != LIKE}
+    if like is None or (like == OURS and libraries):
+        return rest
+    if not isinstance(like, str) or like not in libraries:
+        near = closest(str(like)[:40], libraries)
+        advice = f"it has {', '.join([*libraries, OURS])}" if libraries else "leave it out"
+        problem = f"{algorithm} has no table of {like!r:.60}; " + (f"did you mean {near[0]!r}?" if near else advice)
+        raise ConfigError(f"{SECTION}.{LIKE}: {problem}", key=f"{SECTION}.{LIKE}")
+    library = libraries[like]
+    own = {*(f.name for f in fields(cls)), *elsewhere}
+    ours = {key: value for key, value in rest.items() if key not in library.names}
+    for key in ours:
+        if key in library.absent:
+            raise ConfigError(
+                f"{SECTION}.{key}: no counterpart of {library.title}: {library.absent[key]}", key=f"{SECTION}.{key}"
+            )
+        if key not in own:
+            problem, hint = f"{library.title} has no such parameter", "`rl4sys-learner algorithms` lists them"
+            raise unknown_key(key, [*library.names, *own], SECTION, problem=problem, hint=hint)
+    values = {name: default for name in library.names if (default := library.row(name).default) is not ...} | rest
+    found, chosen = dict(library.rules), set(ours)
+    for name in filter(values.__contains__, library.names):
+        key, rule = f"{SECTION}.{name}", library.row(name).convert
+        part = {our_name(cls, library, name): values[name]}
+        if rule is not None:
+            part = check_value(key, values[name], lambda value, rule=rule: rule(value, values))  # type: ignore[misc]
+        if name in given and (both := chosen & part.keys()):
+            raise ConfigError(f"{key}: it contradicts {min(both)}; give only one of them", key=key)
+        chosen |= part.keys() if name in given else set()
+        found |= part
+    if given.get("network") is not None:  # its options are its own
+        found = {key: value for key, value in found.items() if key not in ("hidden_sizes", "activation") or key in chosen}
+    return found | ours
+
+
+def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) -> list[str]:
+    """Return a line for each name that libraries use differently, if ``like`` is not given.
+
+    If it is given, return a line if the library's defaults are for other actions. `numbers` is True if the actions have a Box,
+    False if they do not, None if they are not known.
+    """
+    libraries, like = _libraries(cls), given.get(LIKE)
+    if isinstance(like, str) and like in libraries:
+        other = None not in (numbers, libraries[like].numbers) and numbers is not libraries[like].numbers
+        better = [f"like: {key}" for key, of in libraries.items() if of.numbers is numbers] or ["a value for each name"]
+        return [f"like: {like} has the defaults of {libraries[like].title} for other actions; give {better[0]}"] if other else []
+    if like is not None or any(of.marks & given.keys() for of in libraries.values()):
+        return []
+    found = {name: [(key, of.row(name)) for key, of in libraries.items() if name in of.names] for name in given}
+    said = {name: [f"{row.note} (like: {key})" for key, row in each if row.differs] for name, each in found.items()}
+    keep = f"Choose one by like, or keep the meaning here by like: {OURS}"
+    return [f"{name}: {'; '.join(notes)}. {keep}" for name, notes in said.items() if notes]
+
+
+def falling(default: float, ours: str, schedule: Values) -> SharedName:
+    """Return the row of a number that can fall linearly to 0, for which our parameters get the values of `schedule`."""
+
+    def convert(value: Any, values: Values) -> dict[str, object]:
+        try:
+            falls = isinstance(value, str) and value.startswith(FALLING)
+            return {ours: number(0.0, 1e9)(float(value[len(FALLING) :]) if falls else value), **(schedule if falls else {})}
+        except ValueError:
+            raise InvalidValue(f"a number from 0, or {FALLING} and a number that falls to 0") from None
+
+    return SharedName(default, f"{FALLING} and a number: from it to 0, by {', '.join(schedule)}", ours, convert)
+
+
+def times(factor: float, name: str, default: object, note: str) -> SharedName:
+    """Return the row of a number that we multiply by a factor; null stays null. The meaning of its name differs."""
+    read = number(0.0, 1e9)
+    return SharedName(default, note, "", lambda value, _: {name: None if value is None else factor * read(value)}, True)
+
+
+def _libraries(cls: type[Any] | None) -> Libraries:
+    found: Libraries = getattr(cls, "libraries", {})
+    return found

@@ -19,9 +19,11 @@ from rl4sys_zmq.bench.learning_cases import CASES
 from rl4sys_zmq.learner.algorithms import make_algorithm
 from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, encode_policy, write_policy
 from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from
+from rl4sys_zmq.weights import digest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/explanation/learning.md").read_text()
+SPACES = (ROOT / "docs/howto/spaces.md").read_text()
 PAIR = "ppo-pendulum"
 TRIPLE = re.compile(r"(\d+\.\d\d), (\d+\.\d\d) and (\d+\.\d\d)")
 
@@ -57,7 +59,8 @@ def test_one_policy_has_the_same_greedy_returns_on_both_sides(
         spaces = observation_space_from(env.observation_space), space_from(env.action_space)
     adapter: Any = make_algorithm(f"sb3:{algorithm}", *spaces, {}, 3)
     spec = adapter.spec()
-    snapshot = PolicySnapshot(1, 1, 0, *spec.flatten(adapter.snapshot()))
+    weights = spec.flatten(adapter.snapshot())
+    snapshot = PolicySnapshot(1, 1, digest(*weights), *weights)
     origin = PolicyOrigin(
         client_id="learning", algorithm_name=algorithm, updates=0, steps=0, saved_unix_s=0.0, episodes=0, mean_return=None
     )
@@ -164,3 +167,17 @@ def test_the_figures_of_the_text_are_those_of_the_table() -> None:
         assert set(triples) <= set(map(tuple, allowed.tolist())), names
         checked.add(names[0])
     assert len(checked) >= 4
+
+
+def test_other_pages_have_the_figures_of_the_table() -> None:
+    lines = learning.table(learning.read(learning.FILE)).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    ratio = r"\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]"
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for found in re.findall(rf"{ratio} / {ratio} / {ratio}", page.read_text()):
+            assert found in [row[-2] for row in cells], page
+    spaces = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \| ([\d.]+) \| ([\d.]+) \|$", SPACES, re.MULTILINE)
+    for name, steps, training, mean in spaces:
+        [row] = [row for row in cells if row[0] == name]
+        assert row[1] == steps and row[3].split(" [")[0].endswith(f" / {training}") and row[4] == mean
+    assert len(spaces) >= 3

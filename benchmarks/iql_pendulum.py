@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -112,13 +113,15 @@ def train(algorithm: str, values: dict[str, Any], segments: list[Segment], gradi
     pace = {"learning_starts": steps - UNITS, "gradient_steps": gradient_steps // UNITS, "train_frequency": 1}
     parameters = {**values, **pace, "rollout_length": 200, "publish_every_updates": 1, "seed": seed}
     client = ClientConfig(algorithm_name=algorithm, algorithm_parameters=parameters, engine="process")
-    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, clients={"offline": client}, torch_threads=1)
-    with Learner(config) as learner:
-        began = time.monotonic()
-        accepted = send_recorded(learner.address, "offline", OBSERVATIONS, ACTIONS, segments, timeout_s=LIMIT_S)
-        learner.wait(client_id="offline", version=UNITS, timeout_s=LIMIT_S)
-        seconds = time.monotonic() - began
-        returns = greedy_returns(ENV, learner.address, "offline", episodes=EPISODES, first_seed=FIRST_SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=run_dir, clients={"offline": client}, torch_threads=1)
+        with Learner(config) as learner:
+            began = time.monotonic()
+            accepted = send_recorded(learner.address, "offline", OBSERVATIONS, ACTIONS, segments, timeout_s=LIMIT_S)
+            learner.wait(client_id="offline", version=UNITS, timeout_s=LIMIT_S)
+            seconds = time.monotonic() - began
+        returns = greedy_returns(ENV, run_dir, "offline", episodes=EPISODES, first_seed=FIRST_SEED)
     found = {"greedy": round(float(np.mean(returns)), 1), "worst": round(min(returns), 1)}
     return {"accepted": accepted, "gradient_steps": gradient_steps, "seconds": round(seconds, 1), **found}
 

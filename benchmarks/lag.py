@@ -1,11 +1,13 @@
 """Steps until a task is solved, when the acting policy is a given number of versions old.
 
     python benchmarks/lag.py --cases impala impala-uncorrected --lags 0 8 --seeds 1 2 3 4 5 --json benchmarks/results/lag.json
+    python benchmarks/lag.py --cases ppo-lunarlander --lags 1 --seeds {10..19} --max-steps 3000000 --json lunarlander.json
 
-Each run is a training in one process with the algorithm's tested settings for CartPole-v1, or for Pendulum-v1 in the case of RPO.
-The acting policy is always exactly the given number of versions older than the newest one, and no data are dropped for their age.
-Solved: the mean return of the last 100 training episodes reaches 475 (Pendulum-v1: -250). A run ends there, or after the largest
-number of steps. With --json, a run that is already in the file is not repeated, so the script can be stopped and started again.
+Each run is a training in one process with the algorithm's tested settings for the task: CartPole-v1, but Pendulum-v1 in the
+case of RPO, and the task that a case names. The acting policy is always exactly the given number of versions older than the
+newest one, and no data are dropped for their age. Solved: the mean return of the last 100 training episodes reaches the target
+of the settings, as 475 for CartPole-v1. A run ends there, or after the largest number of steps. With --json, a run that is
+already in the file is not repeated, so the script can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "impala": ("IMPALA", {}),
     "impala-uncorrected": ("IMPALA", {"vtrace": False}),
     "ppo": ("PPO", {}),
+    "ppo-lunarlander": ("PPO", {}),
     "a2c": ("A2C", {}),
     "a3c": ("A3C", {}),
     "reinforce": ("REINFORCE", {}),
@@ -36,6 +39,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rpo": ("RPO", {}),
 }
 """The algorithm of each case, and the parameters that differ from its tested settings for the task."""
+TASKS = {"ppo-lunarlander": "LunarLander-v3", "rpo": "Pendulum-v1"}
+"""The task of a case, if it is not CartPole-v1."""
 
 
 def main() -> None:
@@ -57,7 +62,7 @@ def main() -> None:
                 key = {"case": case, "lag": lag, "seed": seed, "max_steps": options.max_steps}
                 if any(key.items() <= row.items() for row in rows):
                     continue
-                rows.append({**key, **run(case, lag, seed, options.max_steps)})
+                rows.append({**key, "commit": machine_record()["commit"], **run(case, lag, seed, options.max_steps)})
                 print(rows[-1], flush=True)
                 if options.json is not None:
                     record = {"command": " ".join(["python", *sys.argv]), **machine_record(), "rows": rows}
@@ -69,7 +74,7 @@ def run(case: str, lag: int, seed: int, max_steps: int) -> dict[str, Any]:
     """Does one training."""
     name, changed = CASES[case]
     presets = ALGORITHMS.get(name).presets
-    env_id = "CartPole-v1" if "CartPole-v1" in presets else "Pendulum-v1"
+    env_id = TASKS.get(case, "CartPole-v1")
     preset = presets[env_id]
     found = train_with_lag(
         LagRun(
@@ -82,13 +87,13 @@ def run(case: str, lag: int, seed: int, max_steps: int) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Prints a line for each case and lag: the number of solved runs, and the median steps, infinite for an unsolved run."""
-    print(f"{'case':<20} {'lag':>3}  {'solved':>7}  {'median steps':>12}  {'lowest best return':>18}")
+    """Prints a line for each case and lag: solved runs, and the median and the most steps, infinite for an unsolved run."""
+    print(f"{'case':<20} {'lag':>3}  {'solved':>7}  {'median steps':>12}  {'most steps':>10}  {'lowest best return':>18}")
     for case, lag in dict.fromkeys((row["case"], row["lag"]) for row in rows):
         of = [row for row in rows if (row["case"], row["lag"]) == (case, lag)]
         steps = [row["solved_steps"] or float("inf") for row in of]
         solved, median, lowest = sum(map(math.isfinite, steps)), statistics.median(steps), min(row["best"] for row in of)
-        print(f"{case:<20} {lag:>3}  {solved:>2} of {len(of):<2}  {median:>12,.0f}  {lowest:>18.1f}")
+        print(f"{case:<20} {lag:>3}  {solved:>2} of {len(of):<2}  {median:>12,.0f}  {max(steps):>10,.0f}  {lowest:>18.1f}")
 
 
 if __name__ == "__main__":

@@ -4,16 +4,20 @@
     python benchmarks/learning.py --cases dqn-cartpole sac-pendulum --seeds 1 2 3 4 5
     python benchmarks/learning.py --cases all --seeds 1 2 3 4 5    # a day on two cores; stop it and go on at any time
     python benchmarks/learning.py --cases all --seeds 4 5 &        # a second run with other seeds or cases shares the file
+    python benchmarks/learning.py --cases ppo-pendulum --since v1  # again what was trained before that commit
     python benchmarks/learning.py --chance dqn-cartpole            # how many seeds a comparison needs
+    python benchmarks/learning.py --coverage                       # how much the intervals promise, by seeds
 
 A training of ours is a learner and one actor process over tcp; `rl4sys_zmq.bench.learning_cases` has the values. The score at a
 mark (a half, three quarters and all of the steps) is the mean return of the training episodes that ended in the last tenth of the
-steps before it. *Greedy* is the mean return of 20 greedy episodes after the training. Over the seeds the table has interquartile
-means with a 90 % interval from a bootstrap over the seeds, and (ours - random) / (theirs - random). The file has one row for each
-case, seed and side; a row in it is not repeated.
+steps before it. *Greedy* is the mean return of 50 greedy episodes after the training, with the same seeds on both sides. Over the
+seeds the table has interquartile means with a 90 % interval from a bootstrap over the seeds, and (ours - random) /
+(theirs - random). The file has one row for each case, seed and side, with the commit that trained it. A row in the file is not
+repeated. With ``--since``, rows of commits that do not contain that commit are trained again, and replaced one by one.
 
 ``--chance`` draws both sides from the scores of both, so that they are equal, and counts how often such a pair passes: a ratio
-of at least 0.9 with the lower end of its interval at 0.75 or above, at all three marks.
+of at least 0.9 with the lower end of its interval at 0.75 or above, at all three marks. ``--coverage`` draws seeds from known
+distributions, and counts how often the interval has the true value. ``--page`` writes the table into the page.
 """
 
 from __future__ import annotations
@@ -47,9 +51,13 @@ from rl4sys_zmq.ops.episodes import MASK_KEY
 
 CLIENT = "learning"
 FILE = Path(__file__).parent / "results" / "learning.json"
-EPISODES = 20
+EPISODES = 50
 FIRST_SEED = 1000
 """The seed of the first greedy episode."""
+OTHER_EPISODES = r"\*"
+"""The mark of a greedy return whose episodes are not those of the other side."""
+FEWEST, FEW = 3, " (intervals of about 60 and 74 %)"
+"""A number of seeds, and what the table says beside it (`coverage`)."""
 RANDOM_EPISODES = 100
 RESAMPLES = 10_000
 LIMIT_S = 900.0
@@ -59,6 +67,10 @@ LEAST_RATIO, LEAST_END = 0.9, 0.75
 """The measure: the ratio, and the lower end of its interval."""
 PAIRS = 200
 COUNTS = (5, 10, 20, 30, 50)
+PAGE = Path(__file__).parents[1] / "docs/explanation/learning.md"
+START, END = "<!-- table -->\n", "<!-- end -->"
+COVERED_COUNTS = (3, 5, 10, 14, 33)
+COVERED_DRAWS, COVERED_RESAMPLES = 1000, 500
 
 
 def main() -> None:
@@ -69,32 +81,55 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--sides", nargs="+", choices=["ours", "sb3"], default=["ours", "sb3"])
+    parser.add_argument("--since", metavar="COMMIT", help="train again what was trained by a commit without this one")
     parser.add_argument("--chance", choices=list(CASES), metavar="CASE", help="the chance of two equal sides to pass, by seeds")
+    parser.add_argument("--coverage", action="store_true", help="how often the intervals contain the true value, by seeds")
+    parser.add_argument("--page", action="store_true", help=f"write the table into docs/explanation/{PAGE.name}")
     parser.add_argument("--json", type=Path, default=FILE, help="the file with the rows")
     options = parser.parse_args()
     if options.chance is not None:
         print(chance(read(options.json), options.chance))
         return
+    if options.coverage:
+        print(coverage())
+        return
     names = list(CASES) if "all" in options.cases else options.cases
     for seed in options.seeds:
         for name in names:
             for side in options.sides:
-                rows = read(options.json)["rows"]
-                if any((row["case"], row["seed"], row["side"]) == (name, seed, side) for row in rows):
+                key = {"case": name, "seed": seed, "side": side}
+                known = [row for row in read(options.json)["rows"] if key.items() <= row.items()]
+                if known and (options.since is None or contains(known[0].get("commit"), options.since)):
                     continue
+                commit = machine_record()["commit"]
                 found = ours(CASES[name], seed) if side == "ours" else theirs(CASES[name], seed)
                 if found is None:
                     continue
-                row = {"case": name, "seed": seed, "side": side, **found}
+                row = {**key, **found, "commit": commit}
                 print(json.dumps(row), flush=True)
                 with changed(options.json) as record:
-                    record["rows"].append(row)
+                    record["rows"] = [*(other for other in record["rows"] if not key.items() <= other.items()), row]
     record = read(options.json)
     for env in {CASES[row["case"]].env for row in record["rows"]} - set(record["random"]):
         record["random"][env] = random_return(env)
         with changed(options.json) as kept:
             kept["random"][env] = record["random"][env]
     print(table(record))
+    if options.page:
+        before, _, rest = PAGE.read_text().partition(START)
+        _, _, after = rest.partition(END)
+        PAGE.write_text(f"{before}{START}{table(record)}\n{END}{after}")
+
+
+def contains(commit: str | None, other: str) -> bool:
+    """True if `other` is `commit` or one of its ancestors. A row without a commit is older than all."""
+    if commit in (None, "unknown"):
+        return False
+    command = ["git", "-C", str(FILE.parent), "merge-base", "--is-ancestor", other, str(commit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"--since {other}: {done.stderr.strip()}")
+    return done.returncode == 0
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -128,7 +163,7 @@ def ours(case: Case, seed: int) -> dict[str, Any]:
         run_dir = Path(folder) / "run"
         config = LearnerConfig(
             bind="tcp://127.0.0.1:0", run_dir=run_dir, clients={CLIENT: client}, seed=seed, torch_threads=1,
-            checkpoint_every_s=3600.0, engine=case.engine,
+            checkpoint_every_s=3600.0, engine=case.engine, shutdown_timeout_s=60.0,
         )  # fmt: skip
         with Learner(config) as learner:
             began = time.monotonic()
@@ -147,11 +182,10 @@ def ours(case: Case, seed: int) -> dict[str, Any]:
                 actor.terminate()
                 actor.wait(10)
             seconds = time.monotonic() - began
-            found = greedy_returns(case.env, learner.address, CLIENT, episodes=EPISODES, first_seed=FIRST_SEED)
-            greedy = round(float(np.mean(found)), 1)
+        greedy = greedy_returns(case.env, run_dir, CLIENT, episodes=EPISODES, first_seed=FIRST_SEED)
         (curve,) = read_curves(run_dir)
     episodes = [(int(at), float(total)) for at, total in zip(curve.steps, curve.returns, strict=True)]
-    return {"training": scores(episodes, case.steps), "greedy": greedy, "seconds": round(seconds, 1)}
+    return {"training": scores(episodes, case.steps), **greedy_figures(greedy), "seconds": round(seconds, 1)}
 
 
 def theirs(case: Case, seed: int) -> dict[str, Any] | None:
@@ -159,13 +193,19 @@ def theirs(case: Case, seed: int) -> dict[str, Any] | None:
     if case.peer is None:
         return None
     values = json.dumps(case.peer_values)
-    arguments = ("--algorithm", case.peer, "--env", case.env, "--seed", seed, "--steps", case.steps, "--values", values)
+    arguments: list[object] = ["--algorithm", case.peer, "--env", case.env, "--seed", seed, "--steps", case.steps]
+    arguments += ["--values", values, "--episodes", EPISODES, "--first-seed", FIRST_SEED]
     try:
         found = run_peer("sb3", *arguments, limit_s=PEER_LIMIT_S)
     except PeerMissing as exc:
         print(f"without the peer: {exc}", flush=True)
         return None
-    return {"training": scores(found["episodes"], case.steps), "greedy": found["greedy"], "seconds": found["seconds"]}
+    return {"training": scores(found["episodes"], case.steps), **greedy_figures(found["greedy"]), "seconds": found["seconds"]}
+
+
+def greedy_figures(returns: list[float]) -> dict[str, Any]:
+    """The mean of the greedy returns, and their number."""
+    return {"greedy": round(float(np.mean(returns)), 1), "greedy_episodes": len(returns)}
 
 
 def scores(episodes: list[tuple[int, float]], steps: int) -> list[float]:
@@ -211,26 +251,32 @@ def table(record: dict[str, Any]) -> str:
         sides = {side: [row for row in record["rows"] if (row["case"], row["side"]) == (name, side)] for side in ("ours", "sb3")}
         if not sides["ours"]:
             continue
-        cells = [name + (", equal values" if case.fair else ""), f"{case.steps:,}", str(len(sides["ours"]))]
+        count = len(sides["ours"])
+        cells = [name + (", equal values" if case.fair else ""), f"{case.steps:,}", f"{count}{FEW if count == FEWEST else ''}"]
         for side in ("ours", "sb3"):
-            cells += side_cells(sides[side])
+            cells += side_cells(sides[side], compared=bool(sides["sb3"]))
         cells += [ratios(sides["ours"], sides["sb3"], record["random"][case.env]) if sides["sb3"] else "", case.reference]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def side_cells(rows: list[dict[str, Any]]) -> list[str]:
-    """The scores with the interval of the last, the greedy return, and the median of the time."""
+def side_cells(rows: list[dict[str, Any]], *, compared: bool) -> list[str]:
+    """The scores with the interval of the last, the greedy return, and the median of the time.
+
+    If the sides are compared, a greedy return of 20 episodes, whose seeds differ between the sides, has a mark. If rows have the
+    episodes with equal seeds, only these rows count.
+    """
     if not rows:
         return ["", "", ""]
     training = np.array([row["training"] for row in rows], dtype=np.float64).T
     middle = interquartile_mean(training)
     low, high = interval(interquartile_mean(training[-1][draws(len(rows))]))
     scored = " / ".join(map(figure, middle)) + f" [{figure(low)}, {figure(high)}]"
-    greedy = np.array([row["greedy"] for row in rows if "greedy" in row], dtype=np.float64)
+    equal = [row["greedy"] for row in rows if row.get("greedy_episodes") == EPISODES]
+    greedy = np.array(equal or [row["greedy"] for row in rows if "greedy" in row], dtype=np.float64)
     seconds = [row["seconds"] for row in rows if "seconds" in row]
-    cells = [figure(float(interquartile_mean(greedy))) if len(greedy) else "", f"{np.median(seconds):.0f}" if seconds else ""]
-    return [scored, *cells]
+    mean = figure(float(interquartile_mean(greedy))) + (OTHER_EPISODES if compared and not equal else "") if len(greedy) else ""
+    return [scored, mean, f"{np.median(seconds):.0f}" if seconds else ""]
 
 
 def figure(value: float) -> str:
@@ -273,6 +319,30 @@ def chance(record: dict[str, Any], name: str) -> str:
         passed = ((ratio >= LEAST_RATIO) & (np.array(ends) >= LEAST_END)).all(axis=1)
         low, high = interval(ratio[:, -1])
         lines.append(f"| {count} | {low:.2f} to {high:.2f} | {passed.mean():.0%} |")
+    return "\n".join(lines)
+
+
+def coverage() -> str:
+    """The share of the intervals of 90 % that contain the true value, for seeds drawn from known distributions."""
+    rng = np.random.default_rng(0)
+
+    def two_groups(*size: int) -> NDArray[np.float64]:
+        """Seeds of which a quarter has learned little."""
+        return rng.normal(1.0, 0.05, size) - 0.4 * (rng.random(size) < 0.25)
+
+    lines = ["| seeds on each side | distribution | interval of the score | of the ratio |", "|---|---|---|---|"]
+    for name, draw in (("normal", lambda *size: rng.normal(1.0, 0.1, size)), ("two groups", two_groups)):
+        truth = float(interquartile_mean(draw(1_000_000)))
+        for count in COVERED_COUNTS:
+            hits = np.zeros(2)
+            for _ in range(COVERED_DRAWS):
+                picks = rng.integers(count, size=(2, COVERED_RESAMPLES, count))
+                mine, other = (interquartile_mean(draw(count)[pick]) for pick in picks)
+                for place, (values, true) in enumerate(((mine, truth), (mine / other, 1.0))):
+                    low, high = interval(values)
+                    hits[place] += low <= true <= high
+            score, ratio = hits / COVERED_DRAWS
+            lines.append(f"| {count} | {name} | {score:.0%} | {ratio:.0%} |")
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ Run it in the folder ``examples``::
     python -m job_scheduling.check_golden lublin_256.swf lublin_256_golden.json
 
 The second file has the mean bounded slowdown of some heuristics on windows of the trace, one after another from its beginning.
+With ``--backfilling``, two rules of RLScheduler's simulator are not those of this one (docs/howto/job_scheduling.md).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare mean bounded slowdowns with those of another simulator.")
     parser.add_argument("trace", type=Path, help="the trace, in the Standard Workload Format")
     parser.add_argument("golden", type=Path, help='JSON with "mean_bounded_slowdown": a list of {heuristic: figure}')
+    parser.add_argument("--backfilling", action="store_true", help="other jobs start while the chosen one cannot")
     args = parser.parse_args()
     try:
         trace = read_swf(args.trace)
@@ -34,7 +36,12 @@ def main() -> int:
         differences = 0
         for index, figures in enumerate(expected):
             jobs = trace.window(index, WINDOW)
-            found = {name: schedule(jobs, trace.processors, HEURISTICS[name]).objective("bounded_slowdown") for name in figures}
+            found = {
+                name: schedule(jobs, trace.processors, HEURISTICS[name], backfilling=args.backfilling).objective(
+                    "bounded_slowdown"
+                )
+                for name in figures
+            }
             differs = [name for name, figure in figures.items() if round(found[name], DECIMALS) != figure]
             differences += len(differs)
             print(

@@ -108,8 +108,11 @@ class Simulator:
 
     The scheduler chooses one of the waiting jobs, with `start`. If the cluster has too few free processors for this job, no other
     job is chosen until it has started. With backfilling, waiting jobs may start meanwhile, in the order of their submission, if
-    by their requested times they end before the chosen job can start. This is the first of the two conditions of EASY (Mualem &
-    Feitelson 2001), and the only one in RLScheduler's simulator.
+    by their requested times they end when the chosen job can start, or before. This is the first of the two conditions of EASY
+    (Mualem & Feitelson 2001). All jobs that end or arrive at the same time do so before a job is started.
+
+    RLScheduler's simulator has only this condition too, but a job must end before the chosen one can start, and what happens at
+    the same time happens one after another, with backfilling in between.
 
     A decision is due while jobs wait. If no job waits, time moves to the next submission.
 

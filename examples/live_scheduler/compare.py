@@ -45,7 +45,7 @@ class Result:
 
     Attributes:
         name: The name of the scheduler.
-        slowdowns: The bounded slowdown of each job.
+        slowdowns: The bounded slowdown of each job, with the run time for which it sleeps.
         decisions: The number of decisions with at least two waiting jobs.
         decision_us: The median (``p50``) and the 99th percentile (``p99``) of their times, in microseconds.
         state: The scheduler's own figures at the end.
@@ -112,14 +112,15 @@ def run(
     with machine.daemon(scheduler, learner) as client:
         if client.ask("status")["scheduler"].get("version") == -1:
             raise RL4SysError("the learner has no policy for the daemon; train one in this run directory")
-        play(client, jobs, machine.speed, on_submitted=on_submitted)
+        names = play(client, jobs, machine.speed, on_submitted=on_submitted)
         client.ask("wait")
         ended = [Job(command=(), **each) for each in client.ask("jobs")["jobs"]]
         status = client.ask("status")
     failed = [job.id for job in ended if job.exit_code != 0]
     if failed or len(ended) != len(jobs):
         raise RL4SysError(f"{len(ended)} of {len(jobs)} jobs have ended, and {len(failed)} of them failed: {failed[:5]}")
-    slowdowns = [bounded_slowdown(job) for job in ended]
+    run_s = dict(zip(names, jobs.run_s.tolist(), strict=True))
+    slowdowns = [bounded_slowdown(job, run_s[job.id]) for job in ended]
     return Result(scheduler, slowdowns, status["decisions"], status["decision_us"], status["scheduler"])
 
 

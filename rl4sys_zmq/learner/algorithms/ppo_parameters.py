@@ -320,8 +320,9 @@ CartPole-v1 to 475      63.5 k to 73.2 k       475.3 (all ten end at 500)       
 LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)   6.2 to 16.2
 ======================  =====================  ==================================  =======================
 
-The lowest score always occurred when the target was reached, or at the next update. No run fell below its target later. After
-`total_steps`, each annealed parameter stays at 5 % of its initial value, so that training continues.
+The lowest score always occurred when the target was reached, or at the next update. No run fell below its target later. Other
+seeds of LunarLander-v3 can take longer (docs/howto/tuning.md). After `total_steps`, each annealed parameter stays at 5 % of its
+initial value, so that training continues.
 """
 
 ENTRY = AlgorithmEntry(

@@ -79,10 +79,11 @@ def test_a_workload_that_cannot_be_is_an_error(bad: tuple[int, int, int, float |
         lublin.generate(*bad)
 
 
+@pytest.mark.parametrize("backfilling", [False, True])
 def test_figures_of_another_simulator_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    backfilling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = lublin.generate(2 * check_golden.WINDOW, 64, 1)
+    trace, rules = lublin.generate(2 * check_golden.WINDOW, 64, 1), {"backfilling": backfilling}
     jobs = trace.jobs
     lines = [
         f"{row} {jobs.submit_s[row]:.0f} -1 {jobs.run_s[row]:.0f} {jobs.processors[row]}" + " -1" * 13 for row in range(len(jobs))
@@ -90,12 +91,13 @@ def test_figures_of_another_simulator_are_compared(
     (tmp_path / "a.swf").write_text("\n".join(["; MaxProcs: 64", *lines]))
     figures = [
         {
-            name: round(schedule(trace.window(index, 1024), 64, HEURISTICS[name]).objective("bounded_slowdown"), 4)
+            name: round(schedule(trace.window(index, 1024), 64, HEURISTICS[name], **rules).objective("bounded_slowdown"), 4)
             for name in ("SJF", "F2")
         }
         for index in range(2)
     ]
-    monkeypatch.setattr(sys, "argv", ["check_golden", str(tmp_path / "a.swf"), str(tmp_path / "figures.json")])
+    words = ["check_golden", str(tmp_path / "a.swf"), str(tmp_path / "figures.json"), *["--backfilling"] * backfilling]
+    monkeypatch.setattr(sys, "argv", words)
     (tmp_path / "figures.json").write_text(json.dumps({"mean_bounded_slowdown": figures}))
     assert check_golden.main() == 0
     figures[1]["F2"] += 0.0002

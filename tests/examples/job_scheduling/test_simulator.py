@@ -45,6 +45,20 @@ def test_backfilling_trusts_the_requested_times() -> None:
     assert schedule(jobs, 4, HEURISTICS["FCFS"], backfilling=True).start_s.tolist() == [0, 9, 14]
 
 
+def test_a_job_is_backfilled_that_ends_when_the_chosen_one_can_start() -> None:
+    """Job 0 ends at 10 s. Job 1 waits for it; job 2 requests the 10 s until then, job 3 one second more."""
+    columns = np.zeros(4), np.array([10.0, 5.0, 10.0, 11.0]), np.array([10.0, 5.0, 10.0, 11.0]), np.array([2, 4, 1, 1])
+    assert schedule(Jobs(*columns), 4, HEURISTICS["FCFS"], backfilling=True).start_s.tolist() == [0, 10, 0, 15]
+
+
+def test_jobs_that_end_together_free_their_processors_together() -> None:
+    """Jobs 0 and 1 end at 5 s. Then job 4, which needs both of their processors, starts before job 5, which needs one."""
+    run = np.array([5.0, 5.0, 20.0, 1.0, 9.0, 9.0])
+    columns = np.zeros(6), run, run, np.array([1, 1, 2, 4, 2, 1])
+    done = schedule(Jobs(*columns), 4, HEURISTICS["FCFS"], backfilling=True)
+    assert done.start_s.tolist() == [0, 0, 0, 20, 5, 21]
+
+
 def test_the_chosen_job_is_next_even_if_others_fit() -> None:
     simulator = Simulator(make_jobs((0, 10, 3), (0, 5, 2), (0, 5, 1)), 4)
     simulator.start(0)

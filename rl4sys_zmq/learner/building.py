@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import check_magnitudes, check_planned_size, check_policy_size
-from rl4sys_zmq.learner.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    FolderAlgorithm,
-    MemoryAlgorithm,
-    WarmStartAlgorithm,
-)
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, FolderAlgorithm, MemoryAlgorithm, WarmStartAlgorithm
 from rl4sys_zmq.learner.algorithms.entry import default_pacing_lag, readings
 from rl4sys_zmq.learner.algorithms.like.table import ambiguous_names
 from rl4sys_zmq.logs import get_logger

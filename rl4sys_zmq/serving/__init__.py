@@ -91,10 +91,7 @@ __all__ = [
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "action": (
-            "ActionClient",
-            "ActionServer",
-        ),
+        "action": ("ActionClient", "ActionServer"),
         "action_config": ("ActionConfig",),
         "data": (
             "DataShape",
@@ -111,26 +108,12 @@ __getattr__ = lazy_getattr(
             "make_default_trajectory_buffer",
         ),
         "environments": ("GymEnvServer",),
-        "gym_wrappers": (
-            "GymEnvClient",
-            "GymEnvClientWrapper",
-            "GymEnvServerWrapper",
-        ),
-        "image_coding": (
-            "jpeg_to_mat",
-            "mat_to_jpeg",
-        ),
-        "inference": (
-            "BatchLimits",
-            "InferenceClient",
-            "InferenceServer",
-        ),
+        "gym_wrappers": ("GymEnvClient", "GymEnvClientWrapper", "GymEnvServerWrapper"),
+        "image_coding": ("jpeg_to_mat", "mat_to_jpeg"),
+        "inference": ("BatchLimits", "InferenceClient", "InferenceServer"),
         "remote_env": ("RemoteEnv",),
         "remote_vector": ("RemoteVectorEnv",),
-        "stacking": (
-            "stack",
-            "unstack",
-        ),
+        "stacking": ("stack", "unstack"),
         "trainer_client": ("TrainerClient",),
         "trainer_config": ("TrainerConfig",),
         "trainer_local": ("TrainerSMInterface",),

@@ -74,15 +74,7 @@ A2C_ENTRY = AlgorithmEntry(
     parameters=A2CParameters,
     plan=policy_planner("A2C", A2CParameters),
     staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are not clipped"),
-    presets={
-        "CartPole-v1": TaskPreset(
-            parameters=CARTPOLE,
-            num_envs=4,
-            actors=2,
-            pacing_lag=0,
-            target_return=475.0,
-        ),
-    },
+    presets={"CartPole-v1": TaskPreset(parameters=CARTPOLE, num_envs=4, actors=2, pacing_lag=0, target_return=475.0)},
     extra="learner",
     spaces="any observations; any actions",
     reference="Huang et al. 2022, A2C is a special case of PPO",
@@ -97,15 +89,7 @@ A3C_ENTRY = AlgorithmEntry(
     parameters=A3CParameters,
     plan=policy_planner("A3C", A3CParameters),
     staleness=Staleness(max_policy_lag=None, correction="probability ratios, which are not clipped", pacing_lag=8),
-    presets={
-        "CartPole-v1": TaskPreset(
-            parameters=CARTPOLE,
-            num_envs=4,
-            actors=2,
-            pacing_lag=8,
-            target_return=475.0,
-        ),
-    },
+    presets={"CartPole-v1": TaskPreset(parameters=CARTPOLE, num_envs=4, actors=2, pacing_lag=8, target_return=475.0)},
     extra="learner",
     spaces="any observations; any actions",
     reference="Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",

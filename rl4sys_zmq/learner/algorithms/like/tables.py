@@ -170,9 +170,7 @@ PPO: Libraries = {
         frozenset({"train_pi_iters", "train_v_iters", "traj_per_epoch", "pi_lr", "lam"}),
     ),
 }  # fmt: skip
-RPO: Libraries = {
-    "cleanrl": _cleanrl_ppo("rpo_continuous_action.py", alone="of all", total_timesteps=8_000_000, rpo_alpha=0.5),
-}
+RPO: Libraries = {"cleanrl": _cleanrl_ppo("rpo_continuous_action.py", alone="of all", total_timesteps=8_000_000, rpo_alpha=0.5)}
 A2C: Libraries = {"sb3": Library("Stable-Baselines3, A2C", _SB3_A2C, _SB3_RULES, _SB3_ABSENT, _BATCHES)}
 DQN: Libraries = {
     "sb3": _sb3_replay(

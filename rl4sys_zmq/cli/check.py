@@ -261,9 +261,8 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
             yield f"  like: {key} ({library.title})"
             for theirs, row in ((theirs, library.row(theirs)) for theirs in library.names):
                 default = "" if row.default is ... else f" = {_text(row.default)}"
-                yield f"      {theirs}{default} -> {our_name(entry.parameters, library, theirs)}" + f": {row.note}" * bool(
-                    row.note
-                )
+                note = f": {row.note}" if row.note else ""
+                yield f"      {theirs}{default} -> {our_name(entry.parameters, library, theirs)}{note}"
             yield f"      besides: {', '.join(f'{ours} = {_text(value)}' for ours, value in library.rules.items())}"
             yield f"      different: {library.differences}"
     if entry.presets:

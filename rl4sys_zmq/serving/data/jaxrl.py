@@ -143,11 +143,7 @@ class MemoryEfficientReplayBufferDataStore(_SerlBuffer):
         )
 
     def sample(
-        self,
-        batch_size: int,
-        keys: Iterable[str] | None = None,
-        indx: object | None = None,
-        pack_obs_and_next_obs: bool = False,
+        self, batch_size: int, keys: Iterable[str] | None = None, indx: object | None = None, pack_obs_and_next_obs: bool = False
     ) -> dict[str, Any]:
         """Draw a batch of transitions; see `ReplayBuffer.sample`.
 
@@ -214,11 +210,7 @@ class TrajectoryBufferDataStore(TrajectoryBuffer):
 
 
 def make_default_trajectory_buffer(
-    observation_space: object,
-    action_space: object,
-    capacity: int,
-    device: object | None = None,
-    rlds_logger: None = None,
+    observation_space: object, action_space: object, capacity: int, device: object | None = None, rlds_logger: None = None
 ) -> TrajectoryBufferDataStore:
     """Create a trajectory buffer for transitions, from which ``sample("training", batch_size)`` draws single transitions.
 

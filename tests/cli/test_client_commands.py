@@ -350,7 +350,7 @@ def test_what_cannot_change_is_named(stack: ExitStack, tmp_path: Path) -> None:
     play(learning(stack, learner), 8)
     address = learner.address
     fixed = refused(address, "lab", "set", "hidden_sizes=[8]", "learning_rate=0.1", "seed=3")
-    assert "hidden_sizes, seed: cannot change in a running client of PPO; parameters that can: anneal_clip," in fixed
+    assert "hidden_sizes, seed: cannot change in a running client of PPO; parameters that can: anneal_ahead," in fixed
     assert "learning_rate: expected a number from 0 to 10, not 'fast'" in refused(address, "lab", "set", "learning_rate=fast")
     assert "did you mean 'learning_rate'?" in refused(address, "lab", "set", "learning_rat=1")
     assert "anneal_lr: a schedule needs a length; set total_steps" in refused(address, "lab", "set", "anneal_lr=true")

@@ -239,6 +239,8 @@ def children(pid: int) -> list[int]:
 def test_a_cluster_that_cannot_be_reached_is_named(
     options: Options, address: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # so that the clusters of other tests are not found on this machine
+    # For "auto", Ray looks in this folder and at all processes. The clusters of other tests must not be found.
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
     with pytest.raises(TransportError, match=re.escape(reason)), Learner(LearnerConfig(**options(ray_address=address))):
         pytest.fail("it has started")

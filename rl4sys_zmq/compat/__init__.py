@@ -11,16 +11,5 @@ from rl4sys_zmq.compat.profilers import CPUProfiler, MemoryProfiler
 from rl4sys_zmq.compat.rates import StepPerSecLogger, compute_field_statistics
 from rl4sys_zmq.compat.structured_logs import LogLevel, RL4SysLogConfig, StructuredLogger, setup_rl4sys_logging
 
-__all__ = [
-    "CPUProfiler",
-    "LogLevel",
-    "MemoryProfiler",
-    "RL4SysAction",
-    "RL4SysAgent",
-    "RL4SysLogConfig",
-    "RL4SysTrajectory",
-    "StepPerSecLogger",
-    "StructuredLogger",
-    "compute_field_statistics",
-    "setup_rl4sys_logging",
-]
+__all__ = ["CPUProfiler", "LogLevel", "MemoryProfiler", "RL4SysAction", "RL4SysAgent", "RL4SysLogConfig", "RL4SysTrajectory"]
+__all__ += ["StepPerSecLogger", "StructuredLogger", "compute_field_statistics", "setup_rl4sys_logging"]

@@ -133,7 +133,9 @@ class ClientSettings:
             ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
         """
         kind = self.kind
-        new = replace(self, changed={**self.changed, **read_change(kind, values, self.in_force)})
+        new = replace(
+            self, changed=merged(kind, self.changed, read_change(kind, values, self.in_force), like=self.in_force.get(LIKE))
+        )
         before, after = (effective_parameters(kind, settings.in_force) for settings in (self, new))
         return new, changes_between(before, after)
 

@@ -13,7 +13,7 @@ from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import AlgorithmEntry
 from rl4sys_zmq.learner.algorithms.entry import READ_ELSEWHERE
-from rl4sys_zmq.learner.algorithms.like.table import LIKE
+from rl4sys_zmq.learner.algorithms.like.table import LIKE, libraries_of, our_name
 
 __all__ = [
     "LEARNING_KEYS",
@@ -41,18 +41,24 @@ def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in parameters.items() if key not in (*LEARNING_KEYS, "seed")}
 
 
-def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge an algorithm's parameters from several sources. A later source overrides an earlier one, also if it uses a synonym.
+def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None) -> dict[str, Any]:
+    """Merge an algorithm's parameters from several sources. A later source overrides an earlier one, also by another name.
 
     Args:
-        kind: The algorithm, which defines the synonyms.
+        kind: The algorithm, which defines the synonyms and the names of other libraries.
         *layers: The sources: parameters by name or synonym. ``like`` in one of them holds for all.
+        like: The value of ``like`` if no source has it.
     """
-    like = next((layer[LIKE] for layer in reversed(layers) if LIKE in layer), None)
+    library = libraries_of(kind.parameters).get(str(next((layer[LIKE] for layer in reversed(layers) if LIKE in layer), like)))
+
+    def name(key: str) -> str:
+        other = library is not None and kind.parameters is not None and key in library.names
+        return our_name(kind.parameters, library, key) if other else kind.name_of(key)  # type: ignore[arg-type]
+
     found: dict[str, Any] = {}
     for layer in layers:
-        names = by_name(kind, layer, like)
-        found = {**{key: value for key, value in found.items() if not by_name(kind, {key: value}, like).keys() & names}, **layer}
+        names = {name(key) for key in layer}
+        found = {**{key: value for key, value in found.items() if name(key) not in names}, **layer}
     return found
 
 

@@ -102,7 +102,7 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     settings = replace(
         settings,
         algorithm_type=entry.type or known["algorithm_type"],
-        changed={**known.get("changed", {}), **edited},
+        changed=merged(kind, known.get("changed", {}), edited, like=like),
         file_parameters={**earlier, **of_file},
     )
     try:

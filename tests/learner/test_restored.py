@@ -129,6 +129,11 @@ def test_a_client_that_is_like_a_library_continues_with_its_values() -> None:
     assert kept.settings.in_force["vf_coef"] == 0.5 and kept.kept == {"vf_coef": [0.5, 0.25]}
     edited = resumed(changed, clients={"lab": ClientConfig(algorithm_parameters={**given, "vf_coef": 1.0})})
     assert edited.changes == {"vf_coef": [1.0, 2.0]}
+    last, changes = changed.change({"clip_coef": 0.3, "update_epochs": 8})  # our names replace those of the library
+    assert changes == {"clip_coef": [0.1, 0.3], "update_epochs": [4, 8]}
+    again = resumed(last, clients=entries)
+    assert (again.settings.in_force["clip_coef"], again.changes) == (0.3, {})
+    assert last.change({"clip_range": "lin_0.2", "total_timesteps": 9})[1]["clip_coef"] == [0.3, 0.2]
 
 
 def test_an_actor_with_another_value_of_a_library_is_refused() -> None:

@@ -172,7 +172,7 @@ class ActorCriticParameters:
         """
         if anneals and self.total_steps is None:
             key = f"algorithm_parameters.{name}"
-            raise ConfigError(f"{key}: a schedule needs a length; set total_steps", key=key)
+            raise ConfigError(f"{key}: a schedule needs a length; set total_steps (total_timesteps), also for lin_", key=key)
 
     @property
     def betas(self) -> tuple[float, float]:

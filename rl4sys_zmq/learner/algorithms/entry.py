@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import PACING_LAG, Algorithm
-from rl4sys_zmq.learner.algorithms.like.table import translated
+from rl4sys_zmq.learner.algorithms.like.table import libraries_of, translated
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import PolicySpec, Space
@@ -80,6 +80,8 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
         )
     given = translated(cls, given, elsewhere, algorithm)
     problem, hint = f"{algorithm} has no such parameter", "`rl4sys-learner algorithms` lists them"
+    if tables := libraries_of(cls):
+        hint += f"; a name of another library needs like: {' or '.join(tables)}"
     values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", problem=problem, hint=hint)
     with _as_config_error(f"{algorithm} refuses its parameters", "algorithm_parameters"):
         return cls(**{key: value for key, value in values.items() if key not in elsewhere})

@@ -9,7 +9,8 @@ from typing import Any
 from rl4sys_zmq.config.options import InvalidValue, check_value, closest, number, unknown_key
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["LIKE", "Libraries", "Library", "SharedName", "ambiguous_names", "falling", "our_name", "times", "translated"]
+__all__ = ["LIKE", "Libraries", "Library", "SharedName", "ambiguous_names", "falling"]
+__all__ += ["libraries_of", "our_name", "times", "translated"]
 
 LIKE = "like"
 """The parameter that names a library."""
@@ -93,7 +94,7 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
         ConfigError: If there is no table of this library, a name is unknown, has no counterpart or contradicts one of ours, or a
             value is invalid.
     """
-    libraries, like, rest = _libraries(cls), given.get(LIKE), {key: value for key, value in given.items() if key != LIKE}
+    libraries, like, rest = libraries_of(cls), given.get(LIKE), {key: value for key, value in given.items() if key != LIKE}
     if like is None or (like == OURS and libraries):
         return rest
     if not isinstance(like, str) or like not in libraries:
@@ -106,9 +107,8 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
     ours = {key: value for key, value in rest.items() if key not in library.names}
     for key in ours:
         if key in library.absent:
-            raise ConfigError(
-                f"{SECTION}.{key}: no counterpart of {library.title}: {library.absent[key]}", key=f"{SECTION}.{key}"
-            )
+            problem = f"it has no counterpart here ({library.title}): {library.absent[key]}"
+            raise ConfigError(f"{SECTION}.{key}: {problem}", key=f"{SECTION}.{key}")
         if key not in own:
             problem, hint = f"{library.title} has no such parameter", "`rl4sys-learner algorithms` lists them"
             raise unknown_key(key, [*library.names, *own], SECTION, problem=problem, hint=hint)
@@ -134,7 +134,7 @@ def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) 
     If it is given, return a line if the library's defaults are for other actions. `numbers` is True if the actions have a Box,
     False if they do not, None if they are not known.
     """
-    libraries, like = _libraries(cls), given.get(LIKE)
+    libraries, like = libraries_of(cls), given.get(LIKE)
     if isinstance(like, str) and like in libraries:
         other = None not in (numbers, libraries[like].numbers) and numbers is not libraries[like].numbers
         better = [f"like: {key}" for key, of in libraries.items() if of.numbers is numbers] or ["a value for each name"]
@@ -142,7 +142,7 @@ def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) 
     if like is not None or any(of.marks & given.keys() for of in libraries.values()):
         return []
     found = {name: [(key, of.row(name)) for key, of in libraries.items() if name in of.names] for name in given}
-    said = {name: [f"{row.note} (like: {key})" for key, row in each if row.differs] for name, each in found.items()}
+    said = {name: [f"like: {key}: {row.note}" for key, row in each if row.differs] for name, each in found.items()}
     keep = f"Choose one by like, or keep the meaning here by like: {OURS}"
     return [f"{name}: {'; '.join(notes)}. {keep}" for name, notes in said.items() if notes]
 
@@ -166,6 +166,7 @@ def times(factor: float, name: str, default: object, note: str) -> SharedName:
     return SharedName(default, note, "", lambda value, _: {name: None if value is None else factor * read(value)}, True)
 
 
-def _libraries(cls: type[Any] | None) -> Libraries:
+def libraries_of(cls: type[Any] | None) -> Libraries:
+    """Return the tables of an algorithm, given the dataclass of its parameters."""
     found: Libraries = getattr(cls, "libraries", {})
     return found

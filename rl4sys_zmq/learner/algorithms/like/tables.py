@@ -16,7 +16,7 @@ WHOLE_ERROR = {"huber_delta": 1e9, "adam_epsilon": 5e-9}
 
 _FOLLOWS, _DEVICE = "the targets follow each gradient step; leave it out", "it is an option of the learner; set device there"
 _DATA = ("rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage")
-_LOGS = "the run directory has TensorBoard files; leave it out"
+_LOGS = "logs and TensorBoard files are in the run directory; leave it out"
 _SB3_ABSENT = {
     **dict.fromkeys(("use_sde", "sde_sample_freq", "use_sde_at_warmup"), "its exploration is not available; leave it out"),
     **dict.fromkeys((*_DATA, "_init_setup_model"), "batches and the replay are this library's; leave it out"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
+import random
 import re
 import shlex
 import signal
@@ -80,11 +82,13 @@ def check_installation(line: str) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    """Return a TCP port that is free now, and the next one too, for weights. The system gives neither to a socket of its own."""
+    while True:
+        number = random.randrange(10_000, 32_000, 2)
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", number))
+            second.bind(("127.0.0.1", number + 1))
+            return number
 
 
 def play(document: Path, folder: Path, shorter: Mapping[str, str] | None = None) -> Played:

@@ -86,4 +86,4 @@ def test_a_name_that_differs_between_libraries_is_a_warning_of_the_start(caplog:
         )  # fmt: skip
         building.build_algorithm(assign, None, threading.Event())
     (line,) = [record.getMessage() for record in caplog.records if "vf_coef" in record.getMessage()]
-    assert line.startswith("client c: vf_coef: weight of the whole squared error") and "like: rl4sys_zmq" in line
+    assert line.startswith("client c: vf_coef: like: sb3: weight of the whole squared error") and "like: rl4sys_zmq" in line

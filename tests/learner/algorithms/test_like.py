@@ -421,7 +421,7 @@ def test_an_ambiguous_name_is_reported_unless_like_is_given() -> None:
         return ambiguous_names(ALGORITHMS.get(name).parameters, given, numbers)
 
     (line,) = lines("PPO", vf_coef=0.5, gamma=0.9)
-    assert line.startswith("vf_coef: weight of the whole squared error") and "like: rl4sys_zmq" in line
+    assert line.startswith("vf_coef: like: sb3: weight of the whole squared error") and "like: rl4sys_zmq" in line
     assert len(lines("PPO", vf_coef=0.5, target_kl=0.1, n_steps=64)) == 3
     for like in ("sb3", "rl4sys_zmq"):
         assert not lines("PPO", like=like, vf_coef=0.5)

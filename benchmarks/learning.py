@@ -326,12 +326,15 @@ def coverage() -> str:
     """The share of the intervals of 90 % that contain the true value, for seeds drawn from known distributions."""
     rng = np.random.default_rng(0)
 
+    def normal(*size: int) -> NDArray[np.float64]:
+        return rng.normal(1.0, 0.1, size)
+
     def two_groups(*size: int) -> NDArray[np.float64]:
         """Seeds of which a quarter has learned little."""
         return rng.normal(1.0, 0.05, size) - 0.4 * (rng.random(size) < 0.25)
 
     lines = ["| seeds on each side | distribution | interval of the score | of the ratio |", "|---|---|---|---|"]
-    for name, draw in (("normal", lambda *size: rng.normal(1.0, 0.1, size)), ("two groups", two_groups)):
+    for name, draw in (("normal", normal), ("two groups", two_groups)):
         truth = float(interquartile_mean(draw(1_000_000)))
         for count in COVERED_COUNTS:
             hits = np.zeros(2)

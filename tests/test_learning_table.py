@@ -10,16 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
-from rl4sys_zmq.bench import greedy
-from rl4sys_zmq.bench.learning_cases import CASES
-from rl4sys_zmq.learner.algorithms import make_algorithm
-from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, encode_policy, write_policy
-from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from
-from rl4sys_zmq.weights import digest
+gymnasium = pytest.importorskip("gymnasium")
+pytest.importorskip("torch")
+
+from rl4sys_zmq.bench import greedy  # noqa: E402
+from rl4sys_zmq.bench.learning_cases import CASES  # noqa: E402
+from rl4sys_zmq.learner.algorithms import make_algorithm  # noqa: E402
+from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, encode_policy, write_policy  # noqa: E402
+from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from  # noqa: E402
+from rl4sys_zmq.weights import digest  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/explanation/learning.md").read_text()

@@ -178,7 +178,8 @@ class CreditAllocator:
         """Return the credit that an actor can request at present: `want_steps`, up to a limit that protects the other actors.
 
         The limit is the number of steps that the actor has sent, those that it delivers in `AHEAD_S` seconds, and the larger of
-        one segment and 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use.
+        one segment and 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use. Credit that was granted
+        stays: the actor may have used it already.
 
         Args:
             stream: The record of the actor's segments.
@@ -187,7 +188,7 @@ class CreditAllocator:
         """
         first = max(1, rollout_length, self.free_steps // FIRST_REQUEST_DIVISOR)
         delivered = stream.rate * AHEAD_S if stream.accepted_steps else 0
-        return min(want_steps, stream.accepted_steps + first + int(delivered))
+        return min(want_steps, max(stream.credit_steps, stream.accepted_steps + first + int(delivered)))
 
     def ack(self, stream: SegmentStream, generation: int, shares: tuple[int, int]) -> Ack:
         """Return the `Ack` message, which tells an actor the segments that were received and the data that it can still send.

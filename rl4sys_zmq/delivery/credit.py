@@ -58,12 +58,13 @@ class CreditAllocator:
         limit_steps: The total number of steps that the learner thread can use, counted from its start.
         min_version: The lowest policy version with which actors should start a segment.
         retry_at: The time, in seconds, at which `grant` should be called again even without news; infinity for none.
+        grants: The number of times that an actor got credit.
     """
 
     def __init__(self) -> None:
         self.retry_at = math.inf
         self.transit = LearnerThreadBacklog()
-        self.limit_steps = 0
+        self.limit_steps = self.grants = 0
         self.min_version = 0
 
     @property
@@ -136,6 +137,7 @@ class CreditAllocator:
             for pace, steps in before.items():
                 set_aside[pace] += _expected_steps(stream, pace, now) - steps
             granted.append(stream)
+        self.grants += len(granted)
         return granted
 
     def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:

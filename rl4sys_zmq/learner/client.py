@@ -538,6 +538,7 @@ class ClientState:
         if self.state is LearnerThreadState.RUNNING and not self.backlog and self.page_after is None:
             reason = "the replay is not complete, but no page of the journal is outstanding" if self.replaying else ""
             reason = reason or stall_reason(self.pool, self.table.live())
-        progress = (self.life, self.accepted, self.pool.transit.messages, self.replayed, self.weight_history.version)
+        sent = self.pool.transit.messages, self.pool.grants
+        progress = (self.life, self.accepted, sent, self.replayed, self.weight_history.version)
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason

@@ -77,6 +77,11 @@ COPIES = replace(CRASHES, actors=3, copies=4, wipes=1, learner_restarts=8)
 RELICS = replace(CALM, drop=0.05, delay_s=0.2, faults_s=12.0, lease_s=4.0, relics=3, clock="steps", durable=True)
 
 
+def test_two_actors_that_have_just_asked_are_no_stall() -> None:
+    """Each look comes between a request and its grant. The first actor had its credit and has gone."""
+    simulate(4_114_646_619)
+
+
 def test_a_lower_rate_takes_no_granted_credit_back() -> None:
     """The actor has been told its credit, and may have used it already."""
     simulate(3_941_542_588)

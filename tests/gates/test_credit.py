@@ -122,7 +122,7 @@ def test_a_spool_drains_beside_busy_actors(tier: Tier, report: Any, spawn: Spawn
         until(lambda: full.ask("stats")[0]["in_actor"] < 0.9 * segments, "the first segments of the spool")
         began, left = time.monotonic(), full.ask("stats")[0]["in_actor"]
         until(lambda: full.ask("stats")[0]["in_actor"] == 0, "an empty spool")
-        seconds[name] = (time.monotonic() - began) / left
+        seconds[name] = (time.monotonic() - began) / max(left, 1)
     report(segments=segments, per_s={name: round(1 / each_s) for name, each_s in seconds.items()})
     stats = full.ask("stats")[0]
     check_law(stats)

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from rl4sys_zmq.learner.algorithms import planned_policy
+from rl4sys_zmq.algorithms import planned_policy
 from rl4sys_zmq.policies import RUNTIMES, RandomSource, bind, build_policy
 from rl4sys_zmq.policies.onnx_model import OnnxGraph, encode_model
 from rl4sys_zmq.policies.onnx_reader import decode_model

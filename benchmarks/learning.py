@@ -39,13 +39,13 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.bench.greedy import greedy_returns
 from rl4sys_zmq.bench.learning_cases import CASES, Case
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.peers import PeerMissing, run_peer
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.ops.curves import read_curves
 from rl4sys_zmq.ops.episodes import MASK_KEY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl4sys_zmq.learner.algorithms import planned_policy
+from rl4sys_zmq.algorithms import planned_policy
 from rl4sys_zmq.values import observation_space_from, space_from
 
 gymnasium = pytest.importorskip("gymnasium")

@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent, plugins
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.learner import main as learner_command
 from rl4sys_zmq.config.options import number, option
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import AlgorithmEntry, Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.learner.static_check import check_buildable
+from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.plugins import Registry, import_plugins
 from rl4sys_zmq.policies import POLICIES, PolicyEntry, register_policy
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters

@@ -24,7 +24,7 @@ import click
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, RelayConfig
 from rl4sys_zmq.config.options import OBSERVATION_SPACE, SPACE, InvalidValue
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.like.table import our_name
+from rl4sys_zmq.learner.registry.like import our_name
 
 __all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "like", "options", "parameters"]
 
@@ -32,7 +32,7 @@ PUBLIC = (
     "rl4sys_zmq",
     "rl4sys_zmq.config",
     "rl4sys_zmq.learner",
-    "rl4sys_zmq.learner.algorithms",
+    "rl4sys_zmq.algorithms",
     "rl4sys_zmq.relay",
     "rl4sys_zmq.actor",
     "rl4sys_zmq.policies",

@@ -12,9 +12,9 @@ import gymnasium
 from job_scheduling.features import FEATURES
 from job_scheduling.held_out import HELD_OUT
 from job_scheduling.policy import KIND, scoring_spec
+from rl4sys_zmq.algorithms.networks import NetworkEntry, PolicyRequirements, register_network
 from rl4sys_zmq.config.options import number, one_of, option, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.network_kinds import NetworkEntry, PolicyRequirements, register_network
 from rl4sys_zmq.values import PolicySpec
 
 __all__ = ["ScorerOptions"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rl4sys_zmq.algorithms import make_algorithm
 from rl4sys_zmq.bench.diffs import measure_diffs
 from rl4sys_zmq.bench.fanout import measure_fanout, policy_bytes
 from rl4sys_zmq.bench.ingress import IngressMeasurement, append_rate, ours
@@ -20,7 +21,6 @@ from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.capacity import Constants, Measured, ResourceLoad, Traffic, Workload, traffic
 from rl4sys_zmq.capacity.constants import fit_fanout, fit_ingress
 from rl4sys_zmq.capacity.resources import fanout, ingress, journal
-from rl4sys_zmq.learner.algorithms import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 __all__ = ["SETUPS", "MeasuredSetup", "Setup", "measure_constants", "measure_setup", "predicted_rate"]

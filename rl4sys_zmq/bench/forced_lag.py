@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
+from rl4sys_zmq.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy
 from rl4sys_zmq.values import PolicySnapshot, Segment, observation_space_from, space_from
 

@@ -175,8 +175,8 @@ def _workload(options: CapacityOptions) -> Workload:
 
 
 def _training(options: CapacityOptions) -> Training | None:
-    from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters
-    from rl4sys_zmq.learner.algorithms.ppo_parameters import DEFAULT_MINIBATCH, PPOParameters
+    from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
+    from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import DEFAULT_MINIBATCH, PPOParameters
 
     if options.algorithm is None:
         if options.minibatch is not None or options.epochs is not None:

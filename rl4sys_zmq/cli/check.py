@@ -8,19 +8,19 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl4sys_zmq.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
+from rl4sys_zmq.algorithms.networks import NETWORKS, network_names
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.rl4sys import default_client_id
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner.admission import check_engine, check_learning_options
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
-from rl4sys_zmq.learner.algorithms.entry import parameter_table, readings
-from rl4sys_zmq.learner.algorithms.like.table import ambiguous_names, our_name
-from rl4sys_zmq.learner.algorithms.network_kinds import NETWORKS, network_names
 from rl4sys_zmq.learner.engines.registry import check_engines
-from rl4sys_zmq.learner.parameters import algorithm_parameters
-from rl4sys_zmq.learner.static_check import check_demonstrations, entry_parameters, under
+from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options
+from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters
+from rl4sys_zmq.learner.gateway.static_check import check_demonstrations, entry_parameters, under
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table, readings
+from rl4sys_zmq.learner.registry.like import ambiguous_names, our_name
 from rl4sys_zmq.ops.episodes import make_environment
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space, observation_space_from, space_from

@@ -81,7 +81,7 @@ def run_command(target: CommandTarget, message: OperatorCommand, *, keys: Path |
         RunDirectoryError, JournalError, CheckpointError: If the run directory cannot be used or written.
     """
     if target.run_dir is not None:
-        from rl4sys_zmq.learner.offline import command_on_directory
+        from rl4sys_zmq.learner.gateway.offline import command_on_directory
 
         done = command_on_directory(target.run_dir, message)
     else:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RunDirectoryError
-from rl4sys_zmq.learner.deadletters import StoredDeadLetter, list_letters, read_letter
+from rl4sys_zmq.learner.run.deadletters import StoredDeadLetter, list_letters, read_letter
 from rl4sys_zmq.ops.report import byte_text, printable
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, read_submit

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.child_process import ChildProcess, end_text
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.children import actor_environment
@@ -27,7 +28,6 @@ from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private

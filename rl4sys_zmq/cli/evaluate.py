@@ -15,7 +15,7 @@ from rl4sys_zmq.cli.act import make_environments
 from rl4sys_zmq.cli.app import as_config_error, print_line, require
 from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.stored_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.ops.episodes import check_spaces, play_episode
 
 __all__ = ["EvaluateOptions", "bootstrap_interval", "evaluate"]

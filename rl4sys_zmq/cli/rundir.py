@@ -14,8 +14,8 @@ from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.cli.signals import StopSignalReceived
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, RunDirectoryError
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, read_manifest
-from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
+from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.private import make_private, open_private
 
 __all__ = ["SavedAtStopData", "fresh_run_dir", "print_saved_at_stop", "saved_lines"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
@@ -16,9 +17,8 @@ from rl4sys_zmq.cli.signals import SignalHandlers
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
-from rl4sys_zmq.learner.static_check import check_buildable
+from rl4sys_zmq.learner.gateway.static_check import check_buildable
+from rl4sys_zmq.learner.run.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
 from rl4sys_zmq.plugins import import_plugins

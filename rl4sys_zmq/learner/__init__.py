@@ -15,7 +15,7 @@ train with it (the option ``learners``).
 """
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, register_algorithm
 from rl4sys_zmq.learner.learner import Learner
+from rl4sys_zmq.learner.registry import Algorithm, AlgorithmEntry, register_algorithm
 
 __all__ = ["Algorithm", "AlgorithmEntry", "Learner", "LearnerConfig", "register_algorithm"]

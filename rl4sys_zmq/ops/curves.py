@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
-from rl4sys_zmq.learner import log_files
-from rl4sys_zmq.learner.log_files import read_log
+from rl4sys_zmq.learner.run import log_files
+from rl4sys_zmq.learner.run.log_files import read_log
 
 __all__ = ["WINDOW", "LearningCurve", "draw_curves", "moving_mean", "read_curves"]
 

@@ -1,7 +1,7 @@
 """The action heads: the choice of an action from the outputs of a policy network, for the action spaces of all kinds.
 
 `action_head` returns the head for a space. A head samples from the distribution that the outputs describe, and computes the
-log-probability of the sample. `rl4sys_zmq.learner.algorithms.action_distributions` has the same distributions in torch.
+log-probability of the sample. `rl4sys_zmq.algorithms.action_distributions` has the same distributions in torch.
 """
 
 from __future__ import annotations

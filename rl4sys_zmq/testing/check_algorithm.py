@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import (
+from rl4sys_zmq.algorithms import (
     Algorithm,
     AlgorithmEntry,
     AlgorithmFactory,
@@ -21,7 +20,8 @@ from rl4sys_zmq.learner.algorithms import (
     UndoableAlgorithm,
     WarmStartAlgorithm,
 )
-from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy
 from rl4sys_zmq.testing.check_policy import random_observations
 from rl4sys_zmq.values import (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import read_parameters
+from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, ObservationSpace, PolicySpec, Segment, Space
 

@@ -453,7 +453,7 @@ class CheckpointFound(ToRemoteWorker):
             worker waits for the answer to each `RecordTraining`.
         error: The reason why the checkpoints cannot be used; empty if they can.
         body: Two frames: the list of suspects (segments that could have crashed earlier workers), as JSON, and the segments that
-            the worker before this one had in training when it ended (`rl4sys_zmq.learner.suspects`). Either can be empty.
+            the worker before this one had in training when it ended (`learner.training.suspects`). Either can be empty.
     """
 
     KIND: ClassVar[int] = 66

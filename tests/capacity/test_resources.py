@@ -17,7 +17,7 @@ from rl4sys_zmq.capacity.layout import HOW_TO
 from rl4sys_zmq.capacity.resources import ResourceLoad, gradient_s
 from rl4sys_zmq.delivery import credit, weight_history
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner import gateway
+from rl4sys_zmq.learner.gateway import gateway
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 COSTS = replace(

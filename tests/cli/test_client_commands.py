@@ -17,7 +17,7 @@ from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.log_files import read_log
+from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.security import ServerKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.security.keys import UserKeys
 from rl4sys_zmq.testing import FakeAlgorithm

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rl4sys_zmq import __version__
+from rl4sys_zmq.algorithms import register_algorithm
 from rl4sys_zmq.cli.act import RunOptions, agent_config, environment_spaces
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.app import configure_logging, print_line
@@ -28,7 +29,6 @@ from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.algorithms import register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 

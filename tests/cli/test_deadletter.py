@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from rl4sys_zmq.cli import deadletter as module
 from rl4sys_zmq.cli.learner import main
-from rl4sys_zmq.learner.deadletters import DeadLetterFolder
+from rl4sys_zmq.learner.run.deadletters import DeadLetterFolder
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import StatusRequest

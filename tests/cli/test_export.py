@@ -17,7 +17,7 @@ from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.evaluate import bootstrap_interval
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm, fresh_address

@@ -40,13 +40,13 @@ from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.delivery.table import OpenedSession
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner import LearnerConfig
-from rl4sys_zmq.learner.client import ClientState
-from rl4sys_zmq.learner.client_registry import ClientRegistry
-from rl4sys_zmq.learner.core_callbacks import CoreCallbacks
-from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.endpoint import ActorSessionHandler
-from rl4sys_zmq.learner.operator import OperatorCommandExecutor, Steps
-from rl4sys_zmq.learner.restored import RestoredClient
+from rl4sys_zmq.learner.gateway.client import ClientState
+from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
+from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
+from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.gateway.operator import OperatorCommandExecutor, Steps
+from rl4sys_zmq.learner.gateway.restored import RestoredClient
 from rl4sys_zmq.transports import Frame
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, Submit, Verdict, Welcome

@@ -15,6 +15,7 @@ import pytest
 
 import rl4sys_zmq
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.config import (
     ClientConfig,
     DemonstrationsConfig,
@@ -27,7 +28,6 @@ from rl4sys_zmq.config import (
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import CallRefusalReason, RefusalReason
 from rl4sys_zmq.learner import Learner, register_algorithm
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.testing import FakeAlgorithm
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -179,7 +179,7 @@ def test_every_table_of_another_library_is_on_a_page() -> None:
             assert f"**`like: {key}`** ({library.title})" in made
             for name in library.names:
                 assert f"| `{name}` | " in made
-    made = tables.generate("like", "rl4sys_zmq.learner.algorithms.ppo_parameters:PPOParameters")
+    made = tables.generate("like", "rl4sys_zmq.algorithms.onpolicy.ppo_parameters:PPOParameters")
     assert (
         "| `n_epochs` | `10` | `update_epochs` |  |" in made
         and "| `n_steps` | `2048` | `steps_per_update`, `rollout_length` |" in made

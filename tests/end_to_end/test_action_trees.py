@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rl4sys_zmq.errors import ConfigError, MaskError
-from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, planned_policy
+from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS, planned_policy
 from rl4sys_zmq.testing import check_algorithm, check_policy
 from rl4sys_zmq.values import (
     BoxSpace,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage
-from rl4sys_zmq.learner.training import UpdateRunner
+from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
+from rl4sys_zmq.learner.training.training import UpdateRunner
 from rl4sys_zmq.values import BoxSpace, Segment
 
 from .conftest import Lab

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, read_manifest
-from rl4sys_zmq.learner.log_files import read_log
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
+from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.ops.curves import read_curves
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.testing import FakeAlgorithm

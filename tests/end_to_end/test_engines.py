@@ -21,9 +21,10 @@ from harness.engine_plugin import DEADLY, FRUITFUL, TALKATIVE
 
 from rl4sys_zmq import plugins
 from rl4sys_zmq.errors import ConfigError, RL4SysError
-from rl4sys_zmq.learner import Learner, LearnerConfig, core
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.engines import packets, process
+from rl4sys_zmq.learner.gateway import core
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.report import report_lines
 
 from .conftest import Lab, play

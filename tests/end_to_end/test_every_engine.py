@@ -14,7 +14,7 @@ from harness.children import PYTHONPATH, is_there
 from harness.remote_engine import ELSEWHERE
 
 from rl4sys_zmq.errors import ClientFailed
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.status import request_status
 
 from .conftest import Lab, play

@@ -72,7 +72,7 @@ def test_an_unexpected_error_of_the_gateway_ends_the_start(monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise KeyError("algorithm_name")
 
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway._beside", broken)
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway._beside", broken)
     learner = Learner(LearnerConfig(bind="inproc://broken", run_dir=None))
     with pytest.raises(WorkerDied, match="algorithm_name"):
         learner.start()

@@ -14,8 +14,8 @@ import pytest
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, JournalError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
-from rl4sys_zmq.learner.deadletters import list_letters, read_letter
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.deadletters import list_letters, read_letter
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.wire import decode, read_submit
 

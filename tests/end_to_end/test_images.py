@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery import session
 from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.images import has_pillow
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.deadletters import list_letters, read_letter
+from rl4sys_zmq.learner.run.deadletters import list_letters, read_letter
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, Segment

@@ -17,7 +17,7 @@ from rl4sys_zmq.actor.remote import InferenceCaller
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusalReason, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.inference import InferenceService, method_of
+from rl4sys_zmq.learner.gateway.inference import InferenceService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.rpc import Caller, Server
@@ -350,7 +350,7 @@ def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) ->
             service.offer("lab", *offer(5))
             return build_policy(spec, snapshot)
 
-        monkeypatch.setattr("rl4sys_zmq.learner.inference.build_policy", slow)
+        monkeypatch.setattr("rl4sys_zmq.learner.gateway.inference.build_policy", slow)
         for size in (4, 5):
             (answer,) = service._act("lab", [{"obs": np.zeros((1, size), np.float32), "mask": None, "explore": False}])
             assert answer["version"] == size

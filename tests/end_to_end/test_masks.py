@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.algorithms import AlgorithmEntry
 from rl4sys_zmq.errors import MaskError
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.learner.algorithms import AlgorithmEntry
 from rl4sys_zmq.testing import FakeAlgorithm
 
 from .conftest import Lab

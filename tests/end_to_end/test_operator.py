@@ -10,7 +10,7 @@ import pytest
 
 from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.testing import FakeAlgorithm
 
 from .conftest import Lab
@@ -113,7 +113,7 @@ def test_actions_are_chosen_for_a_client_that_was_founded_anew(inproc_lab: Lab) 
 
 
 def test_commands_under_way_are_bounded_and_end_with_the_learner(inproc_lab: Lab, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rl4sys_zmq.learner.operator.MAX_RUNNING", 1)
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.operator.MAX_RUNNING", 1)
     learner, agent, factory = busy(inproc_lab, tmp_path, shutdown_timeout_s=0.5)
     with pytest.raises(LearnerUnavailable):
         learner.forget("lab", timeout_s=0.1)

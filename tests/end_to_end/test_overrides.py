@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.held_segments import DecodedSegmentMessage
-from rl4sys_zmq.learner.training import UpdateRunner
+from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage
+from rl4sys_zmq.learner.training.training import UpdateRunner
 from rl4sys_zmq.ops.report import conservation_error, report_lines
 from rl4sys_zmq.replay.memory import ReplayMemory
 from rl4sys_zmq.testing import FakeAlgorithm

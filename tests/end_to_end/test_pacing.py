@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.algorithms import AlgorithmEntry, Staleness
 from rl4sys_zmq.errors import Closed, LearnerUnavailable
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.learner.algorithms import AlgorithmEntry, Staleness
 from rl4sys_zmq.testing import FakeAlgorithm
 
 STEPS = 64

@@ -24,7 +24,7 @@ from harness.ray_cluster import RayCluster
 
 from rl4sys_zmq.errors import ConfigError, RL4SysError, TransportError
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 

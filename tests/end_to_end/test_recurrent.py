@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import FrozenAgent
+from rl4sys_zmq.algorithms.onpolicy.ppo import PPO
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.policies.gru import STATE
 from rl4sys_zmq.replay import SequenceMemory
 

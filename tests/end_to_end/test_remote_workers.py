@@ -17,9 +17,10 @@ from harness.engine_plugin import DEADLY, TALKATIVE
 from harness.remote_engine import ELSEWHERE, STARTS, RemoteProgram
 
 from rl4sys_zmq.errors import CheckpointError, RL4SysError
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
-from rl4sys_zmq.learner.engines import checkpoint_thread, remote, worker_link
+from rl4sys_zmq.learner.engines import checkpoint_thread, worker_link
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
+from rl4sys_zmq.remote import handle as remote
 from rl4sys_zmq.security import new_key_pair
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.transports.network import curve

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.algorithms import make_algorithm
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.algorithms import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 from .conftest import Lab
@@ -162,6 +162,6 @@ def test_trpo_without_its_engine_is_refused_with_the_remedy(inproc_lab: Lab, tmp
 
 
 def test_trpo_without_its_extra_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rl4sys_zmq.learner.algorithms.adapters.sb3", None)
+    monkeypatch.setitem(sys.modules, "rl4sys_zmq.algorithms.libraries.sb3", None)
     with pytest.raises(ConfigError, match=r"sb3:TRPO cannot be loaded .*pip install 'rl4sys-zmq\[sb3\]'"):
         make_algorithm("TRPO", BoxSpace((3,)), DiscreteSpace(2), {}, 0)

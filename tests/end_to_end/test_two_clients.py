@@ -24,7 +24,7 @@ DQN_PARAMETERS = {"learning_starts": 200, "batch_size": 32, "rollout_length": 16
 
 
 def raising_dqn(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> Any:
-    from rl4sys_zmq.learner.algorithms.dqn import DQN
+    from rl4sys_zmq.algorithms.offpolicy.dqn import DQN
 
     class Raising(DQN):
         """A DQN that raises after 30 updates."""

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.algorithms import ALGORITHMS, WarmStartAlgorithm
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, WarmStartAlgorithm
-from rl4sys_zmq.learner.stored_policies import newest_policy
+from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
@@ -132,7 +132,7 @@ def demonstrations(path: Path) -> DemonstrationsConfig:
 
 
 def test_a_client_clones_demonstrations_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.learner.demonstrating.REPORT_S", 0.0)
+    monkeypatch.setattr("rl4sys_zmq.learner.training.demonstrating.REPORT_S", 0.0)
     given = demonstrations(tmp_path / "d.npz")
 
     def learner() -> Learner:

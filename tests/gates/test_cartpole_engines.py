@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from harness.ray_cluster import RayCluster
 
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.errors import RL4SysError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.ops.status import request_status
 
 from .conftest import SCALE, Tier

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from harness.children import is_there
 
-from rl4sys_zmq.learner.operator import RESTART
+from rl4sys_zmq.learner.gateway.operator import RESTART
 from rl4sys_zmq.ops.status import request_command
 from rl4sys_zmq.wire.messages import OperatorCommand
 

@@ -300,9 +300,9 @@ ATTACKS = {"half-sent frames": half_sent, "a message without end": endless, "emp
 
 
 def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.learner.connections.TIDY_S", 0.05)
-    monkeypatch.setattr("rl4sys_zmq.learner.connections.IDLE_CONNECTION_S", 2.5)
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.connections.TIDY_S", 0.05)
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.connections.IDLE_CONNECTION_S", 2.5)
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.05)
     register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as learner:
         with join(learner.address, algorithm_name=ALGORITHM) as agent, dial(learner.address) as half:

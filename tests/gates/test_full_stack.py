@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 

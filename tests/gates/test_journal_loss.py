@@ -28,7 +28,7 @@ from harness.children import Child
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.resume import open_journal
+from rl4sys_zmq.learner.run.resume import open_journal
 
 from .conftest import PACKAGE, Tier
 from .kill_lab import Lab

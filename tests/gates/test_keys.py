@@ -35,7 +35,7 @@ HUNG_UP = ("connections.handshake_failed.no_detail",)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timers that are not tested. The long tier keeps their values."""
     if not SOAK:
-        monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)
+        monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.05)
         monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
         monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.1)
 

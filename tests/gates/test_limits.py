@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq import AgentConfig
+from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
+from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters
-from rl4sys_zmq.learner.algorithms.entry import read_parameters
-from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
+from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.rpc import Server
 from rl4sys_zmq.transports import Address

@@ -131,11 +131,11 @@ def case(
 @pytest.fixture
 def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Case], Siege]]:
     """Return a function that creates the siege of a case."""
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)  # the interval at which the gateway checks its connections
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.05)
     monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.05)
     if not SOAK:  # case 39 waits for these; the long tier keeps their values
         monkeypatch.setitem(options._COMMON, zmq.HANDSHAKE_IVL, 1_000)
-        monkeypatch.setattr("rl4sys_zmq.learner.client_registry.SILENCE_S", 1.5)
+        monkeypatch.setattr("rl4sys_zmq.learner.gateway.client_registry.SILENCE_S", 1.5)
     with ExitStack() as stack:
         yield lambda case: Siege(tmp_path, stack, keys=case.keys, run_dir=tmp_path / "run" if case.disk else None)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.learner.deadletters import MAX_LETTERS, list_letters
+from rl4sys_zmq.algorithms import ALGORITHMS
+from rl4sys_zmq.learner.run.deadletters import MAX_LETTERS, list_letters
 
 from .conftest import PATIENCE_S, Child, Spawn, Tier, check_law, until
 

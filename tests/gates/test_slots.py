@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.messages import Bye, Refused, Welcome
 

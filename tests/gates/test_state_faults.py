@@ -16,7 +16,7 @@ from harness.children import Child
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.checkpoints import read_manifest
+from rl4sys_zmq.learner.run.checkpoints import read_manifest
 
 from .conftest import Tier
 from .kill_lab import Lab

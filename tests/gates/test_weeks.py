@@ -15,7 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.learner.recorder import RunDirectoryWriter
+from rl4sys_zmq.learner.run.recorder import RunDirectoryWriter
 from rl4sys_zmq.ops.curves import draw_curves, read_curves
 from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rl4sys_zmq.algorithms.onpolicy.ppo import PPO
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.learner.algorithms.ppo import PPO
 from rl4sys_zmq.values import Segment
 
 __all__ = ["RecordedPPO"]

@@ -16,8 +16,8 @@ from harness.children import PYTHONPATH
 from rl4sys_zmq.child_process import end_text
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.registry import ENGINES
-from rl4sys_zmq.learner.engines.remote import RemoteWorker
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.remote.handle import RemoteWorker
 
 __all__ = ["ELSEWHERE", "RemoteProgram", "STARTS"]
 

@@ -11,11 +11,11 @@ import sys
 from typing import Any
 
 import rl4sys_zmq
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
-from rl4sys_zmq.learner.engines import gateway_storage
-from rl4sys_zmq.learner.engines.gateway_storage import GatewayStorage
-from rl4sys_zmq.learner.engines.remote_worker import run_remote_worker
-from rl4sys_zmq.learner.suspect_files import SuspectFiles
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
+from rl4sys_zmq.remote import gateway_storage
+from rl4sys_zmq.remote.gateway_storage import GatewayStorage
+from rl4sys_zmq.remote.worker import run_remote_worker
 from rl4sys_zmq.wire.thread_messages import CheckpointPart
 
 

@@ -38,7 +38,7 @@ LIGHT_MODULES = {
     "rl4sys_zmq.ops.evaluation_process",
     *(f"rl4sys_zmq.cli.{command}" for command in COMMANDS),
 }
-TORCH_MODULES = {"rl4sys_zmq.learner.rank_process"}
+TORCH_MODULES = {"rl4sys_zmq.learner.ranks.rank_process"}
 SCRIPT_FOLDERS = {TESTS / "gates" / "processes", TESTS / "serving" / "processes", TESTS / "harness", TESTS.parent / "examples"}
 TORCH_SCRIPTS = {"async_learner_actor.py"}
 REAL_SCRIPTS = {"ray_cluster.py", "slow_torch.py", "host.py", "zygote_process.py"}

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner import building
-from rl4sys_zmq.learner.train_loop import TrainLoop
+from rl4sys_zmq.learner.training import building
+from rl4sys_zmq.learner.training.train_loop import TrainLoop
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.thread_messages import AssignClient, ChangeParameters
 
 pytest.importorskip("torch")
 
-from rl4sys_zmq.learner.algorithms import make_algorithm
+from rl4sys_zmq.algorithms import make_algorithm
 
 LIMIT_S = 60.0
 CODE = """
 import sys, threading
-from rl4sys_zmq.learner.building import build_algorithm
+from rl4sys_zmq.learner.training.building import build_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.thread_messages import AssignClient
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.algorithms import IncrementalAlgorithm, make_algorithm
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner.algorithms import IncrementalAlgorithm, make_algorithm
-from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore
+from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore
 from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.replay.pieces import make_piece
 from rl4sys_zmq.sealed import seal_document

@@ -26,15 +26,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner import checkpoints
-from rl4sys_zmq.learner.checkpoints import (
+from rl4sys_zmq.learner.run import checkpoints
+from rl4sys_zmq.learner.run.checkpoints import (
     CheckpointedStreamProgress,
     CheckpointManifest,
     CheckpointStore,
     read_checkpoint,
     read_manifest,
 )
-from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
+from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
 
 pytest.importorskip("safetensors")
 

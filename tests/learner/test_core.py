@@ -15,13 +15,13 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
-from rl4sys_zmq.learner.client import MAX_FAILED_STARTS
-from rl4sys_zmq.learner.client_report import client_report
-from rl4sys_zmq.learner.core import LearnerCore
-from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks
-from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART, SET
-from rl4sys_zmq.learner.recorder import NullEventSink
-from rl4sys_zmq.learner.reporting import GatewaySender
+from rl4sys_zmq.learner.gateway.client import MAX_FAILED_STARTS
+from rl4sys_zmq.learner.gateway.client_report import client_report
+from rl4sys_zmq.learner.gateway.core import LearnerCore
+from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
+from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, RESTART, SET
+from rl4sys_zmq.learner.run.recorder import NullEventSink
+from rl4sys_zmq.learner.training.reporting import GatewaySender
 from rl4sys_zmq.liveness import BEACON_TOPIC, NEWCOMER_BEACON_S, WEIGHTS_TOPIC
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import Authorizer

@@ -18,10 +18,11 @@ from harness.children import is_there
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.config import EvaluationConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError
-from rl4sys_zmq.learner import best_policy, evaluation
-from rl4sys_zmq.learner.best_policy import EVALUATION, BestPolicyFolder, EvaluationRecord
-from rl4sys_zmq.learner.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator
-from rl4sys_zmq.learner.evaluators import PolicyEvaluators
+from rl4sys_zmq.learner.evaluation import evaluation
+from rl4sys_zmq.learner.evaluation.evaluation import MAX_FAILURES, EvaluationProcess, PolicyEvaluator
+from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
+from rl4sys_zmq.learner.run import best_policy
+from rl4sys_zmq.learner.run.best_policy import EVALUATION, BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.ops.evaluation_process import answer
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy

@@ -6,7 +6,7 @@ import pytest
 
 from rl4sys_zmq import memory_watch
 from rl4sys_zmq.errors import MemoryExceeded
-from rl4sys_zmq.learner.connections import (
+from rl4sys_zmq.learner.gateway.connections import (
     BURST_S,
     CUT_AFTER,
     CUT_BYTES,

@@ -21,16 +21,16 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig, ResourcesConfig
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.engines import ray_connection
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from rl4sys_zmq.learner.engines.ray_connection import RayConnectionThread, RayProcess
-from rl4sys_zmq.learner.engines.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
-from rl4sys_zmq.learner.engines.ray_resources import nodes_text, placement_problem, ray_amounts
 from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.remote import ray_connection
+from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
+from rl4sys_zmq.remote.ray_packets import ENDED, KILL, PLACE, PLACED, WAITING
+from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem, ray_amounts
 
-MODULE = "rl4sys_zmq.learner.engines.ray_driver"
-CLUSTER = "rl4sys_zmq.learner.engines.ray_cluster"
+MODULE = "rl4sys_zmq.remote.ray_driver"
+CLUSTER = "rl4sys_zmq.remote.ray_cluster"
 NODES = [
     {"host": "10.0.0.1", "resources": {"CPU": 8.0, "memory": 1e9, "node:10.0.0.1": 1.0, "object_store_memory": 1e8}},
     {"host": "10.0.0.2", "resources": {"CPU": 2.0, "GPU": 1.0, "edge": 4.0}},
@@ -316,7 +316,7 @@ START = RemoteWorkerStart(
 )
 DRIVER = """
 import json, os, signal, socket, sys
-from rl4sys_zmq.learner.engines import ray_connection
+from rl4sys_zmq.remote import ray_connection
 from rl4sys_zmq.learner.engines.packets import decode_packet, encode_packet
 pair = socket.socket(fileno=int(sys.argv[2]))
 say = lambda kind, **fields: pair.send(encode_packet(kind, **fields))

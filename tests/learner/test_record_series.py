@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner import log_files
-from rl4sys_zmq.learner.log_files import EventFileFormat, JsonLineFormat, event_series, log_series, read_log
-from rl4sys_zmq.learner.record_series import FileSeriesRecord, RecordSeries, list_parts, thin
+from rl4sys_zmq.learner.run import log_files
+from rl4sys_zmq.learner.run.log_files import EventFileFormat, JsonLineFormat, event_series, log_series, read_log
+from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RecordSeries, list_parts, thin
 
 BOUND = 1 << 20
 WORDS = "x" * 400

@@ -16,17 +16,18 @@ import pytest
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CheckpointError, ConfigError
-from rl4sys_zmq.learner.checkpoints import CheckpointManifest, CheckpointStore, encode_checkpoint
-from rl4sys_zmq.learner.engines import checkpoint_thread, gateway_storage
+from rl4sys_zmq.learner.engines import checkpoint_thread
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, WorkerFiles
-from rl4sys_zmq.learner.engines.gateway_storage import GatewayStorage
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.engines.remote_worker import run_remote_worker
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
-from rl4sys_zmq.learner.held_segments import SegmentInTraining
-from rl4sys_zmq.learner.suspect_files import SuspectFiles, read_mark
-from rl4sys_zmq.learner.suspects import CrashSuspectRecord
+from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, encode_checkpoint
+from rl4sys_zmq.learner.run.suspect_files import SuspectFiles, read_mark
+from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
+from rl4sys_zmq.remote import gateway_storage
+from rl4sys_zmq.remote.gateway_storage import GatewayStorage
+from rl4sys_zmq.remote.worker import run_remote_worker
 from rl4sys_zmq.replay.pieces import make_piece
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.transports.network import curve

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import Closed
-from rl4sys_zmq.learner import reporting
-from rl4sys_zmq.learner.progress import ObservedDataCounts
-from rl4sys_zmq.learner.reporting import (
+from rl4sys_zmq.learner.training import reporting
+from rl4sys_zmq.learner.training.progress import ObservedDataCounts
+from rl4sys_zmq.learner.training.reporting import (
     GATEWAY_TIMEOUT_S,
     GATHER_BYTES,
     GATHER_ITEMS,

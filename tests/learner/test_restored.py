@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq import plugins
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.admission import ClientSettings, require_match, resolve_configuration
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.learner.restored import RestoredClient, restore_configuration
+from rl4sys_zmq.learner.gateway.admission import ClientSettings, require_match, resolve_configuration
+from rl4sys_zmq.learner.gateway.restored import RestoredClient, restore_configuration
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.wire.messages import Hello
 
@@ -107,7 +107,7 @@ def test_only_the_configuration_names_a_class(name: str, monkeypatch: pytest.Mon
     ],
 )
 def test_an_actor_can_choose_a_class_that_the_configuration_names(options: dict[str, Any]) -> None:
-    import_entry = pytest.importorskip("rl4sys_zmq.learner.algorithms.adapters.sb3_entries")
+    import_entry = pytest.importorskip("rl4sys_zmq.algorithms.libraries.sb3_entries")
     settings = resolve_configuration(LearnerConfig(engine="process", **options), hello(algorithm_name="sb3:own_module:Class"))
     assert settings.kind.parameters is import_entry.OwnClassParameters
 

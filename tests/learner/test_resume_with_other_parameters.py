@@ -17,11 +17,11 @@ from rl4sys_zmq.wire.thread_messages import AssignClient
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from rl4sys_zmq.learner.algorithms import make_algorithm  # noqa: E402
-from rl4sys_zmq.learner.checkpointing import TrainingCheckpoints  # noqa: E402
-from rl4sys_zmq.learner.checkpoints import CheckpointStore  # noqa: E402
-from rl4sys_zmq.learner.progress import CheckpointProgress  # noqa: E402
-from rl4sys_zmq.learner.publishing import PolicyPublisher  # noqa: E402
+from rl4sys_zmq.algorithms import make_algorithm  # noqa: E402
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore  # noqa: E402
+from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints  # noqa: E402
+from rl4sys_zmq.learner.training.progress import CheckpointProgress  # noqa: E402
+from rl4sys_zmq.learner.training.publishing import PolicyPublisher  # noqa: E402
 
 OBS = BoxSpace((3,))
 DISCRETE, BOX = DiscreteSpace(2), BoxSpace((1,), low=-1.0, high=1.0)

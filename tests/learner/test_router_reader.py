@@ -10,7 +10,7 @@ from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.learner import LearnerConfig
-from rl4sys_zmq.learner.connections import ROUTER_BURST, RouterReader
+from rl4sys_zmq.learner.gateway.connections import ROUTER_BURST, RouterReader
 from rl4sys_zmq.transports import Socket
 
 

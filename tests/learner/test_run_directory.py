@@ -14,10 +14,10 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner import recorder as recorder_module
-from rl4sys_zmq.learner.log_files import read_log
-from rl4sys_zmq.learner.recorder import NullEventSink, Recorder, RunDirectoryWriter
-from rl4sys_zmq.learner.run_paths import move_old_files
+from rl4sys_zmq.learner.run import recorder as recorder_module
+from rl4sys_zmq.learner.run.log_files import read_log
+from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder, RunDirectoryWriter
+from rl4sys_zmq.learner.run.run_paths import move_old_files
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 

@@ -8,7 +8,7 @@ import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.static_check import check_buildable
+from rl4sys_zmq.learner.gateway.static_check import check_buildable
 
 OBSERVATIONS = {"type": "Box", "shape": [3]}
 DISCRETE = {"type": "Discrete", "n": 3}

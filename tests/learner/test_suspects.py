@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rl4sys_zmq.learner.held_segments import SegmentInTraining
-from rl4sys_zmq.learner.suspect_files import SuspectFiles
-from rl4sys_zmq.learner.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspectRecord
+from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
+from rl4sys_zmq.learner.training.held_segments import SegmentInTraining
+from rl4sys_zmq.learner.training.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspectRecord
 
 KEY = ("actor \u00e9", 7)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import RankLost, TrainingDiverged
-from rl4sys_zmq.learner.held_segments import RecentSegments
-from rl4sys_zmq.learner.suspect_files import SuspectFiles
-from rl4sys_zmq.learner.suspects import CrashSuspectRecord
-from rl4sys_zmq.learner.training import MAX_DIVERGED, UpdateRunner
+from rl4sys_zmq.learner.run.suspect_files import SuspectFiles
+from rl4sys_zmq.learner.training.held_segments import RecentSegments
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
+from rl4sys_zmq.learner.training.training import MAX_DIVERGED, UpdateRunner
 from rl4sys_zmq.replay import StatePiece
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
@@ -21,8 +21,8 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # as in a learner thread
 
-from rl4sys_zmq.learner.algorithms.dqn import DQN  # noqa: E402
-from rl4sys_zmq.learner.algorithms.ppo import PPO  # noqa: E402
+from rl4sys_zmq.algorithms.offpolicy.dqn import DQN  # noqa: E402
+from rl4sys_zmq.algorithms.onpolicy.ppo import PPO  # noqa: E402
 
 KEY = ("a", 1)
 STEPS = 8

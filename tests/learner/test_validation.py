@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rl4sys_zmq.learner.validation import CHUNK, SegmentContentRules, SegmentValueLimits, content_error, content_errors, is_finite
+from rl4sys_zmq.learner.training.validation import (
+    CHUNK,
+    SegmentContentRules,
+    SegmentValueLimits,
+    content_error,
+    content_errors,
+    is_finite,
+)
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, ColumnSpec, DiscreteSpace, PolicySnapshot, Segment

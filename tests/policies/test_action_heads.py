@@ -18,7 +18,7 @@ from rl4sys_zmq.values.spaces import ActionSpace
 
 torch = pytest.importorskip("torch")
 
-from rl4sys_zmq.learner.algorithms.action_distributions import ActionDistributions  # noqa: E402
+from rl4sys_zmq.algorithms.action_distributions import ActionDistributions  # noqa: E402
 
 SPACES: dict[str, ActionSpace] = {
     "discrete": DiscreteSpace(5, start=-2),

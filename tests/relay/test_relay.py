@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 0.1)
         monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 1.0)
     monkeypatch.setattr("rl4sys_zmq.actor.relay_link.RELAY_RETRY", Backoff(0.2, 0.4))
-    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.1)
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.1)
     monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rl4sys_zmq.config import AgentConfig, LearnerConfig, RelayAddress, RelayConfig, RelayRule
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.relays import MAX_CHOICES, MAX_SHOWN, RelayDirectory
+from rl4sys_zmq.learner.gateway.relays import MAX_CHOICES, MAX_SHOWN, RelayDirectory
 from rl4sys_zmq.liveness import RELAY_SHOWN_S
 from rl4sys_zmq.wire.messages import FollowWeights
 

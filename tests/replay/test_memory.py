@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rl4sys_zmq.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, TransitionBatch, n_step_columns
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, MultiBinarySpace, MultiDiscreteSpace, Segment, TupleSpace
 from rl4sys_zmq.values.observations import integer_bounds

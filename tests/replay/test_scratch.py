@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.algorithms import FolderAlgorithm, MemoryAlgorithm, make_algorithm
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import FolderAlgorithm, MemoryAlgorithm, make_algorithm
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.scratch import ScratchArrays

@@ -18,7 +18,7 @@ from rl4sys_zmq.delivery.journal_rows import (
     RetireActorStreams,
     Write,
 )
-from rl4sys_zmq.learner.checkpoints import CheckpointedStreamProgress
+from rl4sys_zmq.learner.run.checkpoints import CheckpointedStreamProgress
 
 __all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowJournal"]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import rl4sys_zmq.delivery.credit as credit_module
-import rl4sys_zmq.learner.client as client_module
-import rl4sys_zmq.learner.client_registry as roster_module
-import rl4sys_zmq.learner.core as core_module
-import rl4sys_zmq.learner.dispatcher as feeding_module
-import rl4sys_zmq.learner.endpoint as endpoint_module
+import rl4sys_zmq.learner.gateway.client as client_module
+import rl4sys_zmq.learner.gateway.client_registry as roster_module
+import rl4sys_zmq.learner.gateway.core as core_module
+import rl4sys_zmq.learner.gateway.dispatcher as feeding_module
+import rl4sys_zmq.learner.gateway.endpoint as endpoint_module
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
     CreditAllocator,
@@ -37,14 +37,14 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.delivery.journal_rows import CountSegmentsLostByJournal, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
-from rl4sys_zmq.learner.client import ClientState, LearnerThreadState
-from rl4sys_zmq.learner.client_registry import ClientRegistry
-from rl4sys_zmq.learner.core import LearnerCore
-from rl4sys_zmq.learner.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
-from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.endpoint import ActorSessionHandler
-from rl4sys_zmq.learner.operator import RESTART, OperatorCommandExecutor
-from rl4sys_zmq.learner.recorder import NullEventSink
+from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
+from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
+from rl4sys_zmq.learner.gateway.core import LearnerCore
+from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
+from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.gateway.operator import RESTART, OperatorCommandExecutor
+from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import space_to_json

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.policies import ExtraColumnPolicy, Policy, RandomSource, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry
@@ -59,7 +59,7 @@ def ppo_log_probs(algorithm: Any, segment: Segment) -> Any:
     """Return the log-probabilities that PPO's own network gives."""
     import torch
 
-    from rl4sys_zmq.learner.algorithms.networks import encode_observations, standardise
+    from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations, standardise
 
     space = algorithm.spec().observation_space
     features = encode_observations(space, segment.observations[: segment.steps])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.learner.core_callbacks import LearnerThreadHandle
+from rl4sys_zmq.learner.gateway.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.wire.thread_messages import AssignClient
 

@@ -20,8 +20,8 @@ from typing import assert_never
 import xxhash
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
-from rl4sys_zmq.learner.suspect_files import SuspectFiles, encode_mark, is_excused
+from rl4sys_zmq.learner.run.checkpoints import MANIFEST, CheckpointStore, is_state_file, read_manifest, state_files
+from rl4sys_zmq.learner.run.suspect_files import SuspectFiles, encode_mark, is_excused
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.folder import POLICY_FILES
 from rl4sys_zmq.private import open_private, sync_folder

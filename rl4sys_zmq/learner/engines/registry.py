@@ -14,7 +14,7 @@ ENGINES = Registry(
     {
         "thread": "rl4sys_zmq.learner.engines.thread:ENTRY",
         "process": "rl4sys_zmq.learner.engines.process:ENTRY",
-        "ray": "rl4sys_zmq.learner.engines.ray_engine:ENTRY",
+        "ray": "rl4sys_zmq.remote.ray_engine:ENTRY",
     },
     noun="engine",
     group="rl4sys_zmq.engines",

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl4sys_zmq.delivery.credit import QUEUE_MESSAGES
 from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
-from rl4sys_zmq.learner.learner_thread import LearnerThread
+from rl4sys_zmq.learner.training.learner_thread import LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame

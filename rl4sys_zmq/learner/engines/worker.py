@@ -32,7 +32,7 @@ from rl4sys_zmq.learner.engines.packets import (
     decode_packet,
     encode_packet,
 )
-from rl4sys_zmq.learner.learner_thread import LearnerThread
+from rl4sys_zmq.learner.training.learner_thread import LearnerThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import import_plugins

@@ -15,8 +15,8 @@ from job_scheduling.features import FEATURES, USED, WINDOW
 from job_scheduling.network import JobScorer
 from job_scheduling.plugin import ScorerOptions
 from job_scheduling.policy import ACTION_SPACE, KIND, OBSERVATION_SPACE, ScoringPolicy, scoring_spec
+from rl4sys_zmq.algorithms import ALGORITHMS, make_algorithm
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import ALGORITHMS, make_algorithm
 from rl4sys_zmq.testing import check_algorithm, check_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 

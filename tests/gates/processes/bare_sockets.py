@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 from harness.talk import obey, options, say
 
-from rl4sys_zmq.learner.gateway import PUB_HWM
+from rl4sys_zmq.learner.gateway.gateway import PUB_HWM
 from rl4sys_zmq.transports import raise_descriptor_limit
 
 HELLO = b"h" * 400

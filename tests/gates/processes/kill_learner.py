@@ -29,16 +29,17 @@ from harness.recorders import OffPolicyRecorder, Recorder, name_of
 from harness.stepped_clock import step_clock
 from harness.trace import TraceWriter
 
-import rl4sys_zmq.learner.checkpoints as checkpoints
+import rl4sys_zmq.learner.run.checkpoints as checkpoints
 from rl4sys_zmq.delivery import JournalEntry
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_marks import JournalMarksFileWriter
 from rl4sys_zmq.delivery.journal_rows import JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm, train_loop
-from rl4sys_zmq.learner.client import ClientState
-from rl4sys_zmq.learner.endpoint import ActorSessionHandler
-from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.gateway.client import ClientState
+from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.gateway.gateway import Gateway
+from rl4sys_zmq.learner.training import train_loop
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 

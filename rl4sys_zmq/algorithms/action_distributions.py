@@ -1,0 +1,121 @@
+"""The distributions over the actions of one space in torch: those of `rl4sys_zmq.policies.action_heads`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl4sys_zmq.algorithms.networks.torch_layers import Categorical, DiagonalGaussian, Distribution
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.values.action_layout import action_layout, choice_groups
+from rl4sys_zmq.values.spaces import ActionSpace
+from rl4sys_zmq.values.trees import Tree
+
+__all__ = ["ActionDistributions", "JointDistribution"]
+
+
+class ActionDistributions:
+    """The distributions over the actions of one space, and the form in which they take actions.
+
+    Attributes:
+        layout: The choices and numbers of an action, and their order in the outputs of a network and in a mask.
+    """
+
+    def __init__(self, space: ActionSpace) -> None:
+        self.layout = action_layout(space)
+        self._space = space
+        self._groups = () if isinstance(space, BoxSpace | DiscreteSpace) else choice_groups(self.layout)
+        self._choices = [torch.from_numpy(group.choices) for group in self._groups]
+        self._logits = [torch.from_numpy(group.logits) for group in self._groups]
+
+    @property
+    def number_columns(self) -> slice | None:
+        """The columns of encoded actions that are numbers of a Box; None without a Box."""
+        if not self.layout.numbers:
+            return None
+        return slice(None) if isinstance(self._space, BoxSpace) else slice(self.layout.choices, None)
+
+    def place(self, device: torch.device) -> None:
+        """Make distributions on another device from now on."""
+        self._choices = [index.to(device) for index in self._choices]
+        self._logits = [index.to(device) for index in self._logits]
+
+    def encode(self, actions: Tree) -> Tensor:
+        """Return raw actions, a tree of arrays ``[N, *leaf]``, in the form that `Distribution.log_probs` takes.
+
+        The form is int64 ``[N]`` from 0 for a Discrete space, and float32 ``[N, n]`` for a Box. For all other spaces it is
+        float32 ``[N, choices + numbers]``: the indices of the choices from 0, and then the numbers of all Boxes.
+        """
+        if isinstance(self._space, DiscreteSpace):
+            return torch.from_numpy(actions.astype(np.int64) - self._space.start)
+        if isinstance(self._space, BoxSpace):
+            return torch.from_numpy(actions.astype(np.float32).reshape(len(actions), self._space.size))
+        return torch.from_numpy(self.layout.join(actions))
+
+    def __call__(self, outputs: Tensor, log_std: Tensor | None, forbidden: Tensor | None) -> Distribution:
+        """Return a batch of distributions.
+
+        Args:
+            outputs: The outputs of a network, ``[B, outputs]``, in the order of `ActionLayout`.
+            log_std: The logarithms of the standard deviations of all numbers, ``[numbers]``; None without a Box.
+            forbidden: True for each option to exclude, bool ``[B, logits]``; None if all are allowed.
+        """
+        if isinstance(self._space, DiscreteSpace):
+            return Categorical(outputs, forbidden)
+        if isinstance(self._space, BoxSpace):
+            assert log_std is not None
+            return DiagonalGaussian(outputs, log_std)
+        groups = []
+        for group, index in zip(self._groups, self._logits, strict=True):
+            excluded = None if forbidden is None else forbidden.index_select(1, index).reshape(-1, group.options)
+            groups.append(Categorical(outputs.index_select(1, index).reshape(-1, group.options), excluded))
+        numbers = None if log_std is None else DiagonalGaussian(outputs[:, self.layout.logits :], log_std)
+        return JointDistribution(len(outputs), groups, self._choices, numbers)
+
+
+class JointDistribution:
+    """A batch of ``B`` distributions over actions that consist of choices and numbers. It implements `Distribution`.
+
+    The parts of an action are independent: the log-probability and the entropy are the sums over the parts. The choices with the
+    same number of options are computed together.
+    """
+
+    def __init__(self, rows: int, groups: list[Categorical], choices: list[Tensor], numbers: DiagonalGaussian | None) -> None:
+        """Create the distributions.
+
+        Args:
+            rows: ``B``.
+            groups: For each number of options, the distributions of its ``G`` choices, ``B * G`` of them.
+            choices: The indices of the choices of each group, int64 ``[G]``.
+            numbers: The distributions of all numbers; None without a Box.
+        """
+        self._rows, self._groups, self._choices, self._numbers = rows, groups, choices, numbers
+        self._count = sum(map(len, choices))
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """Return the log-probability of one action per distribution, ``[B]``.
+
+        The actions are float32 ``[B, choices + numbers]``, in the form of `ActionDistributions.encode`.
+        """
+        parts = [
+            group.log_probs(actions.index_select(1, choices).long().reshape(-1)).view(self._rows, -1).sum(dim=1)
+            for group, choices in zip(self._groups, self._choices, strict=True)
+        ]
+        if self._numbers is not None:
+            parts.append(self._numbers.log_probs(actions[:, self._count :]))
+        return torch.stack(parts).sum(dim=0)
+
+    def mean_entropy(self) -> Tensor:
+        """Return the mean over the ``B`` distributions of the sum of the parts' entropies, as a scalar tensor."""
+        parts = [group.mean_entropy() * float(len(choices)) for group, choices in zip(self._groups, self._choices, strict=True)]
+        if self._numbers is not None:
+            parts.append(self._numbers.mean_entropy())
+        return torch.stack(parts).sum()
+
+    def mode(self) -> Tensor:
+        """Return the most probable action of each distribution, float32 ``[B, choices + numbers]``."""
+        indices = torch.empty((self._rows, self._count), dtype=torch.float32, device="cpu")
+        for group, choices in zip(self._groups, self._choices, strict=True):
+            indices = indices.to(choices.device).index_copy(1, choices, group.mode().view(self._rows, -1).float())
+        return indices if self._numbers is None else torch.cat((indices, self._numbers.mode()), dim=1)

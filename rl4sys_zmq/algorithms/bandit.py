@@ -1,0 +1,186 @@
+"""The linear contextual bandit: Bayesian linear regression of the reward for each action, in numpy.
+
+With the features ``x`` and the rewards ``r`` of the decisions for action ``a`` (Li et al. 2010, algorithm 1, "disjoint" models)::
+
+    A_a = ridge * I + sum(w * x x^T)        b_a = sum(w * r * x)        mean_a = A_a^-1 b_a
+
+The weight ``w`` of a decision is 1, or ``forgetting ** n`` if ``n`` further decisions followed, for any action (Russac et al.
+2019, Weighted linear bandits for non-stationary environments). With ``init``, the given policy's posterior takes the place of
+``ridge * I``; what is forgotten of it returns to ``ridge * I``. Actors get the means, and the inverse of the Cholesky factor of
+each ``A_a``, from which they compute standard errors: ``x^T A_a^-1 x = |L_a^-1 x|^2``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.algorithms.bandit_parameters import BanditParameters, plan_bandit
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
+from rl4sys_zmq.policies.linear_bandit import context_features
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
+
+__all__ = ["LinearBandit"]
+
+Array = NDArray[np.float64]
+
+
+class LinearBandit:
+    """The algorithm `BANDIT`. Each step of a segment is a decision of its own, whether or not its episode continues."""
+
+    kind: ClassVar[str] = "onpolicy"
+    publish_every_updates = 1
+    max_policy_lag: int | None = None
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+    ) -> None:
+        """Begin with the prior: all means are 0. The algorithm draws no random numbers, so `seed` has no effect.
+
+        Raises:
+            ConfigError: If a parameter is invalid, or the actions are not Discrete.
+        """
+        self._spec = plan_bandit(observation_space, action_space, parameters)
+        assert isinstance(action_space, DiscreteSpace)
+        self._space, self._actions = observation_space, action_space
+        self.change(parameters)
+        count, width = self._spec.tensors[0].shape
+        self._gram: Array = np.zeros((count, width, width))
+        self._moment: Array = np.zeros((count, width))
+        self._ridge_share = 1.0  # the rest of the prior is in `_gram`
+        self._decisions = 0
+        self._waiting: list[Segment] = []
+        self._waiting_steps = 0
+        self._means, self._factors = self._posterior()
+
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from now on; `ridge` has an effect with the next update."""
+        self.parameters = read_parameters(BanditParameters, parameters, algorithm="BANDIT")
+        self.rollout_length = self.parameters.rollout_length
+
+    def spec(self) -> PolicySpec:
+        """Return the specification of the policy."""
+        return self._spec
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Keep the segment for the next update. Decisions of any age count fully, so `correct` has no effect."""
+        self._waiting.append(segment)
+        self._waiting_steps += segment.steps
+
+    def demand(self) -> int:
+        """Return the number of decisions that are missing for the next update."""
+        return max(0, self.parameters.steps_per_update - self._waiting_steps)
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        """Add the waiting decisions to the models of their actions, in their order.
+
+        Return None if fewer than `steps_per_update` decisions wait; with `partial`, if there are none.
+        """
+        if not self._waiting or (self.demand() and not partial):
+            return None
+        segments, self._waiting, self._waiting_steps = self._waiting, [], 0
+        features = np.concatenate([self._features(segment) for segment in segments])
+        actions = np.concatenate([segment.actions for segment in segments]) - self._actions.start
+        rewards = np.concatenate([segment.rewards for segment in segments]).astype(np.float64)
+        predicted = np.einsum("nd,nd->n", features, self._means[actions])
+        self._add(features, actions, rewards)
+        self._means, self._factors = self._posterior()
+        self._decisions += len(actions)
+        return {
+            "losses/prediction": float(np.square(rewards - predicted).mean()),
+            "charts/mean_reward": float(rewards.mean()),
+            "charts/mean_propensity": float(np.exp(np.concatenate([s.log_probs for s in segments]).astype(np.float64)).mean()),
+            "charts/decisions": float(self._decisions),
+        }
+
+    def _features(self, segment: Segment) -> Array:
+        features = context_features(self._space, segment.observations, self.parameters.intercept)
+        return features[: segment.steps].astype(np.float64)
+
+    def _add(self, features: Array, actions: NDArray[np.int64], rewards: Array) -> None:
+        """Add decisions ``[N]`` to the sums of their actions, and discount the earlier ones, with a prior that is no ridge."""
+        count, forgetting = len(actions), self.parameters.forgetting
+        kept = forgetting**count
+        self._gram *= kept
+        self._moment *= kept
+        self._ridge_share = 1.0 - kept * (1.0 - self._ridge_share)
+        weights = forgetting ** np.arange(count - 1, -1, -1, dtype=np.float64)
+        for action in np.unique(actions):
+            rows = actions == action
+            weighted = features[rows] * weights[rows, None]
+            self._gram[action] += weighted.T @ features[rows]
+            self._moment[action] += weighted.T @ rewards[rows]
+
+    def _posterior(self) -> tuple[Array, Array]:
+        """Return the means ``[n, D]`` and the inverse Cholesky factors ``[n, D, D]`` of all actions.
+
+        They are not numbers if the sums are so large that a precision matrix is not positive definite in float64. The learner
+        thread then undoes the update, and quarantines the segments that caused it.
+        """
+        identity = np.eye(self._gram.shape[1])
+        try:
+            lower = np.linalg.cholesky(self._gram + self._ridge_share * self.parameters.ridge * identity)
+        except np.linalg.LinAlgError:
+            return np.full_like(self._moment, np.nan), np.full_like(self._gram, np.nan)
+        factors = np.tril(np.linalg.solve(lower, np.broadcast_to(identity, lower.shape)))
+        means = np.einsum("ade,ad->ae", factors, np.einsum("ade,ae->ad", factors, self._moment))
+        return means, factors
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Return the means and the factors of the posterior, and the parameters of the strategy, as float32."""
+        return {
+            "means": self._means.astype(np.float32),
+            "factors": self._factors.astype(np.float32),
+            "scale": np.array([self.parameters.scale], dtype=np.float32),
+            "epsilon": np.array([self.parameters.epsilon_in_force()], dtype=np.float32),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of the sums and the posterior, without the decisions that wait for the next update."""
+        return {
+            "gram": self._gram.copy(),
+            "moment": self._moment.copy(),
+            "ridge_share": self._ridge_share,
+            "means": self._means.copy(),
+            "factors": self._factors.copy(),
+            "decisions": self._decisions,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state` has returned.
+
+        Raises:
+            ConfigError: If the state comes from models of other sizes.
+        """
+        arrays = {name: np.array(state[name], dtype=np.float64) for name in ("gram", "moment", "means", "factors")}
+        if arrays["gram"].shape != self._gram.shape or arrays["moment"].shape != self._moment.shape:
+            raise ConfigError(
+                f"the state has models of the shape {arrays['gram'].shape}; expected {self._gram.shape}",
+                key="algorithm_parameters",
+            )
+        self._gram, self._moment, self._means, self._factors = arrays.values()
+        self._ridge_share, self._decisions = float(state["ridge_share"]), int(state["decisions"])
+        self._waiting, self._waiting_steps = [], 0
+
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take the posterior of an existing policy as the prior.
+
+        Raises:
+            ConfigError: If its factors cannot be inverted.
+        """
+        means, factors = (np.array(tensors[name], dtype=np.float64) for name in ("means", "factors"))
+        identity = np.eye(factors.shape[1])
+        try:
+            lower = np.linalg.solve(factors, np.broadcast_to(identity, factors.shape))
+        except np.linalg.LinAlgError as exc:
+            raise ConfigError(
+                f"the factors of the given bandit cannot be inverted ({exc}); give another policy", key="init"
+            ) from exc
+        precision = lower @ lower.transpose(0, 2, 1)
+        self._gram, self._ridge_share = precision, 0.0
+        self._moment = np.einsum("ade,ae->ad", precision, means)
+        self._means, self._factors = means, factors

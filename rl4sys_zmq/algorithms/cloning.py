@@ -1,0 +1,107 @@
+"""Behaviour cloning: the policy learns to choose the actions of demonstrations, before the training (Pomerleau 1991)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rl4sys_zmq.algorithms.networks.torch_layers import FORBIDDEN_LOGIT, FlatAdam, encode_observations
+from rl4sys_zmq.learner.registry.algorithm import CloneOptions
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
+from rl4sys_zmq.values.observations import leaves_of
+
+__all__ = ["CloneLoss", "clone_policy", "cloned_columns", "cross_entropy", "margin_loss"]
+
+MARGIN = 0.8
+"""The margin of `margin_loss` in Hester et al. 2018."""
+
+
+CloneLoss = Callable[..., Tensor]
+"""A loss of a policy: ``loss(features, actions)``, with a third argument ``forbidden`` if the demonstrations have masks."""
+
+
+def cloned_columns(
+    segments: Sequence[Segment], observation_space: ObservationSpace, action_space: Space
+) -> tuple[Tensor, Tensor, *tuple[Tensor, ...]]:
+    """Return the features and the actions of all steps, and with masks the forbidden actions.
+
+    The features are ``[N, F]``. The actions are int64 ``[N]`` from 0 if they are discrete, else float32 ``[N, n]``. The third
+    tensor, bool ``[N, n]``, is True for each action that a mask forbids. It is missing if no segment has masks.
+    """
+    leaves = zip(*([leaf[: segment.steps] for leaf in segment.observation_leaves] for segment in segments), strict=True)
+    observations = leaves_of(observation_space).unflatten(map(np.concatenate, leaves))
+    actions = np.concatenate([segment.actions for segment in segments])
+    if isinstance(action_space, DiscreteSpace):
+        chosen = torch.from_numpy(actions.astype(np.int64) - action_space.start)
+    else:
+        chosen = torch.from_numpy(actions.astype(np.float32).reshape(len(actions), -1))
+    features = encode_observations(observation_space, observations)
+    if all(segment.masks is None for segment in segments):
+        return features, chosen
+    count = next(segment.masks.shape[1] for segment in segments if segment.masks is not None)
+    masks = [np.ones((s.steps, count), np.bool_) if s.masks is None else s.masks[: s.steps] for s in segments]
+    return features, chosen, torch.from_numpy(~np.concatenate(masks))
+
+
+def clone_policy(
+    columns: Sequence[Tensor],
+    loss: CloneLoss,
+    gradient: Callable[[Tensor], Tensor],
+    flat: Tensor,
+    options: CloneOptions,
+    generator: torch.Generator,
+) -> float:
+    """Take the gradient steps of behaviour cloning. Return the mean loss of the last tenth of them.
+
+    Args:
+        columns: The features and the actions of all steps, and the forbidden actions if there are masks (`cloned_columns`).
+        loss: Returns the loss of the policy on a batch of these columns, as a scalar tensor.
+        gradient: Returns the gradient of a loss by all parameters.
+        flat: The parameters, which change. A parameter on which the loss does not depend stays as it is.
+        options: The number and the size of the steps.
+        generator: The source of the random batches.
+    """
+    optimizer = FlatAdam(flat)
+    last: list[Tensor] = []
+    tenth = -(-options.steps // 10)
+    for step in range(options.steps):
+        rows = torch.randint(len(columns[0]), (options.batch_size,), generator=generator, dtype=torch.int64, device="cpu")
+        value = loss(*[column[rows].to(flat.device) for column in columns])
+        optimizer.step(gradient(value), [options.learning_rate])
+        if options.report is not None:
+            options.report(step + 1, value.detach())
+        if step >= options.steps - tenth:
+            last.append(value.detach())
+    return float(torch.stack(last).mean()) if last else 0.0
+
+
+def cross_entropy(logits: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
+    """Return the mean cross-entropy of a policy and the demonstrated actions, in nats.
+
+    Args:
+        logits: The policy's logits of all actions, ``[B, n]``.
+        actions: The demonstrated actions, int64 ``[B]``.
+        forbidden: True for each action that a mask forbids, bool ``[B, n]``; None: none is forbidden.
+    """
+    return functional.cross_entropy(logits if forbidden is None else logits.masked_fill(forbidden, FORBIDDEN_LOGIT), actions)
+
+
+def margin_loss(values: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
+    """Return the large-margin loss of action values: 0 if each demonstrated action is better than all others by `MARGIN`.
+
+    The loss is the mean of max_a (Q(s, a) + l(a)) - Q(s, a_E), with l = 0 for the demonstrated action a_E, else `MARGIN` (Hester
+    et al. 2018, "Deep Q-learning from Demonstrations", equation 1).
+
+    Args:
+        values: The values of all actions, ``[B, n]``.
+        actions: The demonstrated actions, int64 ``[B]``.
+        forbidden: True for each action that a mask forbids, bool ``[B, n]``. Their values do not count. None: none is forbidden.
+    """
+    chosen = actions.unsqueeze(1)
+    margins = torch.full_like(values, MARGIN).scatter_(1, chosen, 0.0)
+    others = values + margins if forbidden is None else (values + margins).masked_fill(forbidden, -torch.inf)
+    return (others.amax(1) - values.gather(1, chosen).squeeze(1)).mean()

@@ -1,0 +1,168 @@
+"""The parts of registry entries that the algorithms of all libraries share. This module imports no library.
+
+- `LibraryFactory`: a factory whose library is imported before the algorithm is built.
+- `library_entry`: the entry of an algorithm, with its policy as a perceptron.
+- `TQC_REFERENCE`, `check_quantiles`: the source of TQC, which two libraries have, and the check of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Protocol
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import (
+    ANY_AGE,
+    AlgorithmEntry,
+    AlgorithmFactory,
+    DeferredFactory,
+    Staleness,
+    read_parameters,
+)
+from rl4sys_zmq.plugins import load_object
+from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
+from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values.action_layout import action_layout
+
+__all__ = ["TQC_REFERENCE", "LibraryFactory", "LibraryParameters", "check_quantiles", "count_values", "library_entry"]
+
+TQC_REFERENCE = (
+    "Kuznetsov et al. 2020, Controlling overestimation bias with truncated mixture of continuous distributional quantile critics"
+)
+
+
+def check_quantiles(dropped: int, quantiles: int) -> None:
+    """Check that TQC's targets keep a quantile of each network.
+
+    Args:
+        dropped: The number of quantiles of each network that are left out.
+        quantiles: The number of quantiles that each network estimates.
+
+    Raises:
+        ConfigError: If none is left.
+    """
+    if dropped >= quantiles:
+        raise ConfigError(
+            f"algorithm_parameters.top_quantiles_to_drop_per_net: {dropped} of {quantiles} quantiles leave none; drop fewer",
+            key="algorithm_parameters.top_quantiles_to_drop_per_net",
+        )
+
+
+class LibraryParameters(Protocol):
+    """The parameters that the algorithms of all libraries have: those of the policy's network."""
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """The widths of the hidden layers."""
+
+    @property
+    def activation(self) -> str:
+        """The activation function of the hidden layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFactory(DeferredFactory):
+    """The factory of one algorithm of a library, which is imported before the algorithm is built.
+
+    Attributes:
+        builder: The function that builds the algorithm, as ``"package.module:attribute"``. Its first argument is `name`; the
+            others are those of an `AlgorithmFactory`.
+        name: The name of the algorithm in the library, or the location of the user's own class.
+        extra: The optional dependency group of this package that installs the library.
+    """
+
+    builder: str
+    name: str
+    extra: str
+
+    def load(self) -> AlgorithmFactory:
+        """Import the library, and with it torch. Return the function that builds the algorithm.
+
+        Raises:
+            ImportError: If the library is not installed.
+        """
+        return partial(load_object(self.builder), self.name)
+
+    def __str__(self) -> str:
+        return self.builder
+
+
+def library_entry(
+    factory: LibraryFactory,
+    parameters: type[LibraryParameters],
+    heads: Mapping[str, str],
+    *,
+    kind: str,
+    summary: str,
+    reference: str,
+    staleness: Staleness = ANY_AGE,
+    takes_masks: bool = False,
+) -> AlgorithmEntry:
+    """Return the registry entry of an algorithm of a library. The library is not imported.
+
+    Args:
+        factory: The factory of the algorithm. Its extra is also the first part of the algorithm's name.
+        parameters: The dataclass of its parameters.
+        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
+        kind: ``onpolicy`` or ``offpolicy``.
+        summary: One line of documentation.
+        reference: The source of the algorithm.
+        staleness: The age of the data that it can learn from.
+        takes_masks: True if the training respects action masks.
+    """
+    kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
+    name = f"{factory.extra}:{factory.name}"
+    return AlgorithmEntry(
+        name=name,
+        factory=factory,
+        summary=summary,
+        kind=kind,
+        parameters=parameters,
+        plan=partial(_plan, name, parameters, heads),
+        count=partial(count_values, name, parameters),
+        staleness=staleness,
+        extra=factory.extra,
+        spaces=f"any observations; {' or '.join(kinds)} actions",
+        reference=reference,
+        isolated=True,
+        takes_masks=takes_masks,
+    )
+
+
+def count_values(
+    name: str,
+    cls: type[LibraryParameters],
+    observation_space: ObservationSpace,
+    action_space: Space,
+    parameters: Mapping[str, object],
+) -> int:
+    """Return the number of parameters of the perceptrons that estimate values, without their target networks."""
+    p, actions = read_parameters(cls, parameters, algorithm=name), action_layout(action_space).outputs
+    inputs, outputs = (actions, 1) if isinstance(action_space, BoxSpace) else (0, actions)
+    widths = (feature_size(observation_space) + inputs, *p.hidden_sizes, outputs * getattr(p, "n_quantiles", 1))
+    networks = getattr(p, "n_critics", getattr(p, "num_qvalue_nets", 1))
+    return int(networks * sum((before + 1) * width for before, width in pairwise(widths)))
+
+
+def _plan(
+    name: str,
+    cls: type[LibraryParameters],
+    heads: Mapping[str, str],
+    observation_space: ObservationSpace,
+    action_space: Space,
+    parameters: Mapping[str, object],
+) -> PolicySpec:
+    """Return the specification of the policy that an algorithm would train.
+
+    Raises:
+        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
+    """
+    p = read_parameters(cls, parameters, algorithm=name)
+    check_not_image(observation_space, p.hidden_sizes, name)
+    if action_space.KIND not in heads:
+        raise ConfigError(f"{name} needs a {' or '.join(heads)} action space, not {action_space!s:.80}", key="action_space")
+    return mlp_spec(observation_space, action_space, heads[action_space.KIND], p.hidden_sizes, p.activation)

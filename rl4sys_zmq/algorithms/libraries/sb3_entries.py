@@ -1,0 +1,462 @@
+"""The registry entries of Stable-Baselines3's algorithms and their parameters. This module imports neither torch nor the library.
+
+A parameter has the name and the default that it has in the library, unless a line of its meaning says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, ClassVar
+
+from rl4sys_zmq.algorithms.libraries.library import (
+    TQC_REFERENCE,
+    LibraryFactory,
+    check_quantiles,
+    count_values,
+    library_entry,
+)
+from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.config.options import parameters as finite_parameters
+from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Staleness
+from rl4sys_zmq.values import ACTIVATIONS
+
+__all__ = [
+    "A2C",
+    "DDPG",
+    "DQN",
+    "MASKABLEPPO",
+    "PPO",
+    "QRDQN",
+    "SAC",
+    "TD3",
+    "TQC",
+    "TRPO",
+    "OffPolicyParameters",
+    "OnPolicyParameters",
+    "OwnClassParameters",
+    "Sb3Parameters",
+    "own_class",
+]
+
+_BUILDER = "rl4sys_zmq.algorithms.libraries.sb3:build"
+_EXTRA = "sb3"
+
+
+def _rate(default: float) -> float:
+    return option(number(0.0, 10.0), default, names=("lr",), doc="step size of the optimizer")
+
+
+def _hidden(*default: int) -> tuple[int, ...]:
+    return option(sizes, default, names=("net_arch",), doc="widths of the hidden layers of each network")
+
+
+def _activation(default: str) -> str:
+    return option(one_of(*ACTIVATIONS), default, names=("activation_fn",), doc="activation of the hidden layers")
+
+
+def _norm(default: float | None) -> float | None:
+    return option(optional(number(0.0, MAX_NUMBER)), default, doc="largest norm of the gradient; null: no limit")
+
+
+def _steps(default: int) -> int:
+    return option(whole_number(1, 1 << 20), default, names=("num_steps",), doc="most steps per segment")
+
+
+def _entropy_weight(value: object) -> float | str:
+    if isinstance(value, str) and re.fullmatch(r"auto(_\d+(\.\d+)?)?", value):
+        return value
+    try:
+        return number(0.0, MAX_NUMBER)(value)
+    except InvalidValue as exc:
+        raise InvalidValue(f"{exc}, or auto, or auto_X with a number X") from exc
+
+
+def _target_entropy(value: object) -> float | str:
+    if value == "auto":
+        return "auto"
+    try:
+        return number(-MAX_NUMBER, MAX_NUMBER)(value)
+    except InvalidValue as exc:
+        raise InvalidValue(f"{exc}, or auto") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sb3Parameters:
+    """The parameters that all algorithms of Stable-Baselines3 have. *Steps* are environment steps."""
+
+    changeable: ClassVar[frozenset[str]] = frozenset({"learning_rate", "learning_rate_final", "total_steps"})
+    ours: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "learning_rate_final", "total_steps", "hidden_sizes", "activation", "rollout_length"}
+    )
+    """The parameters that are no arguments of the library's class."""
+
+    learning_rate: float = _rate(3e-4)
+    learning_rate_final: float | None = option(
+        optional(number(0.0, 10.0)), None, doc="learning rate at total_steps, reached linearly; null: constant"
+    )
+    total_steps: int = option(
+        whole_number(1),
+        1_000_000,
+        names=("total_timesteps",),
+        doc="length of the schedules in steps; training continues after it",
+    )
+    hidden_sizes: tuple[int, ...] = _hidden(64, 64)
+    activation: str = _activation("tanh")
+    rollout_length: int = _steps(128)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the library's class, by name, without the learning rate."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.ours}
+
+    def network_arguments(self) -> dict[str, Any]:
+        """Return further arguments of the library's policy class, by name."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnPolicyParameters(Sb3Parameters):
+    """The parameters that all on-policy algorithms of Stable-Baselines3 have."""
+
+    changeable: ClassVar[frozenset[str]] = Sb3Parameters.changeable | {"gamma", "gae_lambda"}
+
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    gae_lambda: float = option(number(0.0, 1.0), 0.95, names=("lam",), doc="decay of advantage traces")
+    n_steps: int = option(whole_number(2, 1 << 30), 2048, names=("steps_per_update",), doc="steps per update, of all actors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TRPOParameters(OnPolicyParameters):
+    """The parameters of ``sb3:TRPO``."""
+
+    changeable: ClassVar[frozenset[str]] = OnPolicyParameters.changeable | {
+        *("batch_size", "cg_max_steps", "cg_damping", "line_search_shrinking_factor", "line_search_max_iter"),
+        *("n_critic_updates", "normalize_advantage", "target_kl", "sub_sampling_factor"),
+    }
+
+    learning_rate: float = option(number(0.0, 10.0), 1e-3, names=("lr", "vf_lr"), doc="step size of the value network's Adam")
+    batch_size: int = option(whole_number(1), 128, doc="steps per minibatch of the value network")
+    cg_max_steps: int = option(whole_number(1, 1000), 15, names=("cg_iters",), doc="most steps of the conjugate gradient")
+    cg_damping: float = option(number(0.0, 1e3), 0.1, names=("damping_coeff",), doc="damping of the Fisher matrix's product")
+    line_search_shrinking_factor: float = option(
+        number(0.0, 1.0), 0.8, names=("backtrack_coeff",), doc="factor of the step in each try of the line search"
+    )
+    line_search_max_iter: int = option(
+        whole_number(1, 1000), 10, names=("backtrack_iters",), doc="most tries of the line search; after them, the policy stays"
+    )
+    n_critic_updates: int = option(
+        whole_number(1, 10_000), 10, names=("train_v_iters",), doc="passes over the batch that train the value network"
+    )
+    normalize_advantage: bool = option(flag, True, names=("norm_adv",), doc="normalise the advantages of a batch")
+    target_kl: float = option(
+        number(1e-9, 1e3),
+        0.01,
+        names=("delta",),
+        doc="largest mean KL divergence between the policies before and after an update",
+    )
+    sub_sampling_factor: int = option(whole_number(1, 1000), 1, doc="the policy's step uses every so many-th step of the batch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class A2CParameters(OnPolicyParameters):
+    """The parameters of ``sb3:A2C``."""
+
+    changeable: ClassVar[frozenset[str]] = OnPolicyParameters.changeable | {
+        *("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage"),
+    }
+
+    learning_rate: float = _rate(7e-4)
+    n_steps: int = option(whole_number(2, 1 << 30), 5, names=("steps_per_update",), doc="steps per update, of all actors")
+    gae_lambda: float = option(number(0.0, 1.0), 1.0, names=("lam",), doc="decay of advantage traces")
+    ent_coef: float = option(number(0.0, MAX_NUMBER), 0.0, doc="weight of the entropy bonus")
+    vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, the mean squared error")
+    max_grad_norm: float = option(number(0.0, MAX_NUMBER), 0.5, doc="largest norm of the gradient")
+    rms_prop_eps: float = option(number(LEAST_EPSILON, 1.0), 1e-5, doc="RMSProp's epsilon")
+    use_rms_prop: bool = option(flag, True, doc="RMSProp; false: Adam")
+    normalize_advantage: bool = option(flag, False, names=("norm_adv",), doc="normalise the advantages of a batch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOParameters(OnPolicyParameters):
+    """The parameters of ``sb3:PPO`` and ``sb3:MaskablePPO``."""
+
+    changeable: ClassVar[frozenset[str]] = OnPolicyParameters.changeable | {
+        *("batch_size", "n_epochs", "normalize_advantage", "ent_coef", "vf_coef", "max_grad_norm", "target_kl"),
+    }
+
+    batch_size: int = option(whole_number(2), 64, names=("minibatch_size",), doc="steps per minibatch")
+    n_epochs: int = option(whole_number(1, 10_000), 10, names=("update_epochs",), doc="passes over the batch")
+    clip_range: float = option(
+        number(0.0, MAX_NUMBER), 0.2, names=("clip_coef", "clip_ratio"), doc="largest distance of the probability ratio from 1"
+    )
+    clip_range_vf: float | None = option(
+        optional(number(1e-9, MAX_NUMBER)), None, doc="largest distance of a value from the old one; null: no limit"
+    )
+    normalize_advantage: bool = option(flag, True, names=("norm_adv",), doc="normalise the advantages of each minibatch")
+    ent_coef: float = option(number(0.0, MAX_NUMBER), 0.0, doc="weight of the entropy bonus")
+    vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, the mean squared error")
+    max_grad_norm: float = option(number(0.0, MAX_NUMBER), 0.5, doc="largest norm of the gradient")
+    target_kl: float | None = option(
+        optional(number(0.0, MAX_NUMBER)), None, doc="end an update at 1.5 times this mean approximate KL; null: never"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyParameters(Sb3Parameters):
+    """The parameters that all off-policy algorithms of Stable-Baselines3 have."""
+
+    changeable: ClassVar[frozenset[str]] = Sb3Parameters.changeable | {"batch_size", "tau"}
+    ours: ClassVar[frozenset[str]] = Sb3Parameters.ours | {"n_steps"}
+
+    rollout_length: int = _steps(32)
+    activation: str = _activation("relu")
+    buffer_size: int = option(
+        whole_number(1, 1 << 30), 1_000_000, names=("buffer_capacity", "replay_size"), doc="transitions held in the replay"
+    )
+    learning_starts: int = option(whole_number(0), 100, doc="steps that are observed before the training starts")
+    batch_size: int = option(whole_number(1, 1 << 20), 256, doc="transitions per gradient step")
+    tau: float = option(number(0.0, 1.0), 0.005, doc="share of the new weights in each update of the target network")
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    train_freq: int = option(whole_number(1), 1, names=("train_frequency",), doc="steps from one training to the next")
+    gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps of each training")
+    n_steps: int = option(whole_number(1, 1000), 1, names=("n_step",), doc="number of rewards summed before the bootstrap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DQNParameters(OffPolicyParameters):
+    """The parameters of ``sb3:DQN``."""
+
+    changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"target_update_interval", "max_grad_norm"}
+
+    learning_rate: float = _rate(1e-4)
+    batch_size: int = option(whole_number(1, 1 << 20), 32, doc="transitions per gradient step")
+    tau: float = option(number(0.0, 1.0), 1.0, doc="share of the new weights in each update of the target network; 1 copies them")
+    train_freq: int = option(whole_number(1), 4, names=("train_frequency",), doc="steps from one training to the next")
+    target_update_interval: int = option(
+        whole_number(1),
+        10_000,
+        names=("target_network_frequency",),
+        doc="steps from one update of the target network to the next",
+    )
+    exploration_fraction: float = option(number(0.0, 1.0), 0.1, doc="share of total_steps over which epsilon falls linearly")
+    exploration_initial_eps: float = option(
+        number(0.0, 1.0), 1.0, names=("epsilon", "start_e"), doc="probability of a uniform action at the start"
+    )
+    exploration_final_eps: float = option(
+        number(0.0, 1.0), 0.05, names=("epsilon_min", "end_e"), doc="probability of a uniform action at the end"
+    )
+    max_grad_norm: float = option(number(0.0, MAX_NUMBER), 10.0, doc="largest norm of the gradient")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QRDQNParameters(DQNParameters):
+    """The parameters of ``sb3:QRDQN``."""
+
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles"}
+
+    learning_rate: float = _rate(5e-5)
+    exploration_fraction: float = option(number(0.0, 1.0), 0.005, doc="share of total_steps over which epsilon falls linearly")
+    exploration_final_eps: float = option(
+        number(0.0, 1.0), 0.01, names=("epsilon_min", "end_e"), doc="probability of a uniform action at the end"
+    )
+    max_grad_norm: float | None = _norm(None)  # type: ignore[assignment]
+    n_quantiles: int = option(whole_number(1, 10_000), 200, doc="quantiles of the return that are estimated for each action")
+
+    def network_arguments(self) -> dict[str, Any]:
+        """Return the number of quantiles, which the library's policy class takes."""
+        return {"n_quantiles": self.n_quantiles}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SACParameters(OffPolicyParameters):
+    """The parameters of ``sb3:SAC``."""
+
+    hidden_sizes: tuple[int, ...] = _hidden(256, 256)
+    ent_coef: float | str = option(
+        _entropy_weight, "auto", names=("alpha",), doc="weight of the entropy; auto or auto_X: learnt, from 1 or X"
+    )
+    target_update_interval: int = option(
+        whole_number(1),
+        1,
+        doc="gradient steps from one update of the target network to the next, in each training, which begins with one",
+    )
+    target_entropy: float | str = option(
+        _target_entropy, "auto", doc="entropy that a learnt weight holds; auto: minus the number of an action's elements"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TQCParameters(SACParameters):
+    """The parameters of ``sb3:TQC``."""
+
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles", "n_critics"}
+
+    top_quantiles_to_drop_per_net: int = option(whole_number(0, 10_000), 2, doc="quantiles that are left out of the targets")
+    n_quantiles: int = option(whole_number(1, 10_000), 25, doc="quantiles of the return that each critic estimates")
+    n_critics: int = option(whole_number(1, 100), 2, doc="number of critics")
+
+    def __post_init__(self) -> None:
+        check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
+
+    def network_arguments(self) -> dict[str, Any]:
+        """Return the numbers of quantiles and critics, which the library's policy class takes."""
+        return {"n_quantiles": self.n_quantiles, "n_critics": self.n_critics}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDPGParameters(OffPolicyParameters):
+    """The parameters of ``sb3:DDPG``."""
+
+    changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"exploration_noise"}
+    ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"exploration_noise"}
+
+    learning_rate: float = _rate(1e-3)
+    hidden_sizes: tuple[int, ...] = _hidden(400, 300)
+    exploration_noise: float = option(
+        number(0.0, 10.0),
+        0.1,
+        names=("noise_scale",),
+        doc="deviation of the noise of actions, as a fraction of half their range; the library's class has none",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TD3Parameters(DDPGParameters):
+    """The parameters of ``sb3:TD3``."""
+
+    policy_delay: int = option(whole_number(1), 2, names=("policy_frequency",), doc="critics' gradient steps per policy's step")
+    target_policy_noise: float = option(
+        number(0.0, 10.0), 0.2, names=("policy_noise",), doc="deviation of the noise of the target's actions"
+    )
+    target_noise_clip: float = option(number(0.0, 10.0), 0.5, names=("noise_clip",), doc="largest noise of the target's actions")
+
+
+def _class_arguments(value: object) -> Mapping[str, object]:
+    given = finite_parameters(value)
+    if "policy_kwargs" in given:  # its sizes would not be counted
+        raise InvalidValue("no policy_kwargs, but the parameters hidden_sizes and activation")
+    return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnClassParameters(Sb3Parameters):
+    """The parameters of a user's own class, ``sb3:package.module:Class``."""
+
+    arguments_of_class: Mapping[str, object] = option(
+        _class_arguments, {}, names=("arguments",), doc="arguments of the class by name, such as batch_size or gamma"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the user's class, by name."""
+        return dict(self.arguments_of_class)
+
+
+def _entry(
+    name: str, summary: str, reference: str, cls: type[Sb3Parameters], staleness: Staleness = ANY_AGE, **heads: str
+) -> AlgorithmEntry:
+    kind = "onpolicy" if issubclass(cls, OnPolicyParameters) else "offpolicy"
+    return library_entry(
+        LibraryFactory(_BUILDER, name, _EXTRA),
+        cls,
+        heads,
+        kind=kind,
+        summary=summary,
+        reference=reference,
+        staleness=staleness,
+        takes_masks=name == "MaskablePPO",
+    )
+
+
+_STOCHASTIC = {"Discrete": "categorical", "Box": "gaussian"}
+_V_TRACE = "V-trace with on_lag: correct"
+_CLIPPED = Staleness(max_policy_lag=4, correction=f"probability ratios, which are clipped; {_V_TRACE}")
+
+A2C = _entry(
+    "A2C",
+    "Advantage actor-critic of Stable-Baselines3.",
+    "Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
+    A2CParameters,
+    Staleness(max_policy_lag=4, correction=f"none; {_V_TRACE}"),
+    **_STOCHASTIC,
+)
+PPO = _entry(
+    "PPO",
+    "Proximal policy optimisation of Stable-Baselines3.",
+    "Schulman et al. 2017, Proximal policy optimization algorithms",
+    PPOParameters,
+    _CLIPPED,
+    **_STOCHASTIC,
+)
+TRPO = _entry(
+    "TRPO",
+    "Trust region policy optimisation of sb3-contrib.",
+    "Schulman et al. 2015, Trust region policy optimization",
+    TRPOParameters,
+    Staleness(max_policy_lag=4, correction=f"probability ratios, which are not clipped; {_V_TRACE}"),
+    **_STOCHASTIC,
+)
+MASKABLEPPO = _entry(
+    "MaskablePPO",
+    "PPO with action masks of sb3-contrib.",
+    "Huang and Ontañón 2022, A closer look at invalid action masking in policy gradient algorithms",
+    PPOParameters,
+    _CLIPPED,
+    Discrete="categorical",
+)
+DQN = _entry(
+    "DQN",
+    "Deep Q-learning of Stable-Baselines3.",
+    "Mnih et al. 2015, Human-level control through deep reinforcement learning",
+    DQNParameters,
+    Discrete="q_values",
+)
+QRDQN = _entry(
+    "QRDQN",
+    "Q-learning of return quantiles of sb3-contrib.",
+    "Dabney et al. 2018, Distributional reinforcement learning with quantile regression",
+    QRDQNParameters,
+    Discrete="q_values",
+)
+SAC = _entry(
+    "SAC",
+    "Soft actor-critic of Stable-Baselines3.",
+    "Haarnoja et al. 2018, Soft actor-critic algorithms and applications",
+    SACParameters,
+    Box="squashed_gaussian",
+)
+TQC = _entry(
+    "TQC",
+    "SAC with truncated quantile critics of sb3-contrib.",
+    TQC_REFERENCE,
+    TQCParameters,
+    Box="squashed_gaussian",
+)
+TD3 = _entry(
+    "TD3",
+    "Twin delayed DDPG of Stable-Baselines3.",
+    "Fujimoto et al. 2018, Addressing function approximation error in actor-critic methods",
+    TD3Parameters,
+    Box="deterministic",
+)
+DDPG = _entry(
+    "DDPG",
+    "Deep deterministic policy gradient of Stable-Baselines3.",
+    "Lillicrap et al. 2016, Continuous control with deep reinforcement learning",
+    DDPGParameters,
+    Box="deterministic",
+)
+
+
+def own_class(name: str) -> AlgorithmEntry:
+    """Return the entry of a user's own class, named ``sb3:package.module:Class``. The class is not imported."""
+    return AlgorithmEntry(
+        name=name,
+        factory=LibraryFactory(_BUILDER, name.partition(":")[2], _EXTRA),
+        summary="A class of yours that is derived from an algorithm of Stable-Baselines3.",
+        parameters=OwnClassParameters,
+        count=partial(count_values, name, OwnClassParameters),
+        extra=_EXTRA,
+        isolated=True,
+    )

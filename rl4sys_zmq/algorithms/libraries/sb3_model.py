@@ -1,0 +1,318 @@
+"""A model of Stable-Baselines3 that never steps an environment: its construction, its policy's weights, and its state."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.utils import FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv
+
+from rl4sys_zmq.algorithms.libraries.global_random import GlobalRandomState
+from rl4sys_zmq.algorithms.libraries.mlp_layers import ACTIVATION_LAYERS, PublishedNetwork, network_layers
+from rl4sys_zmq.algorithms.libraries.sb3_entries import Sb3Parameters
+from rl4sys_zmq.errors import ConfigError, RL4SysError
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
+from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space, feature_size
+from rl4sys_zmq.values.action_layout import action_layout
+
+__all__ = ["Sb3Adapter"]
+
+_COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate", "_current_progress_remaining")
+"""The numbers of a model that training changes."""
+
+FIXED_ENTROPY_WEIGHT = "ent_coef_tensor"
+"""The variable of SAC and TQC that has an entropy weight that is not learned. It follows from the parameters."""
+ENTROPY_OPTIMIZER = "ent_coef_optimizer"
+"""The optimizer of SAC and TQC that learns the entropy weight. A model with a fixed weight has none."""
+
+
+class _SpacesOnly(VecEnv):
+    """A vectorised environment that has spaces, which a model needs, and cannot be stepped."""
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise RL4SysError("this environment has only spaces; the steps come from actors")
+
+    reset = step_async = step_wait = env_method = _refuse
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Return None as the render mode, the only attribute that a model reads."""
+        if attr_name != "render_mode":
+            raise AttributeError(attr_name)
+        return [None]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Refuse the attribute."""
+        self._refuse()
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
+        """Return False: there are no wrappers."""
+        return [False]
+
+
+class _RateSchedule:
+    """A learning rate that falls linearly from a first to a last value, as a function of the share of steps that remain."""
+
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
+
+    def __call__(self, remaining: float) -> float:
+        return self._last + (self._first - self._last) * remaining
+
+
+class Sb3Adapter:
+    """The part of an adapter that on-policy and off-policy algorithms of Stable-Baselines3 have in common.
+
+    The model sees flat float32 features of the observations, and actions from 0 or raw actions, whatever the spaces are.
+
+    Attributes:
+        parameters: The parameters, as the dataclass of the algorithm's entry.
+        rollout_length: As in `Algorithm`.
+        publish_every_updates: As in `Algorithm`.
+        max_policy_lag: As in `Algorithm`.
+    """
+
+    rollout_length: int
+    publish_every_updates = 1
+    max_policy_lag: int | None = None
+
+    def __init__(
+        self,
+        entry: AlgorithmEntry,
+        cls: type[BaseAlgorithm],
+        observation_space: ObservationSpace,
+        action_space: Space,
+        parameters: Mapping[str, object],
+        seed: int,
+    ) -> None:
+        self._name = entry.name
+        self._observation_space = observation_space
+        self._action_space = action_space
+        assert entry.parameters is not None
+        self.parameters: Sb3Parameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
+        self.rollout_length = self.parameters.rollout_length
+        self._random = GlobalRandomState(seed)
+        with self._random.active(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # advice about environments and batch sizes
+            self._model: Any = self._make_model(cls, seed)
+        self._model.set_logger(Logger(None, []))
+        published = self._published()
+        self._spec = mlp_spec(self._observation_space, action_space, published.head, published.hidden_sizes, published.activation)
+        self._spec.flatten(self.snapshot())  # a network that does not fit the spaces is refused here
+
+    def _make_model(self, cls: type[BaseAlgorithm], seed: int) -> BaseAlgorithm:
+        p = self.parameters
+        features = spaces.Box(-np.inf, np.inf, (feature_size(self._observation_space),), np.float32)
+        if isinstance(self._action_space, DiscreteSpace):
+            actions: spaces.Space[Any] = spaces.Discrete(self._action_space.n)
+        else:
+            numbers = action_layout(self._action_space).numbers
+            actions = spaces.Box(-1.0, 1.0, (numbers,), np.float32)  # its bounds have no effect on the training
+        network = {
+            "net_arch": list(p.hidden_sizes),
+            "activation_fn": ACTIVATION_LAYERS[p.activation],
+            **p.network_arguments(),
+        }
+        arguments = {"policy_kwargs": network, "device": "cpu", **self._arguments()}
+        try:
+            return cls("MlpPolicy", _SpacesOnly(1, features, actions), self._rate(), seed=seed % (1 << 32), **arguments)
+        except (TypeError, ValueError, AssertionError) as exc:  # the library's checks of arguments
+            raise ConfigError(f"{self._name} cannot be created: {exc}", key="algorithm_parameters") from exc
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments of the model's class."""
+        return self.parameters.arguments()
+
+    def _rate(self) -> Any:
+        p = self.parameters
+        return p.learning_rate if p.learning_rate_final is None else _RateSchedule(p.learning_rate, p.learning_rate_final)
+
+    # ---- the policy
+
+    def spec(self) -> PolicySpec:
+        """Return the specification of the policy, an MLP."""
+        return self._spec
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the policy's weights by name."""
+        return self._published().tensors()
+
+    def _published(self) -> PublishedNetwork:
+        """Return the part of the model's networks that is sent to actors.
+
+        Raises:
+            ConfigError: If no policy of ours can express it.
+        """
+        model, policy = self._model, self._model.policy
+        if getattr(model, "use_sde", False):
+            raise ConfigError(f"{self._name}: actors cannot explore with use_sde; leave it out", key="algorithm_parameters")
+        if hasattr(policy, "action_net"):
+            layers, activation = network_layers(policy.mlp_extractor.policy_net, policy.action_net)
+            log_std = getattr(policy, "log_std", None)
+            if log_std is None:
+                return PublishedNetwork("categorical", layers, activation)
+            return PublishedNetwork("gaussian", layers, activation, {"log_std": log_std})
+        epsilon = {"epsilon": torch.tensor([self._epsilon()], dtype=torch.float32, device="cpu")}
+        if hasattr(policy, "actor"):
+            return self._published_actor(policy.actor, epsilon)
+        if hasattr(policy, "quantile_net"):
+            layers, activation = network_layers(policy.quantile_net.quantile_net)
+            means = [tensor.unflatten(0, (model.n_quantiles, -1)).mean(0) for tensor in layers[-1]]  # the mean is linear
+            return PublishedNetwork("q_values", [*layers[:-1], (means[0], means[1])], activation, epsilon)
+        if hasattr(policy, "q_net"):
+            return PublishedNetwork("q_values", *network_layers(policy.q_net.q_net), epsilon)
+        raise ConfigError(
+            f"{self._name}: a {type(policy).__name__} cannot be sent to actors; supported are policies like those of "
+            f"{', '.join(name for name in ALGORITHMS.names() if name.startswith('sb3:'))}",
+            key="algorithm_name",
+        )
+
+    def _published_actor(self, actor: Any, epsilon: Mapping[str, torch.Tensor]) -> PublishedNetwork:
+        if not hasattr(actor, "latent_pi"):
+            layers, activation = network_layers(*list(actor.mu)[:-1])  # the last layer is the tanh of the head
+            noise = torch.tensor([getattr(self.parameters, "exploration_noise", 0.1)], dtype=torch.float32, device="cpu")
+            return PublishedNetwork("deterministic", layers, activation, {"noise_std": noise, **epsilon})
+        layers, activation = network_layers(actor.latent_pi, actor.mu)
+        network_layers(actor.log_std)
+        weight, bias = (torch.cat([getattr(actor.mu, name), getattr(actor.log_std, name)]) for name in ("weight", "bias"))
+        return PublishedNetwork("squashed_gaussian", [*layers[:-1], (weight, bias)], activation)
+
+    def _epsilon(self) -> float:
+        """Return the current probability of a uniform action."""
+        return float(getattr(self._model, "exploration_rate", 0.0))
+
+    @torch.no_grad()
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the policy's weights, to start training from an existing policy. All quantiles of a return get its mean."""
+        model, policy, published = self._model, self._model.policy, self._published()
+        given = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
+        last = len(published.layers) - 1
+        pairs = [(given[f"layers.{index}.weight"], given[f"layers.{index}.bias"]) for index in range(last + 1)]
+        targets = list(published.layers[:-1])
+        if published.head == "squashed_gaussian":
+            targets += [(layer.weight, layer.bias) for layer in (policy.actor.mu, policy.actor.log_std)]
+            means, log_stds = zip(*(tensor.chunk(2) for tensor in pairs.pop()), strict=True)
+            pairs += [means, log_stds]
+        elif hasattr(policy, "quantile_net"):
+            output = policy.quantile_net.quantile_net[-1]
+            targets.append((output.weight, output.bias))
+            weight, bias = pairs.pop()
+            pairs.append((weight.repeat(model.n_quantiles, 1), bias.repeat(model.n_quantiles)))
+        else:
+            targets.append(published.layers[-1])
+        if published.head == "gaussian":
+            published.extras["log_std"].copy_(given["log_std"])
+        for target, source in zip(targets, pairs, strict=True):
+            for own, new in zip(target, source, strict=True):
+                own.copy_(new)
+        for name in ("q_net", "quantile_net", "actor"):
+            if hasattr(model, f"{name}_target"):
+                getattr(model, f"{name}_target").load_state_dict(getattr(model, name).state_dict())
+
+    # ---- training
+
+    def _advance(self, steps: int) -> None:
+        """Set the number of steps that the model's schedules have seen."""
+        model, total = self._model, self.parameters.total_steps
+        model.num_timesteps = steps
+        model._update_current_progress_remaining(min(steps, total), total)
+
+    def _metrics(self) -> dict[str, float]:
+        """Return the numbers that the model has logged since the last call, by TensorBoard tag."""
+        logged = self._model.logger.name_to_value
+        found = {_tag(name): float(value) for name, value in logged.items()}
+        logged.clear()
+        return {tag: value for tag, value in found.items() if np.isfinite(value) or "loss" in tag.rpartition("/")[2]}
+
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from the next update on. Only those that the entry declares as changeable can differ."""
+        self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._name)
+        self._model.learning_rate = self._rate()
+        self._model.lr_schedule = FloatSchedule(self._model.learning_rate)
+        for name in p.changeable - p.ours:
+            setattr(self._model, name, getattr(p, name))
+
+    # ---- the state
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return copies of everything that an update changes: networks, optimizers, generators and counters."""
+        model = self._model
+        variables = [name for name in model._get_torch_save_params()[1] if name != FIXED_ENTROPY_WEIGHT]
+        return {
+            "model": copy.deepcopy(model.get_parameters()),
+            "variables": {name: getattr(model, name).detach().clone() for name in variables},
+            "counters": {name: getattr(model, name) for name in _COUNTERS if hasattr(model, name)},
+            "random": self._random.state(),
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `checkpoint` has copied. An optimizer of another kind stays as it is.
+
+        The optimizers keep their options. An entropy weight that is learned only now begins as the parameters say, and one that
+        was learned before is that of the parameters.
+
+        Raises:
+            ConfigError: If the state comes from another network.
+        """
+        model, given, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
+        if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef
+            given.pop(ENTROPY_OPTIMIZER, None)
+        elif ENTROPY_OPTIMIZER not in given:
+            given[ENTROPY_OPTIMIZER] = ours[ENTROPY_OPTIMIZER]
+        for name, own in ours.items():
+            if _is_adam(own) is not _is_adam(given.get(name, own)):  # a resumed client has another use_rms_prop
+                given[name] = own
+            for theirs, options in zip(given.get(name, {}).get("param_groups", ()), own.get("param_groups", ()), strict=False):
+                theirs.update({key: value for key, value in options.items() if key != "params"})
+        try:
+            model.set_parameters(given, exact_match=True, device="cpu")
+        except (RuntimeError, ValueError) as exc:
+            raise ConfigError(f"{self._name}: the state does not fit the network: {exc}"[:500]) from exc
+        for name, value in kept["variables"].items():
+            if (variable := getattr(model, name)) is not None:  # there is no logarithm of a weight that is not learned
+                variable.data.copy_(value)
+        for name, value in kept["counters"].items():
+            setattr(model, name, value)
+        self._random.load(kept["random"])
+
+    def numbers_to_check(self) -> Sequence[NDArray[Any]]:
+        """Return copies of all numbers that must stay finite: the weights, and the state of the optimizers."""
+        weights: list[NDArray[Any]] = []
+        moments: list[NDArray[Any]] = []
+        for name, state in self._model.get_parameters().items():
+            tensors = _tensors(state)
+            (moments if "optimizer" in name else weights).extend(t.detach().numpy().reshape(-1) for t in tensors)
+        return [np.concatenate(weights), *moments]
+
+
+def _is_adam(state: Mapping[str, Any]) -> bool:
+    """Return True for the state of an Adam optimizer, and False for that of RMSProp or of a network."""
+    return "param_groups" in state and "betas" in state["param_groups"][0]
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree] if tree.is_floating_point() else []
+    children = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
+    return [tensor for child in children for tensor in _tensors(child)]
+
+
+def _tag(name: str) -> str:
+    """Return our TensorBoard tag for a name in the library's log."""
+    if name == "rollout/exploration_rate":
+        return "charts/epsilon"
+    own = name.rpartition("/")[2]
+    return f"charts/{own}" if own == "learning_rate" else f"losses/{own}"

@@ -1,0 +1,232 @@
+"""Algorithms with TorchRL's losses, trained on segments from actors."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.objectives import SoftUpdate
+
+from rl4sys_zmq.algorithms.libraries.global_random import GlobalRandomState
+from rl4sys_zmq.algorithms.libraries.mlp_layers import PublishedNetwork, network_layers
+from rl4sys_zmq.algorithms.libraries.replayed import ReplayPace, ReplayTraining, scaled_actions
+from rl4sys_zmq.algorithms.libraries.torchrl_entries import TorchrlParameters, ValueParameters
+from rl4sys_zmq.algorithms.libraries.torchrl_losses import make_loss
+from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, read_parameters
+from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
+from rl4sys_zmq.policies.mlp import mlp_document
+from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
+
+__all__ = ["TorchrlAlgorithm", "build"]
+
+
+def build(
+    name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+) -> TorchrlAlgorithm:
+    """Build an algorithm with one of the library's losses.
+
+    Args:
+        name: The name of the algorithm, such as ``IQL``.
+        observation_space: The space of the policy's observations.
+        action_space: The space of the policy's actions.
+        parameters: The parameters, by name.
+        seed: The seed of all random numbers.
+
+    Raises:
+        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
+    """
+    return TorchrlAlgorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space, action_space, parameters, seed)
+
+
+class TorchrlAlgorithm(ReplayTraining):
+    """An algorithm with a loss of TorchRL. Its training depends on the number of observed steps, not on time.
+
+    After each `train_frequency` observed steps, `gradient_steps` gradient steps follow. Each of them is one step of Adam, for all
+    networks, on the sum of the library's losses that the parameters select, and one step of the target networks, unless the
+    parameters delay it.
+    """
+
+    def __init__(
+        self,
+        entry: AlgorithmEntry,
+        observation_space: ObservationSpace,
+        action_space: Space,
+        parameters: Mapping[str, object],
+        seed: int,
+    ) -> None:
+        assert entry.plan is not None and entry.parameters is not None
+        self._spec = entry.plan(observation_space, action_space, parameters)
+        self._head = mlp_document(self._spec).head
+        self.parameters: TorchrlParameters = read_parameters(entry.parameters, parameters, algorithm=entry.name)
+        p = self.parameters
+        self._observation_space, self._action_space = observation_space, action_space
+        self.rollout_length = p.rollout_length
+        self._random = GlobalRandomState(seed)
+        name = entry.name.partition(":")[2]
+        with self._random.active(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about later versions of the library
+            made = make_loss(name, p, feature_size(self._observation_space), action_space)
+            self._loss, self._policy = made.loss, made.policy
+            self._targets = SoftUpdate(self._loss, tau=p.tau) if isinstance(p, ValueParameters) else None
+        self._gradient_steps = 0
+        self._optimizer = torch.optim.Adam(self._loss.parameters(), lr=p.learning_rate)
+        gamma = p.gamma if isinstance(p, ValueParameters) else 1.0
+        memory = ReplayMemory(self._observation_space, action_space, ReplayOptions(capacity=p.buffer_size, gamma=gamma))
+        pace = ReplayPace(
+            learning_starts=p.learning_starts,
+            every=p.train_frequency,
+            gradient_steps=p.gradient_steps,
+            batch_size=p.batch_size,
+        )
+        self.use_replay(entry.name, memory, pace, torch.Generator("cpu").manual_seed(seed))
+
+    # ---- the policy
+
+    def spec(self) -> PolicySpec:
+        """Return the specification of the policy, an MLP."""
+        return self._spec
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the policy's weights by name, with the current amount of exploration."""
+        layers, activation = network_layers(self._policy)
+        started = self._gradient_steps > 0  # the count of updates changes without training if their rule changes (`settle`)
+        extras: dict[str, Tensor] = {}
+        if self._head in ("q_values", "deterministic"):
+            epsilon = getattr(self.parameters, "epsilon", 0.0) if started else 1.0
+            extras["epsilon"] = torch.tensor([epsilon], dtype=torch.float32, device="cpu")
+        if self._head == "deterministic":
+            noise_std = getattr(self.parameters, "exploration_noise", 0.1)
+            extras["noise_std"] = torch.tensor([noise_std], dtype=torch.float32, device="cpu")
+        return PublishedNetwork(self._head, layers, activation, extras).tensors()
+
+    @torch.no_grad()
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the policy's weights, to start training from an existing policy. Its target network gets them too."""
+        for index, pair in enumerate(network_layers(self._policy)[0]):
+            for name, tensor in zip(("weight", "bias"), pair, strict=True):
+                tensor.copy_(torch.from_numpy(np.array(tensors[f"layers.{index}.{name}"], np.float32)))
+        for own in ("actor_network", "value_network"):
+            target = getattr(self._loss, f"target_{own}_params", None)
+            if target is not None and self._targets is not None:
+                for new, old in zip(
+                    getattr(self._loss, f"{own}_params").values(True, True), target.values(True, True), strict=True
+                ):
+                    old.data.copy_(new.data)
+
+    # ---- training
+
+    def train(self) -> dict[str, float]:
+        """Do all gradient steps of an update. Return the mean of each loss over them."""
+        found = [self._gradient_step(None) for _ in range(self.pace.gradient_steps)]
+        return {name: float(np.mean([losses[name] for losses in found])) for name in found[0]}
+
+    def try_rows(self, rows: NDArray[np.int64]) -> dict[str, float]:
+        """Do one gradient step on these rows of the replay. Return its losses."""
+        return self._gradient_step(rows)
+
+    def _gradient_step(self, rows: NDArray[np.int64] | None) -> dict[str, float]:
+        """Take one gradient step on random rows of the replay, or on given ones. Return all losses, also those it leaves out."""
+        if rows is None:
+            rows = self.draw()
+        p = self.parameters
+        with self._random.active():
+            found = self._loss(self._batch(rows))
+        losses = {str(name): loss for name, loss in found.items() if str(name).startswith("loss")}
+        self._gradient_steps += 1
+        unused = p.unused_losses(self._gradient_steps)
+        total = sum(
+            (loss for name, loss in losses.items() if name not in unused), torch.zeros((), dtype=torch.float32, device="cpu")
+        )
+        self._optimizer.zero_grad()
+        total.backward()
+        if p.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._loss.parameters(), p.max_grad_norm)
+        self._optimizer.step()
+        if self._targets is not None and p.moves_targets(self._gradient_steps):
+            self._targets.step()
+        metrics = {f"losses/{name.removeprefix('loss_')}_loss": float(loss.detach()) for name, loss in losses.items()}
+        return {**metrics, "charts/learning_rate": p.learning_rate}
+
+    def _batch(self, rows: NDArray[np.int64]) -> TensorDict:
+        """Return rows of the replay in the form of the library."""
+        batch = self.memory.gather(rows)
+        ended = torch.from_numpy(batch.discounts == 0).unsqueeze(1)
+        actions = scaled_actions(batch.actions, self._action_space)
+        after = {
+            "observation": encode_observations(self._observation_space, batch.successors),
+            "reward": torch.from_numpy(batch.returns).unsqueeze(1),
+            "terminated": ended,
+            "done": ended,
+        }
+        return TensorDict(
+            {
+                "observation": encode_observations(self._observation_space, batch.observations),
+                "action": actions if isinstance(self._action_space, BoxSpace) else actions.squeeze(1),
+                "next": TensorDict(after, [len(rows)]),
+            },
+            [len(rows)],
+        )
+
+    def change(self, parameters: Mapping[str, object]) -> None:
+        """Use these parameters from the next update on. Only those that the entry declares as changeable can differ."""
+        self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._label)
+        self.pace.batch_size = p.batch_size
+        for group in self._optimizer.param_groups:
+            group["lr"] = p.learning_rate
+
+    # ---- the state
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return all weights by name: the trained ones and those of the target networks.
+
+        The other buffers of the loss, such as the discount factor, follow from the parameters.
+        """
+        targets = {name: buffer for name, buffer in self._loss.named_buffers() if "_params." in name}
+        return {**dict(self._loss.named_parameters()), **targets}
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return copies of everything that an update changes; not the replay."""
+        return {
+            "weights": {name: tensor.detach().clone() for name, tensor in self._tensors().items()},
+            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+            "random": self._random.state(),
+            "gradient_steps": self._gradient_steps,
+            **self.replay_checkpoint(),
+        }
+
+    @torch.no_grad()
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `checkpoint` has copied. The replay and the count of observed steps do not change.
+
+        Raises:
+            ConfigError: If the state comes from other networks.
+        """
+        own = self._tensors()
+        given = {name: torch.as_tensor(tensor, device="cpu") for name, tensor in kept["weights"].items()}
+        if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
+            raise ConfigError(f"{self._label}: the state comes from networks of other sizes")
+        for name, tensor in own.items():
+            tensor.data.copy_(given[name])
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._optimizer.load_state_dict(copy.deepcopy(dict(kept["optimizer"])))
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._random.load(kept["random"])
+        self._gradient_steps = int(kept["gradient_steps"])
+        self.replay_restore(kept)
+
+    def numbers_to_check(self) -> Sequence[NDArray[Any]]:
+        """Return the weights, and Adam's moments."""
+        weights = [tensor.detach().reshape(-1).float() for tensor in self._tensors().values()]
+        moments = [moment.numpy() for state in self._optimizer.state.values() for moment in state.values()]
+        return [torch.cat(weights).numpy(), *moments]

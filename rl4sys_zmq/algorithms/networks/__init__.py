@@ -1,0 +1,36 @@
+"""The kinds of networks that the parameter ``network`` of an algorithm can name, such as ``mlp``.
+
+- `NetworkEntry`: the description of one kind: its options, the policy in the actors, and the factories of its torch forms.
+- `PolicyRequirements`: the requirements of an algorithm, from which an entry plans a policy.
+- `NetworkChoice`: a kind with its options, as a configuration chooses them.
+- `ReplayShape`: the inputs and outputs of the networks of a replay algorithm.
+- `register_network`: adds a kind to the registry `NETWORKS`.
+
+The entries import no torch. The modules `actor_critic_network` and `replay_network` beside this package are the interfaces of
+the torch forms.
+"""
+
+from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntry, PolicyRequirements, ReplayShape
+from rl4sys_zmq.learner.registry.networks import (
+    NETWORKS,
+    check_trainable,
+    choose_network,
+    network_names,
+    network_option,
+    plan_policy,
+    register_network,
+)
+
+__all__ = [
+    "NETWORKS",
+    "NetworkChoice",
+    "NetworkEntry",
+    "PolicyRequirements",
+    "ReplayShape",
+    "check_trainable",
+    "choose_network",
+    "network_names",
+    "network_option",
+    "plan_policy",
+    "register_network",
+]

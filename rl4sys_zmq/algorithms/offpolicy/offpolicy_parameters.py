@@ -1,0 +1,271 @@
+"""The parameters that off-policy algorithms share, such as DQN, SAC and TD3. This module imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from rl4sys_zmq.algorithms.networks import (
+    NetworkChoice,
+    PolicyRequirements,
+    choose_network,
+    network_option,
+    plan_policy,
+)
+from rl4sys_zmq.config.options import MAX_NUMBER, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, gradient_norm
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
+from rl4sys_zmq.replay.priorities import PriorityOptions
+from rl4sys_zmq.replay.sequences import SequenceOptions
+from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace, PolicySpec, Space
+
+__all__ = ["CriticParameters", "OffPolicyParameters"]
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicyParameters:
+    """The parameters of `ReplayAlgorithm`. The word *steps* means environment steps, except in *gradient steps*."""
+
+    changeable: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "batch_size", "gradient_steps", "tau", "polyak", "max_grad_norm"}
+    )
+    """The parameters that can change in a running client. The others determine the networks, the replay buffer (which has n-step
+    returns, discounted by `gamma`) or the number of updates that are due."""
+
+    steps_per_version: ClassVar[int] = 64
+    """The number of steps from one published policy version to the next, about."""
+
+    network_forms: ClassVar[tuple[str, ...]] = ("offpolicy",)
+    """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
+
+    default_hidden_sizes: ClassVar[tuple[int, ...]] = (256, 256)
+    """The widths of the hidden layers of an MLP if no parameter determines them."""
+
+    learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr", "pi_lr", "policy_lr"), doc="Adam's step size")
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    n_step: int = option(whole_number(1, 1000), 1, names=("n_steps",), doc="number of rewards summed before the bootstrap")
+    batch_size: int = option(whole_number(1, 1 << 20), 256, doc="transitions per gradient step")
+    buffer_size: int = option(
+        whole_number(1, 1 << 30),
+        300_000,
+        names=("buf_size", "buffer_capacity", "replay_size"),
+        doc="transitions held in the replay",
+    )
+    buffer_memory_bytes: int = option(
+        whole_number(0),
+        1 << 30,
+        doc="size of a full replay up to which it is in memory; a larger one is in files in the run directory, if there is one",
+    )
+    learning_starts: int = option(whole_number(0), 1000, doc="steps that are observed before units of training become due")
+    train_frequency: int = option(
+        whole_number(1),
+        1,
+        names=("train_freq", "train_update_freq"),
+        doc="steps per unit of training; the first unit follows its first multiple above learning_starts",
+    )
+    gradient_steps: int = option(whole_number(1, 10_000), 1, names=("train_iters",), doc="gradient steps in a unit of training")
+    samples_per_insert: float | None = option(
+        optional(number(1e-6, MAX_NUMBER)),
+        None,
+        doc="transitions drawn per step, instead of train_frequency; actors wait while training lags; null: count steps",
+    )
+    samples_per_insert_tolerance: float | None = option(
+        optional(number(0.0, MAX_NUMBER)),
+        None,
+        names=("error_buffer",),
+        doc="transitions by which samples_per_insert can be missed; null: as few as possible",
+    )
+    traj_per_epoch: int | None = option(
+        optional(whole_number(1)),
+        None,
+        doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps",
+    )
+    tau: float = option(number(0.0, 1.0), 0.005, doc="share of the networks in each update of the target networks")
+    polyak: float | None = option(optional(number(0.0, 1.0)), None, doc="another way to give tau: 1 - tau")
+    max_grad_norm: float | None = option(
+        gradient_norm,
+        None,
+        names=("grad_norm_clip", "clip_grad_norm"),
+        doc="largest norm of the gradient of a network; null, 0 or less: no limit",
+    )
+    adam_epsilon: float = option(number(LEAST_EPSILON, 1.0), 1e-8, doc="Adam's epsilon")
+    network: dict[str, object] | None = option(
+        optional(network_option),
+        None,
+        doc="kind of network with its options, such as {kind: cnn, hidden_sizes: [256]}; null: mlp with hidden_sizes and "
+        "activation",
+    )
+    hidden_sizes: tuple[int, ...] | None = option(
+        optional(sizes),
+        None,
+        names=("net_arch",),
+        doc="widths of the hidden layers of each network, for the network mlp; null: [256, 256]",
+    )
+    activation: str | None = option(
+        optional(one_of(*ACTIVATIONS)), None, doc="after each hidden layer, for the network mlp; null: relu"
+    )
+    rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
+
+    def __post_init__(self) -> None:
+        (default,) = (f.default for f in fields(self) if f.name == "tau")
+        if self.polyak is not None and self.tau not in (default, 1.0 - self.polyak):
+            raise ConfigError(
+                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; set only one of them",
+                key="algorithm_parameters.polyak",
+            )
+        if self.samples_per_insert is not None and self.traj_per_epoch is not None:
+            raise ConfigError(
+                f"algorithm_parameters.samples_per_insert: {self.samples_per_insert:g} contradicts traj_per_epoch "
+                f"{self.traj_per_epoch}; set only one of them",
+                key="algorithm_parameters.samples_per_insert",
+            )
+        rate = self.insert_rate
+        if rate is not None and rate.tolerance < self._least_tolerance:
+            raise ConfigError(
+                f"algorithm_parameters.samples_per_insert_tolerance: {rate.tolerance:g} is too small; expected at least "
+                f"{self._least_tolerance:g}, the larger of one unit of training and the samples of one segment",
+                key="algorithm_parameters.samples_per_insert_tolerance",
+            )
+        self.chosen_network()
+
+    def chosen_network(self) -> NetworkChoice:
+        """Return the kind of network and its options."""
+        return choose_network(
+            self.network,
+            {"hidden_sizes": self.hidden_sizes, "activation": self.activation},
+            {"hidden_sizes": self.default_hidden_sizes, "activation": "relu"},
+        )
+
+    def policy(self, name: str, observation_space: ObservationSpace, action_space: Space, head: HeadParameters) -> PolicySpec:
+        """Return the specification of the policy.
+
+        Args:
+            name: The name of the algorithm, for error messages.
+            observation_space: The space of the policy's observations.
+            action_space: The space of the policy's actions.
+            head: The meaning of the network's outputs.
+
+        Raises:
+            ConfigError: If the network does not fit the spaces, or has no form that the algorithm trains.
+        """
+        requirements = PolicyRequirements(
+            algorithm=name, observation_space=observation_space, action_space=action_space, head=head
+        )
+        return plan_policy(self.chosen_network(), requirements, *self.network_forms)
+
+    @property
+    def target_share(self) -> float:
+        """The share of the networks in each update of the target networks, computed from `tau` or `polyak`."""
+        return self.tau if self.polyak is None else 1.0 - self.polyak
+
+    @property
+    def unit_samples(self) -> int:
+        """The number of transitions that a unit of training draws."""
+        return self.batch_size * self.gradient_steps
+
+    def check_fraction(self, fraction: float) -> None:
+        """Check that a batch can be divided between demonstrations, with this fraction of it, and the replay.
+
+        Raises:
+            ConfigError: If one of the two would have no transition, or if batches consist of sequences.
+        """
+        if self.sequences is not None:
+            raise ConfigError(
+                "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do "
+                "not have; use another kind of network",
+                key="demonstrations.fraction",
+            )
+        count = round(self.batch_size * fraction)
+        if not 0 < count < self.batch_size:
+            problem = f"expected 1 to {self.batch_size - 1}; set another batch_size or fraction"
+            if self.batch_size == 1:
+                problem = "one transition cannot be divided; set a larger batch_size"
+            raise ConfigError(
+                f"demonstrations.fraction: {fraction:g} of a batch of {self.batch_size} is {count} transitions; {problem}",
+                key="demonstrations.fraction",
+            )
+
+    @property
+    def unit_steps(self) -> float:
+        """The mean number of steps per unit of training, unless ended episodes are counted."""
+        return self.train_frequency if self.samples_per_insert is None else self.unit_samples / self.samples_per_insert
+
+    @property
+    def insert_rate(self) -> SamplesPerInsert | None:
+        """The limit on samples and steps; None if `samples_per_insert` is not set."""
+        if self.samples_per_insert is None:
+            return None
+        given = self.samples_per_insert_tolerance
+        tolerance = self._least_tolerance if given is None else given
+        return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
+
+    @property
+    def pace(self) -> dict[str, float | None]:
+        """The parameters by name that determine how many units of training a number of observed steps makes due."""
+        return {
+            "learning_starts": self.learning_starts,
+            "samples_per_insert": self.samples_per_insert,
+            "samples_per_insert_tolerance": self.samples_per_insert_tolerance,
+            "train_frequency": self.train_frequency,
+            "traj_per_epoch": self.traj_per_epoch,
+        }
+
+    @property
+    def stored_returns(self) -> dict[str, float]:
+        """The parameters by name with which the returns in the replay were computed; none for a replay of sequences."""
+        return {"gamma": self.gamma, "n_step": self.n_step} if self.sequences is None else {}
+
+    @property
+    def _least_tolerance(self) -> float:
+        """The smallest tolerance with which neither the actors nor the training can wait for the other forever."""
+        return max(self.unit_samples, (self.samples_per_insert or 0.0) * self.rollout_length)
+
+    @property
+    def priority(self) -> PriorityOptions | None:
+        """The options of prioritized sampling; None if transitions are drawn uniformly."""
+        return None
+
+    @property
+    def sequences(self) -> SequenceOptions | None:
+        """The options of a replay of sequences, for a recurrent network; None for a replay of transitions."""
+        return None
+
+    def priority_beta_at(self, steps: int) -> float:
+        """Return the exponent of the importance weights of prioritized sampling after `steps` observed steps."""
+        return 1.0
+
+    def learning_rate_at(self, steps: int) -> float:
+        """Return the learning rate after `steps` observed steps."""
+        return self.learning_rate
+
+    def updates_per_version(self) -> int:
+        """Return the number of units of training from one published policy version to the next."""
+        return max(1, round(self.steps_per_version / self.unit_steps)) if self.traj_per_epoch is None else 1
+
+    def readings(self) -> list[str]:
+        """Return one line for each parameter in use that comes from another project and needs an explanation.
+
+        The learner logs these lines at its start.
+        """
+        if self.traj_per_epoch is None:
+            return []
+        return [f"traj_per_epoch {self.traj_per_epoch}: a unit of training after so many ended episodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class CriticParameters(OffPolicyParameters):
+    """The parameters of algorithms that train a policy with critics, such as SAC and TD3."""
+
+    changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"critic_learning_rate"}
+    """The parameters that can change in a running client."""
+
+    critic_learning_rate: float | None = option(
+        optional(number(0.0, 10.0)), None, names=("q_lr", "vf_lr"), doc="Adam's step size of the critics; null: learning_rate"
+    )
+
+    @property
+    def critic_rate(self) -> float:
+        """The learning rate of the critics."""
+        return self.learning_rate if self.critic_learning_rate is None else self.critic_learning_rate

@@ -1,0 +1,95 @@
+"""The interfaces of the networks of replay algorithms such as DQN and SAC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from rl4sys_zmq.algorithms.networks.sequences import Sequences
+
+__all__ = ["FlatNetwork", "ReplayNetwork", "SequenceNetwork"]
+
+
+class FlatNetwork(Protocol):
+    """One or more networks with all parameters in one flat vector.
+
+    So the optimizer, the checkpoints and the target networks need no knowledge of layers.
+
+    Attributes:
+        flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`. It begins with the tensors of a
+            policy in the order of `PolicySpec.tensors`, if network 0 is one.
+    """
+
+    flat: Tensor
+
+    def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
+        """Set random orthogonal weights and zero biases. Extra parameters do not change.
+
+        Args:
+            generator: The only source of random numbers.
+            output_gains: The gain of the output layer of each network. The gain of hidden layers is √2.
+        """
+
+    def initialise_uniform(self, generator: torch.Generator) -> None:
+        """Set uniform weights and biases, as those of torch's layers. Extra parameters do not change.
+
+        Args:
+            generator: The only source of random numbers.
+        """
+
+    def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
+        """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the order of `flat`.
+
+        It is zero for parameters that the loss does not depend on. The next call can overwrite the returned tensor.
+
+        Args:
+            loss: The loss.
+            only: The network whose parameters the gradient is taken by; it is zero for the others. None for all.
+        """
+
+    def place(self, device: torch.device) -> None:
+        """Move all parameters to another device. `flat` is then a new tensor."""
+
+
+class ReplayNetwork(FlatNetwork, Protocol):
+    """``K`` networks of one kind that get the same inputs: a policy, the action values of DQN, or the critics of SAC.
+
+    Networks can share layers. After the tensors of a policy, `flat` has ``ReplayShape.extras`` further parameters.
+    """
+
+    def __call__(self, x: Tensor, actions: Tensor | None = None) -> Sequence[Tensor]:
+        """Compute all networks. Return the outputs of each, ``[B, ReplayShape.outputs[k]]``.
+
+        Args:
+            x: The features of ``B`` observations, float32 ``[B, F]`` (`rl4sys_zmq.values.features`).
+            actions: Actions, float32 ``[B, ReplayShape.actions]``; None if the networks get none.
+        """
+
+    def one(self, k: int, x: Tensor, actions: Tensor | None = None) -> Tensor:
+        """Compute network `k` alone, with the arguments of a call. Return its outputs."""
+
+
+@runtime_checkable
+class SequenceNetwork(FlatNetwork, Protocol):
+    """A network with a recurrent state, which a replay algorithm trains on sequences of consecutive steps.
+
+    Attributes:
+        state_column: The name of the extra column (`PolicySpec.columns`, one value per segment) with the state before the first
+            step of a segment, as the actor had it. The elements of a state are between -1 and 1.
+    """
+
+    state_column: ClassVar[str]
+
+    def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """Compute the outputs ``[B, outputs]``.
+
+        Args:
+            x: The features of ``B`` observations, float32 ``[B, F]``.
+            sequences: The division of the rows into sequences, and the states before them.
+        """
+
+    def states(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """Return the recurrent state after each row, ``[B, n]``, with the arguments of a call."""

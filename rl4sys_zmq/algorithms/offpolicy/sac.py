@@ -1,0 +1,330 @@
+"""Soft actor-critic (SAC), for bounded continuous actions [1, 2] and for discrete actions [3].
+
+The policy maximises the return and its entropy H, weighted by the temperature α. Two critics Q learn the soft action values. The
+smaller of two target critics Q̄, which follow Q slowly, gives the targets. The temperature is learned, so that the entropy of the
+policy approaches a target. Each gradient step changes the critics, then the policy and the temperature, then the target critics:
+
+- value of a state s:  V(s) = E[min(Q̄₁, Q̄₂)(s, a) - α log π(a|s)], with a ~ π(s)
+- target of Q(s, a):  r + γ V(s') if the episode continues, else r
+- loss of the policy:  E[α log π(a|s) - min(Q₁, Q₂)(s, a)], with a ~ π(s)
+- loss of log α:  -log α E[log π(a|s) + target entropy]
+
+With continuous actions, an expectation over actions is estimated from one sample, through which the gradient of the policy
+flows. With discrete actions, it is the exact sum over all actions.
+
+[1] Haarnoja et al. 2018, Soft Actor-Critic: Off-Policy Maximum Entropy Deep Reinforcement Learning with a Stochastic Actor.
+[2] Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications.
+[3] Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from rl4sys_zmq.algorithms.action_scale import ActionScale
+from rl4sys_zmq.algorithms.cloning import cloned_columns, cross_entropy
+from rl4sys_zmq.algorithms.networks import ReplayShape
+from rl4sys_zmq.algorithms.networks.torch_layers import FORBIDDEN_LOGIT, FlatAdam, limit_norm
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
+from rl4sys_zmq.algorithms.offpolicy.sac_parameters import SACParameters, plan_sac
+from rl4sys_zmq.learner.registry.algorithm import CloneOptions
+from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
+from rl4sys_zmq.replay import TransitionBatch
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values.spaces import DictSpace, MultiBinarySpace
+
+__all__ = ["ContinuousSAC", "DiscreteSAC", "make_sac", "squash"]
+
+_OBSERVATION, _ALLOWED = "observation", "allowed"
+
+SQUASH_EPSILON = 1e-6
+"""This number is added to the derivative of tanh, so that the log-density of an action at a bound has a limit."""
+
+
+class PolicyLoss(NamedTuple):
+    """The loss of the policy on a batch.
+
+    Attributes:
+        loss: The loss, a scalar that requires a gradient.
+        entropy: An estimate of the policy's entropy in nats, ``[B]``.
+        target: The target of the entropy: a number, or ``[B]``.
+    """
+
+    loss: Tensor
+    entropy: Tensor
+    target: Tensor | float
+
+
+def make_sac(
+    observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+) -> ContinuousSAC | DiscreteSAC:
+    """Build SAC for a Box or for a Discrete action space."""
+    spec = plan_sac(observation_space, action_space, parameters)
+    kind = ContinuousSAC if isinstance(action_space, BoxSpace) else DiscreteSAC
+    return kind(spec, read_parameters(SACParameters, parameters, algorithm="SAC"), seed)
+
+
+class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
+    """The part of SAC that does not depend on the kind of the actions.
+
+    The policy's vector of parameters ends with log α. So one optimizer changes both, each with its own learning rate.
+    """
+
+    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int, *, actions: int, values: int) -> None:
+        """Build the networks.
+
+        Args:
+            spec: The specification of the policy.
+            parameters: The parameters.
+            seed: The seed of all random numbers.
+            actions: The number of elements of an action that a critic gets; 0 if it computes the values of all actions.
+            values: The number of values that a critic computes.
+        """
+        super().__init__(spec, parameters, "SAC", seed)
+        p = parameters
+        choice, space, outputs = p.chosen_network(), self._observation_space, p.head(spec.action_space).outputs(spec.action_space)
+        self._policy = choice.replay(space, ReplayShape(outputs=(outputs,), extras=1))
+        critics = ReplayShape(outputs=(values, values), actions=actions)
+        self._critics, self._targets = (choice.replay(space, critics) for _ in range(2))
+        self._policy.initialise_uniform(self._generator)
+        self._critics.initialise_uniform(self._generator)
+        self._targets.flat.copy_(self._critics.flat)
+        size = self._policy.flat.numel()
+        self._weights, self._temperature = slice(0, size - 1), slice(size - 1, size)
+        self._policy.flat[self._temperature] = math.log(p.initial_temperature())
+        self._use(
+            {"critics": self._critics, "policy": self._policy, "targets": self._targets},
+            {
+                "critics": FlatAdam(self._critics.flat, eps=p.adam_epsilon),
+                "policy": FlatAdam(self._policy.flat, (self._weights, self._temperature), eps=p.adam_epsilon),
+            },
+        )
+
+    @abstractmethod
+    def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
+        """Return V of the successors, ``[B]``."""
+
+    @abstractmethod
+    def _estimates(self, batch: Columns) -> list[Tensor]:
+        """Return what each critic estimates for the actions of the batch, ``[B]``."""
+
+    @abstractmethod
+    def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
+        """Return the loss of the policy, and its entropy."""
+
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+        p = self.parameters
+        log_temperature = self._policy.flat[self._temperature].detach().clone()
+        temperature = log_temperature.exp()
+
+        with torch.no_grad():
+            targets = batch["returns"] + batch["discounts"] * self._successor_values(batch, temperature)
+        estimates = self._estimates(batch)
+        critic_loss = 0.5 * (functional.mse_loss(estimates[0], targets) + functional.mse_loss(estimates[1], targets))
+        gradient = self._gradient("critics", critic_loss, weight)
+        self._compute.ranks.add_up(gradient)
+        self._optimizers["critics"].step(gradient, [p.critic_rate], max_norm=p.max_grad_norm)
+
+        policy_loss, entropy, target = self._policy_loss(batch, temperature)
+        surplus = (entropy.detach() - target).mean()
+        gradient = self._gradient("policy", policy_loss, weight)
+        gradient[self._temperature] = surplus * weight  # the derivative of the loss of log α
+        self._compute.ranks.add_up(gradient)
+        if p.max_grad_norm is not None:
+            limit_norm(gradient[self._weights], p.max_grad_norm)
+        self._optimizers["policy"].step(gradient, [rate, p.temperature_rate if p.learn_temperature else None])
+
+        self._targets.flat.lerp_(self._critics.flat, p.target_share)
+        return StepResult(
+            {
+                "losses/qf_loss": critic_loss.detach(),
+                "losses/qf_values": estimates[0].detach().mean(),
+                "losses/actor_loss": policy_loss.detach(),
+                "losses/entropy": entropy.detach().mean(),
+                "losses/alpha_loss": (log_temperature * surplus).squeeze(),
+                "losses/alpha": temperature.squeeze(),
+            }
+        )
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Return to a state that `checkpoint` has copied. A temperature that is not learned stays that of the parameters."""
+        super().restore(kept)
+        if not self.parameters.learn_temperature:
+            self._policy.flat[self._temperature] = math.log(self.parameters.initial_temperature())
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the policy's weights by name."""
+        return self._spec.views(self._policy.flat[self._weights].cpu().numpy().copy())
+
+    def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
+        """Train the policy to choose the demonstrated actions (`_clone_loss`). The temperature stays as it is.
+
+        Return the mean loss of the last tenth of the steps.
+        """
+        features, actions, *forbidden = cloned_columns(segments, self._observation_space, self._spec.action_space)
+        return self._clone("policy", (features, self._scaled(actions), *forbidden), self._clone_loss, options)
+
+    def _scaled(self, actions: Tensor) -> Tensor:
+        """Return actions as a network gets them. Only continuous actions are scaled; they are on the CPU."""
+        return actions
+
+    @abstractmethod
+    def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
+        """Return the loss of the policy on demonstrated actions that `_scaled` has returned, as a scalar tensor.
+
+        If the demonstrations have masks, `forbidden` is True for each forbidden action, bool ``[B, n]``.
+        """
+
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the weights of the policy, to start the training from an existing policy."""
+        self._compute.ranks.differ()
+        flat, _ = self._spec.flatten(tensors)
+        self._policy.flat[self._weights] = torch.from_numpy(flat).to(self._policy.flat.device)
+
+
+class ContinuousSAC(_SoftActorCritic):
+    """SAC for bounded continuous actions [1, 2], with a Gaussian squashed by tanh.
+
+    The critics get actions scaled to -1 to 1, and the entropy is that of such actions.
+    """
+
+    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
+        space = spec.action_space
+        assert isinstance(space, BoxSpace)
+        self._scale = ActionScale(space)
+        super().__init__(spec, parameters, seed, actions=space.size, values=1)
+
+    def _columns(self, batch: TransitionBatch) -> Columns:
+        columns = super()._columns(batch)
+        columns["actions"] = actions = self._scaled(columns["actions"])
+        for name in ("noise", "successor_noise"):
+            columns[name] = torch.randn(actions.shape, generator=self._generator, dtype=torch.float32, device="cpu")
+        return columns
+
+    def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
+        successors = batch["successors"]
+        actions, log_probs = self._sample(successors, batch["successor_noise"])
+        one, other = self._targets(successors, actions)
+        return torch.minimum(one, other).squeeze(1) - temperature * log_probs
+
+    def _estimates(self, batch: Columns) -> list[Tensor]:
+        return [values.squeeze(1) for values in self._critics(batch["observations"], batch["actions"])]
+
+    def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
+        observations = batch["observations"]
+        actions, log_probs = self._sample(observations, batch["noise"])
+        one, other = self._critics(observations, actions)
+        loss = (temperature * log_probs - torch.minimum(one, other).squeeze(1)).mean()
+        target = self.parameters.target_entropy
+        return PolicyLoss(loss, -log_probs, -float(actions.shape[1]) if target is None else target)
+
+    def _scaled(self, actions: Tensor) -> Tensor:
+        """Return actions scaled to -1 to 1."""
+        return self._scale(actions)
+
+    def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
+        """Return the mean squared error of the most probable actions, scaled to -1 to 1."""
+        means, _ = self._policy(features)[0].chunk(2, 1)
+        return functional.mse_loss(means.tanh(), actions)
+
+    def _sample(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return an action between -1 and 1 ``[B, n]`` for each row of features, and its log-density ``[B]``."""
+        means, log_stds = self._policy(features)[0].chunk(2, 1)
+        return squash(means, log_stds.clamp(self.parameters.log_std_min, self.parameters.log_std_max), noise)
+
+
+def squash(means: Tensor, log_stds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a sample of the squashed Gaussian and its log-density, as functions of the mean and the standard deviation.
+
+    With u = μ + σ ε, the action is tanh(u), and log π = log N(u; μ, σ) - Σ log(1 - tanh²(u) + 1e-6). Without the 1e-6, this is
+    the exact density ([1], appendix C), which has no limit where tanh(u) goes to ±1. With it, as in the first implementation of
+    the authors of [1], an action at a bound costs no more entropy than 13.8 nats in each dimension.
+
+    Args:
+        means: The means μ, ``[B, n]``.
+        log_stds: The logarithms of the standard deviations σ, ``[B, n]``.
+        noise: Standard normal numbers ε, ``[B, n]``.
+
+    Returns:
+        The actions, ``[B, n]`` between -1 and 1, and their log-densities, ``[B]``.
+    """
+    actions = torch.addcmul(means, log_stds.exp(), noise).tanh()
+    terms = log_stds + 0.5 * noise.square() + torch.log(1.0 - actions.square() + SQUASH_EPSILON)
+    return actions, -terms.sum(1) - 0.5 * means.shape[1] * math.log(2.0 * math.pi)
+
+
+class DiscreteSAC(_SoftActorCritic):
+    """SAC for discrete actions [3]. Forbidden actions have the probability 0.
+
+    The target of the entropy is a fraction of the entropy of a uniform choice among the allowed actions, so it depends on the
+    mask. The replay buffer holds the mask of each observation.
+    """
+
+    def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
+        assert isinstance(spec.action_space, DiscreteSpace)
+        self._actions = spec.action_space.n
+        super().__init__(spec, parameters, seed, actions=0, values=self._actions)
+
+    def _stored_space(self) -> ObservationSpace:
+        return DictSpace({_ALLOWED: MultiBinarySpace(self._actions), _OBSERVATION: self._observation_space})
+
+    def _stored(self, segment: Segment) -> Segment:
+        """Return the segment with masks as a part of its observations. A mask that forbids everything becomes one without effect.
+
+        Such a mask stands for an observation for which no action was requested.
+        """
+        masks = segment.masks
+        if masks is None:
+            allowed = np.ones((len(segment.observation_leaves[0]), self._actions), np.int8)
+        else:
+            allowed = (masks | ~masks.any(axis=1, keepdims=True)).astype(np.int8)
+        return replace(segment, observations={_ALLOWED: allowed, _OBSERVATION: segment.observations}, masks=None)
+
+    def _columns(self, batch: TransitionBatch) -> Columns:
+        now, then = batch.observations, batch.successors
+        plain = replace(batch, observations=now[_OBSERVATION], successors=then[_OBSERVATION])
+        masks = {
+            name: torch.from_numpy(tree[_ALLOWED]) == 0 for name, tree in (("forbidden", now), ("successor_forbidden", then))
+        }
+        return super()._columns(plain) | masks
+
+    def _successor_values(self, batch: Columns, temperature: Tensor) -> Tensor:
+        successors = batch["successors"]
+        log_probs = self._log_probs(successors, batch["successor_forbidden"])
+        one, other = self._targets(successors)
+        return (log_probs.exp() * (torch.minimum(one, other) - temperature * log_probs)).sum(1)
+
+    def _estimates(self, batch: Columns) -> list[Tensor]:
+        chosen = batch["actions"].unsqueeze(1)
+        return [values.gather(1, chosen).squeeze(1) for values in self._critics(batch["observations"])]
+
+    def _policy_loss(self, batch: Columns, temperature: Tensor) -> PolicyLoss:
+        log_probs = self._log_probs(batch["observations"], batch["forbidden"])
+        probabilities = log_probs.exp()
+        with torch.no_grad():
+            one, other = self._critics(batch["observations"])
+        loss = (probabilities * (temperature * log_probs - torch.minimum(one, other))).sum(1).mean()
+        entropy = -(probabilities * log_probs).sum(1)
+        if self.parameters.target_entropy is not None:
+            return PolicyLoss(loss, entropy, self.parameters.target_entropy)
+        allowed = (~batch["forbidden"]).sum(1).float()
+        return PolicyLoss(loss, entropy, self.parameters.target_entropy_ratio * allowed.log())
+
+    def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
+        """Return the cross-entropy of the policy and the demonstrated actions, in nats."""
+        return cross_entropy(self._policy(features)[0], actions, forbidden)
+
+    def _log_probs(self, features: Tensor, forbidden: Tensor) -> Tensor:
+        """Return the logarithms of the probabilities of all actions, ``[B, n]``. That of a forbidden action is very low."""
+        return torch.log_softmax(self._policy(features)[0].masked_fill(forbidden, FORBIDDEN_LOGIT), 1)

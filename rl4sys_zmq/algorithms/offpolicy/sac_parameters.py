@@ -1,0 +1,125 @@
+"""SAC's entry in the registry of algorithms: its parameters, its policy, and tested settings. This module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rl4sys_zmq.algorithms import like as tables
+from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import CriticParameters
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, AlgorithmEntry, TaskPreset, read_parameters
+from rl4sys_zmq.learner.registry.like import Libraries
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
+
+__all__ = ["ENTRY", "SACParameters", "plan_sac"]
+
+
+@dataclass(frozen=True, slots=True)
+class SACParameters(CriticParameters):
+    """All parameters of SAC. The word *steps* means environment steps, except in *gradient steps*."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"discrete"})
+    """RL4Sys's key for the kind of actions. Here the action space has this information."""
+
+    changeable: ClassVar[frozenset[str]] = CriticParameters.changeable | {"temperature_learning_rate", "target_entropy"}
+    """The parameters that can change in a running client."""
+
+    libraries: ClassVar[Libraries] = tables.SAC
+
+    learn_temperature: bool = option(
+        flag, True, names=("adaptive_alpha", "autotune"), doc="the temperature is learned, so that the entropy reaches its target"
+    )
+    temperature: float | None = option(
+        optional(number(0.0, MAX_NUMBER, above=True)),
+        None,
+        names=("alpha",),
+        doc="the weight of the entropy: its initial value if it is learned, else its value; null: 1 if it is learned, else 0.2",
+    )
+    temperature_learning_rate: float | None = option(
+        optional(number(0.0, 10.0)), None, names=("alpha_lr",), doc="Adam's step size of the temperature; null: learning_rate"
+    )
+    target_entropy: float | None = option(
+        optional(number(-MAX_NUMBER, MAX_NUMBER)),
+        None,
+        doc="target of the policy's entropy in nats, of actions scaled to -1 to 1; null: minus the number of dimensions of "
+        "continuous actions, or target_entropy_ratio for discrete ones",
+    )
+    target_entropy_ratio: float = option(
+        number(0.0, 1.0),
+        0.98,
+        names=("target_entropy_scale",),
+        doc="discrete actions: target of the entropy as a fraction of that of uniform random allowed actions",
+    )
+    log_std_min: float = option(
+        number(-20.0, 2.0), -20.0, doc="continuous actions: least logarithm of the standard deviation, before the tanh"
+    )
+    log_std_max: float = option(
+        number(-20.0, 2.0), 2.0, doc="continuous actions: largest logarithm of the standard deviation, before the tanh"
+    )
+
+    def __post_init__(self) -> None:
+        CriticParameters.__post_init__(self)
+        if self.log_std_min > self.log_std_max:
+            raise ConfigError(
+                f"algorithm_parameters.log_std_min: {self.log_std_min:g} is above log_std_max {self.log_std_max:g}",
+                key="algorithm_parameters.log_std_min",
+            )
+
+    def initial_temperature(self) -> float:
+        """Return the temperature before the first gradient step."""
+        if self.temperature is not None:
+            return self.temperature
+        return 1.0 if self.learn_temperature else 0.2
+
+    def head(self, action_space: Space) -> HeadParameters:
+        """Return the meaning of the outputs of the policy's network."""
+        if not isinstance(action_space, BoxSpace):
+            return HeadParameters(head="categorical")
+        return HeadParameters(head="squashed_gaussian", log_std_min=self.log_std_min, log_std_max=self.log_std_max)
+
+    @property
+    def temperature_rate(self) -> float:
+        """The learning rate of the temperature."""
+        return self.learning_rate if self.temperature_learning_rate is None else self.temperature_learning_rate
+
+
+def plan_sac(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+    """Return the specification of the policy that SAC with these parameters would train. No network is built.
+
+    Raises:
+        ConfigError: If a parameter is invalid, the actions have no bounds, or the network does not fit the spaces.
+    """
+    p = read_parameters(SACParameters, parameters, algorithm="SAC")
+    if not isinstance(action_space, DiscreteSpace) and not (isinstance(action_space, BoxSpace) and action_space.bounded):
+        text = f"SAC needs a Discrete action space or a Box with finite bounds, not {action_space!s:.80}; use PPO"
+        raise ConfigError(text, key="action_space")
+    return p.policy("SAC", observation_space, action_space, p.head(action_space))
+
+
+ENTRY = AlgorithmEntry(
+    name="SAC",
+    factory="rl4sys_zmq.algorithms.offpolicy.sac:make_sac",
+    summary="Soft actor-critic, for bounded Box and for Discrete actions.",
+    kind="offpolicy",
+    parameters=SACParameters,
+    plan=plan_sac,
+    staleness=ANY_AGE,
+    presets={
+        "Pendulum-v1": TaskPreset(
+            parameters={"learning_rate": 1e-3, "learning_starts": 100, "hidden_sizes": [64, 64], "rollout_length": 16},
+            num_envs=1,
+            actors=1,
+            pacing_lag=1,
+            target_return=-250.0,
+        ),
+    },
+    extra="learner",
+    spaces="any observations; bounded Box or Discrete actions",
+    reference="Haarnoja et al. 2018, Soft actor-critic algorithms and applications; Christodoulou 2019, Soft actor-critic for "
+    "discrete action settings",
+    takes_masks=True,
+)

@@ -1,0 +1,153 @@
+"""Sequences of consecutive steps from a replay, for the gradient steps of an off-policy algorithm with a recurrent network.
+
+The method is that of R2D2 (Kapturowski et al. 2019, Recurrent experience replay in distributed reinforcement learning): a
+sequence begins with the recurrent state that the actor had (*stored state*), or with zeros and some earlier steps that only bring
+the state up to date (*burn-in*).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl4sys_zmq.algorithms.networks.sequences import Sequences
+from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
+from rl4sys_zmq.algorithms.offpolicy.replay_network import SequenceNetwork
+from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.replay import SequenceBatch, SequenceMemory
+from rl4sys_zmq.replay.draws import Draws
+from rl4sys_zmq.replay.n_step import n_step_sequences
+from rl4sys_zmq.values import ObservationSpace, Segment
+from rl4sys_zmq.values.trees import Tree, flatten, unflatten
+
+__all__ = ["SequenceSampler", "sequence_outputs"]
+
+_FEATURES, _LENGTHS = "features", "lengths"
+_BURN_IN, _BURN_IN_LENGTHS = "burn_in", "burn_in_lengths"
+_INITIAL = "initial/"
+
+
+class SequenceSampler:
+    """A sampler of sequences. It implements `ReplaySampler`.
+
+    A batch of ``S`` sequences has ``B`` trained steps. These columns have a row for each of them, as those of transitions:
+    ``actions``, ``returns``, ``discounts``, ``weights``, and with masks ``forbidden``, bool ``[B, n]``, for the actions in the
+    successor. In place of features, ``observations`` and ``successors`` are int64 ``[B]``: numbers of rows of ``features``,
+    float32 ``[R, F]``. These rows are the observations before the trained steps and after the last one, one sequence after
+    another, and ``lengths``, int64 ``[S]``, are their numbers in each sequence.
+
+    ``initial/NAME`` is the column NAME of the policy, the recurrent state before the first row. If a sequence has a burn-in,
+    the state belongs to the first row of that instead: ``burn_in`` are the features of the burn-in, and ``burn_in_lengths``,
+    int64 ``[S]``, their numbers. Both columns are missing if no sequence has one.
+
+    An n-step return ends with its sequence.
+    """
+
+    digest = 0
+
+    def __init__(self, memory: SequenceMemory, observation_space: ObservationSpace, n_step: int, gamma: float) -> None:
+        """Create the sampler.
+
+        Args:
+            memory: The replay.
+            observation_space: The space of the stored observations.
+            n_step: Number of rewards that are summed before the bootstrap.
+            gamma: Discount per step.
+        """
+        self._memory, self._space = memory, observation_space
+        self._n_step, self._gamma = n_step, gamma
+
+    def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
+        """Raise `ConfigError`, because demonstrations have no recurrent states."""
+        raise ConfigError(
+            "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do not "
+            "have; use another kind of network",
+            key="demonstrations.fraction",
+        )
+
+    def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
+        """Return the rows of sequences that have about `size` trained steps together; at least one."""
+        return self._memory.draw(max(1, round(size / self._memory.options.length)), draws)
+
+    def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
+        """Return the inputs of a gradient step on these sequences."""
+        batch = self._memory.gather(rows)
+        columns = self._trained_columns(batch) | self._unrolled_columns(batch)
+        if beta is not None:
+            weights = self._memory.weights(rows, beta)
+            columns["weights"] = torch.from_numpy(np.repeat(weights, self._memory.trained(rows).sum(axis=1)))
+        return columns
+
+    def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
+        """Set the priorities of sequences from the TD errors of their trained steps, ``[B]``."""
+        trained = self._memory.trained(rows)
+        table = np.zeros(trained.shape)
+        table[trained] = errors
+        self._memory.update_priorities(rows, table)
+
+    def _trained_columns(self, batch: SequenceBatch) -> Columns:
+        """Return the columns with a row for each trained step."""
+        burn_in = self._memory.options.burn_in
+        ahead = n_step_sequences(batch.rewards, batch.terminated, batch.valid, self._n_step, self._gamma)
+        observed = _observed(batch.valid)[:, burn_in:]
+        number = (np.cumsum(observed) - 1).reshape(observed.shape)
+        sequence, step = np.nonzero(batch.valid[:, burn_in:])
+        at, reach = (sequence, step + burn_in), ahead.reach[sequence, step + burn_in]
+        columns = {
+            "observations": number[sequence, step],
+            "successors": number[sequence, reach - burn_in],
+            "actions": batch.actions[at],
+            "returns": ahead.returns[at],
+            "discounts": ahead.discounts[at],
+        }
+        if batch.masks is not None:
+            columns["forbidden"] = ~batch.masks[sequence, reach]
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
+
+    def _unrolled_columns(self, batch: SequenceBatch) -> Columns:
+        """Return the columns from which a network computes its outputs (`sequence_outputs`)."""
+        burn_in = self._memory.options.burn_in
+        observed, before = _observed(batch.valid), np.pad(batch.valid, ((0, 0), (0, 1)))
+        observed[:, :burn_in] = False
+        before[:, burn_in:] = False
+        columns = {_INITIAL + name: torch.from_numpy(column) for name, column in batch.initial.items()}
+        columns[_FEATURES] = self._features(batch.observations, observed)
+        columns[_LENGTHS] = torch.from_numpy(observed.sum(axis=1))
+        if before.any():
+            columns[_BURN_IN] = self._features(batch.observations, before)
+            columns[_BURN_IN_LENGTHS] = torch.from_numpy(before.sum(axis=1))
+        return columns
+
+    def _features(self, observations: Tree, chosen: NDArray[np.bool_]) -> Tensor:
+        """Return the features of the chosen observations, one sequence after another, float32 ``[R, F]``."""
+        leaves, structure = flatten(observations, by_key=True)
+        return encode_observations(self._space, unflatten(structure, [leaf[chosen] for leaf in leaves]))
+
+
+def sequence_outputs(network: SequenceNetwork, batch: Columns) -> Tensor:
+    """Return the outputs of a network for the column ``features`` of a batch of sequences, ``[R, outputs]``.
+
+    The gradient does not go back into the burn-in.
+    """
+    states = batch[_INITIAL + network.state_column].clamp(-1.0, 1.0)
+    if _BURN_IN in batch:
+        lengths = batch[_BURN_IN_LENGTHS]
+        begun = lengths.nonzero().squeeze(1)
+        given = Sequences(lengths[begun].tolist(), states[begun])
+        with torch.no_grad():
+            after = network.states(batch[_BURN_IN], given)
+        states = states.index_copy(0, begun, after[lengths[begun].cumsum(0) - 1])
+    return network(batch[_FEATURES], Sequences(batch[_LENGTHS].tolist(), states))
+
+
+def _observed(valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return True for the observation before each valid step, and for the one after the last, bool ``[S, T + 1]``."""
+    observed = np.pad(valid, ((0, 0), (0, 1)))
+    observed[:, 1:] |= valid
+    return observed

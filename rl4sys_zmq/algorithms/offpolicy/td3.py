@@ -1,0 +1,166 @@
+"""Twin delayed deep deterministic policy gradient (TD3 [1]), and with it DDPG [2], for bounded continuous actions.
+
+The policy μ computes one action for each observation, and critics Q learn its values. Target networks μ̄ and Q̄ follow them slowly.
+A gradient step of the critics, and, after each `policy_delay` of them, one of the policy and of the target networks:
+
+- action for a target:  a' = clip(μ̄(s') + clip(ε, -c, c), -1, 1), with ε ~ N(0, target_noise²)
+- target of Q(s, a):  r + γ min(Q̄₁, Q̄₂)(s', a') if the episode continues, else r
+- loss of the policy:  -E[Q₁(s, μ(s))]
+
+DDPG has one critic, no delay and no ε.
+
+[1] Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods.
+[2] Lillicrap et al. 2016, Continuous Control with Deep Reinforcement Learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from rl4sys_zmq.algorithms.action_scale import ActionScale
+from rl4sys_zmq.algorithms.cloning import cloned_columns
+from rl4sys_zmq.algorithms.networks import ReplayShape
+from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam
+from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
+from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
+from rl4sys_zmq.algorithms.offpolicy.td3_parameters import DDPGParameters, TD3Parameters, plan_ddpg, plan_td3
+from rl4sys_zmq.learner.registry.algorithm import CloneOptions
+from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
+from rl4sys_zmq.replay import TransitionBatch
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space
+
+__all__ = ["DDPG", "TD3"]
+
+
+class TD3(ReplayAlgorithm[TD3Parameters]):
+    """TD3 [1]. Before `learning_starts`, actors choose uniform random actions; after it, those of the policy with noise."""
+
+    _name: ClassVar[str] = "TD3"
+    _parameters: ClassVar[type[TD3Parameters]] = TD3Parameters
+
+    @staticmethod
+    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+        """Return the specification of the policy that this algorithm would train. No network is built."""
+        return plan_td3(observation_space, action_space, parameters)
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
+    ) -> None:
+        spec = self.plan(observation_space, action_space, parameters)
+        p = read_parameters(self._parameters, parameters, algorithm=self._name)
+        super().__init__(spec, p, self._name, seed)
+        assert isinstance(action_space, BoxSpace)
+        self._scale = ActionScale(action_space)
+        choice, size = p.chosen_network(), action_space.size
+        policy = ReplayShape(outputs=(size,))
+        critics = ReplayShape(outputs=(1,) * (2 if p.twin_critics else 1), actions=size)
+        self._policy, self._target_policy = (choice.replay(observation_space, policy) for _ in range(2))
+        self._critics, self._target_critics = (choice.replay(observation_space, critics) for _ in range(2))
+        self._policy.initialise_uniform(self._generator)
+        self._critics.initialise_uniform(self._generator)
+        self._target_policy.flat.copy_(self._policy.flat)
+        self._target_critics.flat.copy_(self._critics.flat)
+        self._use(
+            {
+                "critics": self._critics,
+                "policy": self._policy,
+                "target_critics": self._target_critics,
+                "target_policy": self._target_policy,
+            },
+            {name: FlatAdam(of.flat, eps=p.adam_epsilon) for name, of in (("critics", self._critics), ("policy", self._policy))},
+        )
+
+    def _columns(self, batch: TransitionBatch) -> Columns:
+        columns = super()._columns(batch)
+        columns["actions"] = actions = self._scale(columns["actions"])
+        if self.parameters.target_noise:
+            columns["noise"] = torch.randn(actions.shape, generator=self._generator, dtype=torch.float32, device="cpu")
+        return columns
+
+    def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
+        p, observations = self.parameters, batch["observations"]
+        targets = self._targets(batch)
+        estimates = self._critics(observations, batch["actions"])
+        critic_loss = functional.mse_loss(estimates[0].squeeze(1), targets)
+        for other in estimates[1:]:
+            critic_loss = critic_loss + functional.mse_loss(other.squeeze(1), targets)
+        gradient = self._gradient("critics", critic_loss, weight)
+        self._compute.ranks.add_up(gradient)
+        self._optimizers["critics"].step(gradient, [p.critic_rate], max_norm=p.max_grad_norm)
+        metrics = {"losses/qf_loss": critic_loss.detach(), "losses/qf_values": estimates[0].detach().mean()}
+        if self._gradient_steps % p.policy_delay:
+            return StepResult(metrics)
+
+        actions = self._policy(observations)[0].tanh()
+        policy_loss = -self._critics.one(0, observations, actions).mean()
+        gradient = self._gradient("policy", policy_loss, weight)
+        self._compute.ranks.add_up(gradient)
+        self._optimizers["policy"].step(gradient, [rate], max_norm=p.max_grad_norm)
+        self._target_policy.flat.lerp_(self._policy.flat, p.target_share)
+        self._target_critics.flat.lerp_(self._critics.flat, p.target_share)
+        return StepResult({**metrics, "losses/actor_loss": policy_loss.detach()})
+
+    @torch.no_grad()
+    def _targets(self, batch: Columns) -> Tensor:
+        """Return the values that the critics must learn for a batch, ``[B]``."""
+        p, successors = self.parameters, batch["successors"]
+        actions = self._target_policy(successors)[0].tanh()
+        if "noise" in batch:
+            noise = (batch["noise"] * p.target_noise).clamp(-p.target_noise_clip, p.target_noise_clip)
+            actions = (actions + noise).clamp(-1.0, 1.0)
+        values = self._target_critics(successors, actions)
+        least = values[0] if len(values) == 1 else torch.minimum(values[0], values[1])
+        return batch["returns"] + batch["discounts"] * least.squeeze(1)
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the policy's weights, and how actors explore: the noise, and the probability of a random action.
+
+        That probability (`epsilon`) is 1 before `learning_starts`, and then 0.
+        """
+        p = self.parameters
+        exploration = np.array([p.exploration_noise, self._pace.steps < p.learning_starts], np.float32)
+        return self._spec.views(np.concatenate([self._policy.flat.cpu().numpy(), exploration]))
+
+    def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
+        """Train the policy to give the demonstrated actions, by the mean squared error of actions scaled to -1 to 1.
+
+        The target policy then gets the same weights. Return the mean loss of the last tenth of the steps.
+        """
+        features, actions, *_ = cloned_columns(segments, self._observation_space, self._spec.action_space)
+        columns = features, self._scale(actions)
+
+        def loss(inputs: Tensor, wanted: Tensor) -> Tensor:
+            return functional.mse_loss(self._policy(inputs)[0].tanh(), wanted)
+
+        found = self._clone("policy", columns, loss, options)
+        self._target_policy.flat.copy_(self._policy.flat)
+        return found
+
+    def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the weights of the policy and of its target network, to start the training from an existing policy.
+
+        The exploration keeps its schedule.
+        """
+        self._compute.ranks.differ()
+        flat, _ = self._spec.flatten(tensors)
+        for network in (self._policy, self._target_policy):
+            network.flat.copy_(torch.from_numpy(flat[: network.flat.numel()]))
+
+
+class DDPG(TD3):
+    """DDPG [2]: TD3 with other defaults, `DDPGParameters`."""
+
+    _name = "DDPG"
+    _parameters = DDPGParameters
+
+    @staticmethod
+    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+        """Return the specification of the policy that this algorithm would train. No network is built."""
+        return plan_ddpg(observation_space, action_space, parameters)

@@ -1,0 +1,120 @@
+"""The interface of the networks of an actor-critic: a policy and an estimate of values, with all parameters in one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl4sys_zmq.algorithms.networks.sequences import Sequences
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import Segment
+
+__all__ = ["ActorCriticNetwork", "RecurrentNetwork", "initial_states"]
+
+
+class ActorCriticNetwork(Protocol):
+    """A policy and an estimate of values, which are trained together.
+
+    Network 0 is the policy and network 1 estimates values. All parameters are in one flat vector, `flat`, so that the optimizer,
+    the checkpoints, the digest and the diffs of weights need no knowledge of layers. A network of torch modules makes their
+    parameters views into this vector.
+
+    Attributes:
+        flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`.
+        parts: The slices of `flat` that belong to network 0 and to network 1. They are consecutive and cover `flat`. The first
+            slice contains the policy's float32 tensors in the order of `PolicySpec.tensors`, without the statistics that
+            standardise observations (``obs_mean`` and ``obs_scale``), which are the first tensors of a specification.
+        extras: The parameters of the policy that do not depend on the observation, the logarithms of standard deviations of
+            continuous actions, as a view ``[n]`` that requires gradients. None if the actions are discrete.
+    """
+
+    flat: Tensor
+    parts: tuple[slice, ...]
+
+    @property
+    def extras(self) -> Tensor | None:
+        """The parameters of the policy that do not depend on the observation; see the class."""
+
+    def __call__(self, x: Tensor, sequences: Sequences | None = None) -> Sequence[Tensor]:
+        """Compute both networks on features ``[B, F]``. Return the policy's outputs ``[B, n]`` and the values ``[B, 1]``.
+
+        Args:
+            x: The features of ``B`` observations, standardised if the algorithm does so.
+            sequences: The division of the rows into sequences. A network without a recurrent state ignores it.
+        """
+
+    def one(self, k: int, x: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """Compute network `k` alone, with the arguments of a call. Return the policy's outputs, or the values ``[B, 1]``."""
+
+    def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
+        """Set random initial parameters. `extras` does not change.
+
+        Args:
+            generator: The only source of random numbers.
+            output_gains: The gain of the output layer of each network.
+        """
+
+    def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
+        """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the order of `flat`.
+
+        It is zero for parameters that the loss does not depend on. The next call can overwrite the returned tensor.
+
+        Args:
+            loss: The loss.
+            only: The network whose parameters the gradient is taken by; it is zero for the others. None for both.
+        """
+
+    def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:
+        """Adapt the first layers to a new standardisation of the features, so that the outputs stay the same.
+
+        `MLPStack.change_inputs` describes the arguments. This is only called if the policy standardises observations.
+
+        Returns:
+            The factor by which the scale of each parameter's gradient changes, float32 ``[size]``.
+        """
+
+    def place(self, device: torch.device) -> None:
+        """Move all parameters to another device. `flat` and `extras` are then new tensors."""
+
+
+@runtime_checkable
+class RecurrentNetwork(ActorCriticNetwork, Protocol):
+    """An `ActorCriticNetwork` whose outputs depend on a state that is carried from row to row of a sequence.
+
+    Attributes:
+        state_column: The name of the extra column (`PolicySpec.columns`, one value per segment) with the state before the first
+            step of a segment, as the actor had it.
+        sequence_length: Largest number of steps of a sequence in training; None for whole segments.
+    """
+
+    state_column: ClassVar[str]
+    sequence_length: int | None
+
+    def states(self, x: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """Return the recurrent state after each row, ``[B, n]``, with the arguments of a call."""
+
+
+def initial_states(segments: Sequence[Segment], column: str) -> Tensor:
+    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to the range from -1 to 1.
+
+    The elements of a state are within this range by its definition.
+
+    Args:
+        segments: The segments.
+        column: The name of the extra column with the state.
+
+    Raises:
+        ConfigError: If a segment lacks the column. The learner refuses such a segment when it arrives.
+    """
+    for segment in segments:
+        if column not in segment.initial:
+            raise ConfigError(
+                f"a segment of episode {segment.episode_id} lacks the column {column!r}, the recurrent state before its first "
+                "step; record data with a recurrent policy of the same kind"
+            )
+    states = np.stack([segment.initial[column] for segment in segments])
+    return torch.from_numpy(np.clip(states, -1.0, 1.0, dtype=np.float32))

@@ -1,0 +1,274 @@
+"""The parameters that the on-policy algorithms have in common, and the policy that they train. This module imports no torch.
+
+A parameter can also be given by its name in RL4Sys, CleanRL or Stable-Baselines3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rl4sys_zmq.algorithms.networks import (
+    NetworkChoice,
+    PolicyRequirements,
+    choose_network,
+    network_option,
+    plan_policy,
+)
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, PolicyPlan, gradient_norm, read_parameters
+from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.observations import leaves_of
+
+__all__ = ["ActorCriticParameters", "BatchCompletionRule", "entropy_weight", "policy_planner"]
+
+LONGEST_SEGMENT = 128
+"""The largest default of `rollout_length`, in steps.
+
+Longer segments have no advantage, because the learner joins the segments of an episode. They have a disadvantage: they arrive
+later, and their first steps are older.
+"""
+
+ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
+"""The decay rates of the mean of the gradients and of the mean of their squares. RMSProp has no mean of the gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCompletionRule:
+    """The condition under which the data for one update (a batch) are complete.
+
+    Attributes:
+        steps: The lowest number of steps; None if trajectories are counted.
+        trajectories: The lowest number of ended trajectories; None if steps are counted.
+        ends_trajectory: True if the step that completes the batch must also end a trajectory.
+    """
+
+    steps: int | None = None
+    trajectories: int | None = None
+    ends_trajectory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCriticParameters:
+    """The parameters of every on-policy algorithm of this package, with checks and defaults.
+
+    Raises:
+        ConfigError: If both `steps_per_update` and `episodes_per_update` are given, if `anneal_lr` is True without
+            `total_steps`, or if `hidden_sizes` or `activation` contradicts `network`.
+    """
+
+    changeable: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "anneal_lr", "anneal_floor", "anneal_ahead", "total_steps", "gamma", "gae_lambda", "reward_scale"}
+        | {"max_grad_norm", "norm_adv"}
+    )
+    """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
+
+    network_forms: ClassVar[tuple[str, ...]] = ("onpolicy",)
+    """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
+
+    default_steps: ClassVar[int] = 2048
+    """The number of steps per update if no parameter determines it."""
+
+    learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("pi_lr", "lr"), doc="Adam's step size")
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    gae_lambda: float = option(number(0.0, 1.0), 0.95, names=("lam", "lambda"), doc="decay of advantage traces")
+    max_grad_norm: float | None = option(gradient_norm, 0.5, doc="largest norm of the gradient; null, 0 or less: no limit")
+    norm_adv: bool = option(
+        flag,
+        True,
+        names=("normalize_advantage", "normalise_advantage"),
+        doc="normalise the advantages of a batch to mean 0 and standard deviation 1",
+    )
+    steps_per_update: int | None = option(
+        optional(whole_number(1, 1 << 24)),
+        None,
+        names=("steps_per_epoch",),
+        doc="steps per update; null: 2048, unless episodes_per_update is given",
+    )
+    episodes_per_update: int | None = option(
+        optional(whole_number(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_update"
+    )
+    rollout_length: int | None = option(
+        optional(whole_number(1, 1 << 20)),
+        None,
+        names=("num_steps", "n_steps"),
+        doc="most steps per segment; null: a 32nd of steps_per_update within [16, 128], or 128 where trajectories must end",
+    )
+    anneal_lr: bool = option(
+        flag, False, doc="decrease the step sizes linearly over total_steps, to anneal_floor of their values"
+    )
+    anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="share that remains after total_steps, so that learning continues")
+    anneal_ahead: bool = option(flag, False, doc="a batch is trained at the schedule's value at its end; false: at its start")
+    total_steps: int | None = option(
+        optional(whole_number(1)), None, names=("total_timesteps",), doc="length of the schedule in steps"
+    )
+    network: dict[str, object] | None = option(
+        optional(network_option),
+        None,
+        doc="kind of network with its options, such as {kind: mlp, hidden_sizes: [64, 64]}; null: mlp with hidden_sizes and "
+        "activation",
+    )
+    hidden_sizes: tuple[int, ...] | None = option(
+        optional(sizes),
+        None,
+        names=("net_arch",),
+        doc="hidden layers of the policy and of the value network, for the network mlp; null: [64, 64]",
+    )
+    activation: str | None = option(
+        optional(one_of(*ACTIVATIONS)),
+        None,
+        names=("activation_fn",),
+        doc="after each hidden layer, for the network mlp; null: tanh",
+    )
+    normalise_observations: bool = option(
+        flag,
+        True,
+        names=("normalize_observations", "norm_obs"),
+        doc="standardise observations by running moments (never one-hot ones)",
+    )
+    normalise_rewards: bool = option(
+        flag,
+        True,
+        names=("normalize_rewards", "norm_reward"),
+        doc="divide rewards by the running standard deviation of the discounted return, and clip them to ±10",
+    )
+    reward_scale: float = option(number(-MAX_NUMBER, MAX_NUMBER), 1.0, doc="factor of all rewards, applied first")
+    squash: str | None = option(
+        optional(one_of("clip", "tanh")),
+        None,
+        doc="maps a continuous action into its bounds; null: tanh if it has bounds, else clip",
+    )
+    log_std_init: float = option(number(-20.0, 2.0), 0.0, doc="initial logarithm of the standard deviation of continuous actions")
+    rms_prop: bool = option(flag, False, names=("use_rms_prop",), doc="RMSProp with a decay of 0.99, as in torch; false: Adam")
+    adam_eps: float = option(number(LEAST_EPSILON, 1.0), 1e-5, names=("rms_prop_eps",), doc="epsilon of Adam or RMSProp")
+
+    def __post_init__(self) -> None:
+        if self.steps_per_update is not None and self.episodes_per_update is not None:
+            raise ConfigError(
+                "algorithm_parameters.episodes_per_update: set episodes_per_update or steps_per_update, not both",
+                key="algorithm_parameters.episodes_per_update",
+            )
+        self.check_schedule("anneal_lr", self.anneal_lr)
+        self.chosen_network()
+
+    def chosen_network(self) -> NetworkChoice:
+        """Return the kind of network and its options."""
+        return choose_network(self.network, {"hidden_sizes": self.hidden_sizes, "activation": self.activation})
+
+    def check_schedule(self, name: str, anneals: bool) -> None:
+        """Check that the length of a schedule is given.
+
+        Args:
+            name: The parameter that turns the schedule on.
+            anneals: The value of this parameter.
+
+        Raises:
+            ConfigError: If the schedule is on and `total_steps` is not given.
+        """
+        if anneals and self.total_steps is None:
+            key = f"algorithm_parameters.{name}"
+            raise ConfigError(f"{key}: a schedule needs a length; set total_steps (total_timesteps), also for lin_", key=key)
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """The decay rates of the optimizer's two moments."""
+        return RMS_PROP_BETAS if self.rms_prop else ADAM_BETAS
+
+    def batch(self) -> BatchCompletionRule:
+        """Return the condition under which the data for one update (a batch) are complete."""
+        if self.episodes_per_update is not None:
+            return BatchCompletionRule(trajectories=self.episodes_per_update)
+        return BatchCompletionRule(steps=self.steps_per_update or self.default_steps)
+
+    def segment_length(self) -> int:
+        """Return the largest number of steps that an actor should put into one segment."""
+        batch = self.batch()
+        whole = batch.steps is None or batch.ends_trajectory
+        return self.rollout_length or (LONGEST_SEGMENT if whole else min(max((batch.steps or 0) // 32, 16), LONGEST_SEGMENT))
+
+    def minibatch_steps(self) -> int | None:
+        """Return the number of steps of the smallest minibatch of a batch, or None if the size of a batch is unknown.
+
+        This is the whole batch, unless a subclass divides it.
+        """
+        return self.batch().steps
+
+    def share_left(self, steps: int, batch: int) -> float:
+        """Return the share that remains of a parameter that decreases over `total_steps`, for `batch` steps after `steps`."""
+        done = steps + batch * self.anneal_ahead
+        return 1.0 if self.total_steps is None else max(self.anneal_floor, 1.0 - done / self.total_steps)
+
+    def squash_for(self, action_space: Space) -> str:
+        """Return ``clip`` or ``tanh``: the function that maps raw actions into the bounds of this action space."""
+        boxes = [leaf for leaf in leaves_of(action_space).spaces if isinstance(leaf, BoxSpace)]
+        if not boxes:
+            return "clip"
+        return self.squash or ("tanh" if all(box.bounded for box in boxes) else "clip")
+
+    def _check_squash(self, action_space: Space) -> None:
+        """Check that continuous actions have bounds if `squash` maps them into their bounds by a tanh.
+
+        Raises:
+            ConfigError: If one of them has none.
+        """
+        boxes = [leaf for leaf in leaves_of(action_space).spaces if isinstance(leaf, BoxSpace)]
+        if self.squash == "tanh" and not all(box.bounded for box in boxes):
+            raise ConfigError(
+                f"algorithm_parameters.squash: tanh maps actions into finite bounds, which {action_space!s:.80} does not have; "
+                "use clip, or give the action space finite bounds",
+                key="algorithm_parameters.squash",
+            )
+
+    def check_actions(self, name: str, action_space: Space) -> None:
+        """Check that the parameters fit the action space. Subclasses with such parameters raise `ConfigError`.
+
+        Args:
+            name: The name of the algorithm.
+            action_space: The action space.
+        """
+
+    def policy(self, name: str, observation_space: ObservationSpace, action_space: Space) -> PolicySpec:
+        """Return the specification of the policy, whose head samples actions of the space.
+
+        Args:
+            name: The name of the algorithm, for error messages.
+            observation_space: The space of the policy's observations.
+            action_space: The space of the policy's actions.
+
+        Raises:
+            ConfigError: If the algorithm does not support the spaces with these parameters.
+        """
+        self.check_actions(name, action_space)
+        self._check_squash(action_space)
+        requirements = PolicyRequirements(
+            algorithm=name,
+            observation_space=observation_space,
+            action_space=action_space,
+            head=HeadParameters(head=stochastic_head(action_space), squash=self.squash_for(action_space)),
+            normalise_observations=self.normalise_observations and feature_layout(observation_space).has_continuous,
+        )
+        return plan_policy(self.chosen_network(), requirements, *self.network_forms)
+
+
+def entropy_weight(ent_coef: float | None, action_space: Space) -> float:
+    """Return the weight of the entropy bonus: `ent_coef`, or its default: 0 for actions with a Box, else 0.01."""
+    return ent_coef if ent_coef is not None else 0.0 if action_layout(action_space).numbers else 0.01
+
+
+def policy_planner(name: str, cls: type[ActorCriticParameters]) -> PolicyPlan:
+    """Return the function `AlgorithmEntry.plan` of an on-policy algorithm.
+
+    Args:
+        name: The name of the algorithm.
+        cls: The dataclass of its parameters.
+    """
+
+    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+        return read_parameters(cls, parameters, algorithm=name).policy(name, observation_space, action_space)
+
+    return plan

@@ -1,0 +1,1 @@
+"""Evaluation episodes of published policies, in a process of their own."""

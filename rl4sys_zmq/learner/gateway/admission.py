@@ -1,0 +1,452 @@
+"""The settings of each client (a policy with its learner), and the check of each actor's HELLO against them.
+
+A HELLO is an actor's request for a session, its connection to the learner. The settings of a client come from three
+sources: the entry for the client in the learner's configuration, the HELLO of the client's first actor, and the learner's
+defaults. If several sources set the same option, the earlier source in this list takes precedence.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
+from rl4sys_zmq.config.options import check_value
+from rl4sys_zmq.config.options import parameters as finite_parameters
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.gateway.parameters import (
+    LEARNING_KEYS,
+    ParameterChanges,
+    algorithm_parameters,
+    by_name,
+    changes_between,
+    effective_parameters,
+    merged,
+    plain,
+    read_change,
+)
+from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry
+from rl4sys_zmq.learner.registry.like import LIKE
+from rl4sys_zmq.names import algorithm_key, check_name
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
+from rl4sys_zmq.values.observations import leaves_of
+from rl4sys_zmq.weights import EncodingOptions, WireDtype
+from rl4sys_zmq.wire.messages import Hello
+from rl4sys_zmq.wire.thread_messages import AssignClient
+
+__all__ = [
+    "SPACES",
+    "ClientSettings",
+    "check_engine",
+    "check_hello",
+    "check_learning_options",
+    "check_magnitudes",
+    "check_planned_size",
+    "check_policy_size",
+    "require_match",
+    "resolve_configuration",
+    "resolve_settings",
+]
+
+_WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
+"""The default encoding of weights."""
+
+SPACES: Mapping[str, Callable[[object], ObservationSpace]] = {
+    "observation_space": observation_space_from,
+    "action_space": space_from,
+}
+"""The functions that convert the JSON form of a space to a space object, by the name of the field in `Hello`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """The settings of one client, a policy with its learner. A change of parameters creates a new object.
+
+    Attributes:
+        client_id: Name of the client.
+        algorithm_name: Registered name of the algorithm, in the form of `algorithm_key`.
+        algorithm_type: Expected type of the algorithm, ``onpolicy`` or ``offpolicy``; empty for no expectation.
+        parameters: Parameters of the algorithm with which the client was created. `seed` and options of the learner can be
+            among them.
+        observation_space: Space of the observations.
+        action_space: Space of the actions.
+        seed: Seed of the algorithm.
+        max_policy_lag: Largest number of versions by which the policy of a segment can be behind the newest one; None for the
+            algorithm's own limit. A segment is some consecutive steps of an episode.
+        on_lag: Treatment of segments beyond `max_policy_lag`: ``drop`` discards them, ``correct`` corrects them with importance
+            weights.
+        pacing_lag: Number of batches that actors can collect ahead of the training; None for the default of the algorithm's
+            kind.
+        publish_every_updates: Number of updates after which new weights are published; None for the algorithm's own number.
+        weights: Encoding of the weights that are sent to the actors.
+        actor_weights: The part of `weights` that the HELLO of the client's first actor asked for.
+        init: File or folder with the weights with which the training starts if there is no checkpoint; empty for none. It is
+            not among the saved settings (`to_json`).
+        changed: Parameters of the algorithm that were changed after the client was created, by name. They override
+            `parameters`.
+        file_parameters: Parameters that the learner's configuration gave for this client at the last start, by name. If it
+            gives other values at a later start, those override `changed`.
+    """
+
+    client_id: str
+    algorithm_name: str
+    algorithm_type: str
+    parameters: Mapping[str, Any]
+    observation_space: ObservationSpace
+    action_space: Space
+    seed: int
+    max_policy_lag: int | None
+    on_lag: str
+    pacing_lag: int | None
+    publish_every_updates: int | None
+    weights: WeightsConfig = _WEIGHTS
+    actor_weights: WeightsConfig = WeightsConfig()
+    init: str = ""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    file_parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> AlgorithmEntry:
+        """The description of the client's algorithm in the registry of algorithms: its factory, type and parameters."""
+        return ALGORITHMS.get(self.algorithm_name)
+
+    @property
+    def in_force(self) -> dict[str, Any]:
+        """The current parameters of the algorithm: those in `parameters`, overridden by those in `changed`."""
+        return merged(self.kind, self.parameters, self.changed)
+
+    def change(self, values: Mapping[str, Any]) -> tuple[ClientSettings, ParameterChanges]:
+        """Return a copy of the settings with new values for parameters of the algorithm, and a dict of the changes.
+
+        The dict has a list ``[old value, new value]`` for each parameter that differs, by name.
+
+        Args:
+            values: New values by name or synonym.
+
+        Raises:
+            ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
+        """
+        kind = self.kind
+        new = replace(
+            self, changed=merged(kind, self.changed, read_change(kind, values, self.in_force), like=self.in_force.get(LIKE))
+        )
+        before, after = (effective_parameters(kind, settings.in_force) for settings in (self, new))
+        return new, changes_between(before, after)
+
+    def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
+        """Return the options for encoding this client's weights, which are sent to the actors.
+
+        Args:
+            spec: Description of the policy, which gives the sizes of its tensors. None leaves the sizes empty: for a caller
+                that needs only the wire dtype and the compression level.
+        """
+        complete = self.weights.over(_WEIGHTS)
+        assert complete.wire_dtype is not None and complete.level is not None
+        dtype = WireDtype[complete.wire_dtype.upper()]
+        return EncodingOptions(dtype, complete.level, *((spec.sizes, spec.others, spec.exact) if spec is not None else ()))
+
+    def assign(
+        self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int
+    ) -> AssignClient:
+        """Return the first message to this client's learner thread. It contains the settings.
+
+        Args:
+            policy_id: The 8 bytes that identify the policy in messages.
+            generation: Number that identifies this lifetime of the learner thread.
+            config: The learner's configuration.
+            checkpoints: Folder of the client's checkpoints; empty if there are none.
+            journal_id: Id of the journal (the record of accepted segments). The learner thread stores the id in its
+                checkpoints.
+        """
+        writing, entry = self.writing(), config.client(self.client_id)
+        return AssignClient(
+            self.client_id,
+            policy_id,
+            generation,
+            self.algorithm_name,
+            algorithm_parameters(self.in_force),
+            space_to_json(self.observation_space),
+            space_to_json(self.action_space),
+            self.seed,
+            -1 if self.max_policy_lag is None else self.max_policy_lag,
+            self.on_lag,
+            -1 if self.pacing_lag is None else self.pacing_lag,
+            self.publish_every_updates or 0,
+            config.max_parameters,
+            checkpoints,
+            float(config.checkpoint_every_s),
+            journal_id,
+            writing.dtype.name.lower(),
+            writing.level,
+            float(entry.max_magnitude or config.max_magnitude),
+            float(entry.max_reward or config.max_reward),
+            entry.torch_threads or 0,
+            self.init,
+            entry.device or config.device,
+            config.tf32,
+            entry.learners or config.learners,
+            entry.demonstrations.to_json() if entry.demonstrations is not None else {},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values, so that they can be saved. `restore_configuration` can read them back.
+
+        Options that the learner has too, such as `max_policy_lag`, are saved only as the client's first actor set them: among
+        the parameters, and the encoding of the weights. The learner's configuration gives the others at each start.
+        """
+        return {
+            "algorithm_name": self.algorithm_name,
+            "algorithm_type": self.algorithm_type,
+            "parameters": plain(self.parameters),
+            "changed": plain(self.changed),
+            "file_parameters": plain(self.file_parameters),
+            "observation_space": space_to_json(self.observation_space),
+            "action_space": space_to_json(self.action_space),
+            "seed": self.seed,
+            "weights": self.actor_weights.to_json(),
+        }
+
+
+def check_hello(hello: Hello) -> None:
+    """Check that a HELLO (a request for a session) has valid names and finite algorithm parameters.
+
+    Raises:
+        ConfigError: If a name or a parameter is invalid.
+    """
+    check_name(hello.client_id, "client_id")
+    check_name(hello.actor_id, "actor_id")
+    check_value("algorithm_parameters", hello.algorithm_parameters, finite_parameters)
+
+
+def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
+    """Check the learner's options that were set among an algorithm's parameters, and return them.
+
+    These are ``max_policy_lag``, ``on_lag``, ``pacing_lag`` and ``publish_every_updates``. `seed` is checked, but not returned.
+
+    Raises:
+        ConfigError: If one of these options, or `seed`, has a wrong type or is out of range.
+    """
+    seed = parameters.get("seed")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
+        raise ConfigError(
+            f"algorithm_parameters.seed: expected an integer from 0 to {2**63 - 1}, not {seed!r:.80}",
+            key="algorithm_parameters.seed",
+        )
+    return ClientConfig.from_mapping({key: parameters[key] for key in LEARNING_KEYS if parameters.get(key) is not None})
+
+
+def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
+    """Return the settings of a new client (a policy with its learner).
+
+    The values come from the learner's configuration and from the HELLO (request for a session) of the client's first actor.
+
+    Raises:
+        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's entry for the
+            client.
+    """
+    entry = config.clients.get(hello.client_id, ClientConfig())
+    ours = (config.default_algorithm, *config.algorithms, *(client.algorithm_name for client in config.clients.values()))
+    if ALGORITHMS.locates(hello.algorithm_name) and algorithm_key(hello.algorithm_name) not in ours:
+        problem = (
+            "only the learner's configuration can name a class; add its name there, for a client or as a section of algorithms"
+        )
+        raise ConfigError(f"algorithm_name: {hello.algorithm_name!r:.80}: {problem}", key="algorithm_name")
+    settings = resolve_settings(config, hello, entry)
+    require_match(settings, hello)
+    return settings
+
+
+def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -> ClientSettings:
+    """Return the settings of a client (a policy with its learner), merged from three sources.
+
+    The sources, highest precedence first: the client's entry in the configuration, an actor's HELLO (request for a session),
+    and the learner's own options.
+
+    Raises:
+        ConfigError: If a value is missing, unknown or out of range.
+    """
+    client_id = hello.client_id
+    name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
+    if not name:
+        raise ConfigError(
+            "neither the learner's configuration nor this actor names an algorithm; set algorithm_name", key="algorithm_name"
+        )
+    kind = ALGORITHMS.get(name)
+    check_engine(kind, entry.engine or config.engine)
+    parameters = merged(
+        kind, config.algorithms.get(algorithm_key(name), {}), hello.algorithm_parameters, entry.algorithm_parameters
+    )
+    said = check_learning_options(parameters)
+    actor_weights = check_value("weights", hello.weights, WeightsConfig.read)
+
+    def pick(key: str) -> Any:
+        """Return the value of an option: from the client's entry, else from its parameters, else the learner's own value."""
+        choices = (getattr(entry, key), getattr(said, key), getattr(config, key))
+        return next((choice for choice in choices if choice is not None), None)
+
+    return ClientSettings(
+        client_id,
+        algorithm_key(name),
+        entry.type or "",
+        parameters,
+        _space("observation_space", entry.observation_space, hello.observation_space),
+        _space("action_space", entry.action_space, hello.action_space),
+        _seed(config, client_id, parameters.get("seed")),
+        pick("max_policy_lag"),
+        pick("on_lag"),
+        pick("pacing_lag"),
+        pick("publish_every_updates"),
+        entry.weights.over(actor_weights).over(config.weights).over(_WEIGHTS),
+        actor_weights,
+        str(entry.init or ""),
+        file_parameters=by_name(kind, entry.algorithm_parameters, parameters.get(LIKE)),
+    )
+
+
+def check_engine(kind: AlgorithmEntry, engine: str) -> None:
+    """Check that an algorithm that needs a process of its own gets one.
+
+    Args:
+        kind: The description of the algorithm.
+        engine: Name of the engine that would train the client.
+
+    Raises:
+        ConfigError: If the engine trains several clients in one process, and the algorithm draws from random generators that all
+            of them share.
+    """
+    if kind.isolated and not ENGINES.get(engine).isolated:
+        raise ConfigError(
+            f"engine: {kind.name} draws from global random generators, so it needs a process of its own and not the engine "
+            f"{engine}; set engine: process in the learner's configuration",
+            key="engine",
+        )
+
+
+def check_planned_size(
+    kind: AlgorithmEntry, spaces: tuple[ObservationSpace, Space], parameters: Mapping[str, object], limit: int
+) -> PolicySpec | None:
+    """Check the networks that an algorithm would build, as far as its entry can plan them, against ``max_parameters``.
+
+    Returns:
+        The planned policy; None if the entry cannot plan one.
+
+    Raises:
+        ConfigError: If one has more than `limit` parameters, or a parameter is invalid.
+    """
+    plan = kind.planned(*spaces, parameters)
+    if plan is not None:
+        check_policy_size(plan, limit)
+    if kind.count is not None and (count := kind.count(*spaces, parameters)) > limit:
+        raise ConfigError(
+            f"the networks of {kind.name} have {count} parameters; max_parameters allows {limit}", key="max_parameters"
+        )
+    return plan
+
+
+def check_policy_size(spec: PolicySpec, limit: int) -> None:
+    """Check that a policy has at most `limit` parameters, the option `max_parameters`.
+
+    Raises:
+        ConfigError: If it has more.
+    """
+    if spec.parameters > limit:
+        raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
+
+
+def check_magnitudes(spec: PolicySpec, limit: float) -> None:
+    """Check that the integers of observations can be trained on: those of a Box up to `limit`, the option `max_magnitude`.
+
+    Larger ones need a network that normalises observations. Networks of plug-ins are not checked.
+
+    Raises:
+        ConfigError: If an integer can be larger and the network has no normalisation.
+    """
+    if spec.kind not in ("mlp", "gru") or spec.document.get("normalise_observations"):
+        return
+    for space in leaves_of(spec.observation_space).spaces:
+        if isinstance(space, BoxSpace) and np.dtype(space.dtype).kind in "iu":
+            held = np.iinfo(space.dtype)
+            largest = np.abs(np.clip([space.low_array(), space.high_array()], held.min, held.max)).max(initial=0.0)
+            if largest > limit:
+                raise ConfigError(
+                    f"observation_space: {space} has integers up to {largest:g}, and this network does not normalise them; the "
+                    f"limit is max_magnitude ({limit:g}): scale them, or declare narrower bounds",
+                    key="observation_space",
+                )
+
+
+def require_match(settings: ClientSettings, hello: Hello) -> None:
+    """Check that the fields of a HELLO (a request for a session) equal the client's settings, except empty fields.
+
+    Raises:
+        ConfigError: If a field differs. The error names the first one, with both values.
+    """
+    pairs: list[tuple[str, object, object]] = []
+    if hello.algorithm_name:
+        pairs.append(("algorithm_name", algorithm_key(hello.algorithm_name), settings.algorithm_name))
+    for key, read in SPACES.items():
+        if given := getattr(hello, key):
+            pairs.append((key, space_to_json(read(given)), space_to_json(getattr(settings, key))))
+    pairs += _parameter_pairs(settings, hello.algorithm_parameters) if hello.algorithm_parameters else []
+    ours_of_weights = settings.weights.to_json()
+    for key, value in check_value("weights", hello.weights, WeightsConfig.read).to_json().items():
+        pairs.append((f"weights.{key}", value, ours_of_weights[key]))
+    for key, theirs, ours in pairs:
+        if not _same(theirs, ours):
+            message = (
+                f"{key} of client {settings.client_id!r} is {ours!r:.1000} on the learner, but the actor has {theirs!r:.1000}"
+            )
+            raise ConfigError(message, key=key)
+
+
+def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    """Pair the parameters in an actor's HELLO (request for a session) with the learner's values, so that they can be compared.
+
+    If an operator has changed a parameter, an actor may still give the value with which the client was created. The parameter
+    is then left out.
+
+    Returns:
+        A tuple ``(key, the actor's value, the learner's value)`` for each parameter.
+    """
+    kind, in_force = settings.kind, settings.in_force
+    like = in_force.get(LIKE)
+    ours, original = (by_name(kind, found, like) for found in (in_force, settings.parameters))
+    pairs: list[tuple[str, object, object]] = []
+    for key, value in said.items():
+        (name,) = by_name(kind, {key: value}, like)
+        found = getattr(settings, key) if key in LEARNING_KEYS and value is not None else ours.get(name, "not set")
+        if name not in settings.changed or not _same(value, original.get(name)):
+            pairs.append((f"algorithm_parameters.{key}", value, found))
+    return pairs
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+    return one == other
+
+
+def _space(key: str, entry: ObservationSpace | None, given: Mapping[str, Any]) -> ObservationSpace:
+    if entry is not None:
+        return entry
+    if given:
+        return SPACES[key](given)
+    raise ConfigError(
+        f"neither the learner's configuration nor this actor gives the {key}; set it (or input_size and act_dim)", key=key
+    )
+
+
+def _seed(config: LearnerConfig, client_id: str, given: int | None) -> int:
+    """Return the seed of a client's algorithm.
+
+    It is the given seed; without one, a hash of the learner's seed and the client's name; without either, a random number.
+    """
+    if given is not None:
+        return given
+    return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)

@@ -1,0 +1,261 @@
+"""The registry of a learner's clients (policies with their learner threads).
+
+It creates, restarts and removes clients, and starts and ends their learner threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
+from rl4sys_zmq.delivery.weight_history import WeightHistory
+from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.learner.gateway.admission import ClientSettings, resolve_configuration
+from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
+from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.gateway.restored import GIVEN_UP, RestoredClient, restore_configuration
+from rl4sys_zmq.liveness import SILENCE_S
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.names import folder_name
+from rl4sys_zmq.wire.messages import Hello
+from rl4sys_zmq.wire.thread_messages import ThreadFailed
+
+__all__ = ["ClientRegistry"]
+
+log = get_logger(__name__)
+
+MAX_STILLBORN = 64
+"""Largest number of errors that are kept for clients that failed before they were ready."""
+
+MAX_REPORTED_GENERATION = 1 << 62
+"""Limit on the generation (the number of a learner thread) that the first actor of a new client reports in its HELLO.
+
+The client begins with a higher generation than this actor reports. A report above the limit counts as the limit.
+"""
+
+
+class ClientRegistry:
+    """The clients of a learner, by name and by the key of their learner thread. Only the thread of `LearnerCore` changes it.
+
+    A *client* is a policy with its learner thread. The *key* of a learner thread is the first frame of its messages.
+    """
+
+    def __init__(self, config: LearnerConfig, journal: Journal, callbacks: CoreCallbacks) -> None:
+        """Create an empty registry.
+
+        Args:
+            config: The learner's configuration.
+            journal: The record of the clients' accepted segments.
+            callbacks: Starts learner threads, and provides the clock.
+        """
+        self._config, self._journal, self._callbacks = config, journal, callbacks
+        self._clients: dict[str, ClientState] = {}
+        self._by_key: dict[bytes, ClientState] = {}
+        self._build_errors: dict[str, str] = {}
+        self._detached: dict[str, ClientState] = {}
+        self._retired: list[LearnerThreadHandle] = []
+        self._policy_ids = itertools.count(1)
+        self._newest_generation = 0
+
+    def __iter__(self) -> Iterator[ClientState]:
+        return iter(list(self._clients.values()))
+
+    def get(self, client_id: str) -> ClientState | None:
+        """Return the client with this name, or None."""
+        return self._clients.get(client_id)
+
+    @property
+    def full(self) -> bool:
+        """True if the learner has as many clients as `max_clients` allows."""
+        return len(self._clients) >= self._config.max_clients
+
+    def by_topic(self, topic: bytes) -> ClientState | None:
+        """Return the client whose weights are published under this PUB/SUB topic, or None."""
+        return next((client for client in self._clients.values() if client.topic == topic), None)
+
+    def by_key(self, key: bytes) -> ClientState | None:
+        """Find the client that a message of a learner thread belongs to.
+
+        Args:
+            key: The first frame of the message, which identifies the learner thread.
+
+        Returns:
+            The client, or None if it no longer has this learner thread, for example after a restart.
+        """
+        return self._by_key.get(key)
+
+    def workers(self) -> list[LearnerThreadHandle]:
+        """Return the handles of all learner threads that can still be running, including those of removed clients."""
+        return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
+
+    def failure(self, client_id: str) -> RL4SysError | None:
+        """Return the error that stopped a client (a policy) or prevented its creation, or None if there is none."""
+        client = self._clients.get(client_id)
+        if client is not None:
+            return ClientFailed(client_id, client.error) if client.error else None
+        error = self._build_errors.get(client_id)
+        return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
+
+    def found(self, hello: Hello) -> ClientState:
+        """Create a client (a policy with its learner thread) for the HELLO of its first actor, and start the learner thread.
+
+        A HELLO is an actor's request for a session.
+
+        Raises:
+            ConfigError: If the configuration of the client is incomplete or invalid.
+            ProtocolError: ``QUOTA`` if there are `max_clients` clients; ``CONFLICT`` while a client of this name is being
+                removed.
+        """
+        if hello.client_id in self._detached:
+            raise ProtocolError(
+                RefusalReason.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done"
+            )
+        if self.full:
+            limit = self._config.max_clients
+            raise ProtocolError(RefusalReason.QUOTA, f"this learner already has {limit} clients; raise max_clients to allow more")
+        # Above the generations of all earlier clients: one of this name can have claimed the folder of the checkpoints.
+        last = max(self._newest_generation, min(hello.held_generation, MAX_REPORTED_GENERATION))
+        client = self._make(resolve_configuration(self._config, hello), last)
+        self._clients[hello.client_id] = client
+        self._build_errors.pop(hello.client_id, None)
+        try:
+            self._start(client)
+        except BaseException:
+            client.end_thread()
+            del self._clients[hello.client_id]
+            raise
+        return client
+
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
+        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads.
+
+        Args:
+            restored: The content of the journal (the record of accepted segments) when it was opened.
+            rolled_back: The name of the client that an operator has returned to an earlier checkpoint; empty for none.
+
+        Returns:
+            For each client, its settings, and the parameters in which the learner's configuration differs from the earlier run.
+
+        Raises:
+            ConfigError: If the configuration of a client contradicts its saved settings.
+        """
+        now = self._callbacks.clock.monotonic()
+        found = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
+        for row, earlier in zip(restored.clients, found, strict=True):
+            client = self._make(earlier.settings, row.generation)
+            client.known = True
+            asked = row.settings.get(GIVEN_UP) or row.client_id == rolled_back
+            client.rollback_asked = bool(asked or self._config.resume == "accept-loss")
+            client.accepted, client.gap = row.accepted, row.gap
+            client.table.expired = row.expired
+            client.table.restore((s for s in restored.streams if s.client_id == row.client_id), now)
+            self._clients[row.client_id] = client
+            self._start(client)
+        return found
+
+    def _make(self, settings: ClientSettings, last_generation: int) -> ClientState:
+        config, client_id = self._config, settings.client_id
+        table = StreamTable(
+            client_id,
+            silence_s=SILENCE_S,
+            lease_s=config.lease_s,
+            max_actors=config.max_actors,
+            journal_id=self._journal.journal_id,
+        )
+        folder = ""
+        if self._journal.durable and config.run_dir is not None:
+            folder = str(config.run_dir / "checkpoints" / folder_name(client_id))
+        policy_id = next(self._policy_ids).to_bytes(8, "little")
+        clock = self._callbacks.clock
+        return ClientState(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
+
+    def fail(self, client: ClientState, message: ThreadFailed) -> bool:
+        """Stop a client whose learner thread has failed.
+
+        A client that was never ready is removed, so that the next actor can create it with a corrected configuration.
+
+        Args:
+            client: The client.
+            message: The last message of the learner thread, with its error.
+
+        Returns:
+            True if the client was removed.
+        """
+        # A configuration error needs one log line only. Other errors need their trace.
+        trace = f"\n{message.trace}" if message.trace else ""
+        log.error("client %s failed: %s%s", client.client_id, message.error, trace)
+        self._by_key.pop(client.key, None)
+        client.state, client.error = LearnerThreadState.FAILED, message.error
+        client.end_thread()
+        if client.known or client.life > 1:
+            return False
+        self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
+        del self._clients[client.client_id]
+        self._build_errors[client.client_id] = message.error
+        while len(self._build_errors) > MAX_STILLBORN:
+            del self._build_errors[next(iter(self._build_errors))]
+        return True
+
+    def restart(self, client: ClientState, *, give_up_pending: bool) -> int:
+        """Replace the learner thread of a client with a new one.
+
+        The new thread has a new generation number, which identifies it.
+
+        Args:
+            client: The client.
+            give_up_pending: Delete the client's entries in the journal (the record of accepted segments) first, so that no
+                segments are replayed to the new thread.
+
+        Returns:
+            The number of segments that this call gave up (counted as rolled back). With a journal in memory, these are all
+            pending segments (accepted, but without a result so far). With a journal on disk it is 0, and losses are counted
+            after the replay.
+        """
+        self._by_key.pop(client.key, None)
+        client.end_thread(replaced=True)
+        client.rollback_asked = give_up_pending
+        if give_up_pending:
+            self._journal.drop_entries(client.client_id)
+        rolled_back = 0 if self._journal.durable else client.roll_back()
+        client.weight_history = WeightHistory(_generation(client.weight_history.generation, self._callbacks.clock))
+        self._start(client)
+        return rolled_back
+
+    def suspend(self, client: ClientState, crash: str) -> bool:
+        """Record a crash of a client's worker. See `ClientState.suspend`."""
+        self._by_key.pop(client.key, None)
+        return client.suspend(crash)
+
+    def detach(self, client: ClientState) -> None:
+        """Remove a client (a policy with its learner thread), and end its learner thread without a checkpoint.
+
+        The name of the client stays reserved until `release` or `put_back`, because its checkpoints may have to be renamed
+        first.
+        """
+        self._by_key.pop(client.key, None)
+        client.end_thread(replaced=True)
+        del self._clients[client.client_id]
+        self._detached[client.client_id] = client
+
+    def release(self, client: ClientState) -> None:
+        """Release the name of a client that `detach` has removed, so that a new client can have the name."""
+        del self._detached[client.client_id]
+        self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
+
+    def put_back(self, client: ClientState, error: str) -> None:
+        """Restore a client that `detach` has removed, in the state ``failed`` with this error. Used if the removal failed."""
+        del self._detached[client.client_id]
+        client.state, client.error = LearnerThreadState.FAILED, error
+        self._clients[client.client_id] = client
+
+    def _start(self, client: ClientState) -> None:
+        client.start(self._callbacks, self._config, self._journal)
+        self._by_key[client.key] = client
+        self._newest_generation = max(self._newest_generation, client.weight_history.generation)
+
+
+def _generation(last: int, clock: Clock) -> int:
+    """Return a number (generation) that identifies a new learner thread: the Unix time in ms, but at least `last` + 1."""
+    return max(last + 1, int(clock.unix() * 1000))

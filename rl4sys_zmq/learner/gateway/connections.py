@@ -1,0 +1,394 @@
+"""The reader of the learner's ROUTER socket. It limits the rate of each connection, and closes connections that misbehave.
+
+Each message adds its cost to the *debt* of its connection. The unit of costs is one ordinary message, such as a heartbeat. The
+debt falls with time, at the rate that the limit permits. The stored value is the time at which the debt will be zero. If this
+time is more than `BURST_S` seconds away, the connection is over the limit, and its messages are dropped.
+
+A `Submit` message with segments for which the actor had credit (permission to send) has a negative cost: it pays for two
+ordinary messages. So an actor that sends data within its credit has no debt.
+
+A connection is closed if it sends far more than the limit, or if it completes no message for a long time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Sequence
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import FIELD_RATE
+from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.training.train_loop import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
+from rl4sys_zmq.transports import Socket, TooManyFrames
+from rl4sys_zmq.wire.messages import Frame
+
+__all__ = ["ConnectionRateState", "RouterReader", "ConnectionRateLimits"]
+
+
+BURST_S = 2.0
+"""Size of a burst: a connection can send at once as many messages as its limit permits in this time, in seconds."""
+
+SESSIONLESS_FACTOR = 20
+"""Joint rate limit of all connections without a session, as a multiple of the limit of one connection. A session begins when an
+actor's HELLO is accepted."""
+
+FREE_MESSAGES = 2
+"""Number of first messages of a connection without a session that are accepted even if the joint limit is exceeded."""
+
+REPLIES_PER_S = 5.0
+"""Largest number of refusals per second that a connection receives for its dropped messages."""
+
+CUT_AFTER = 4096
+"""Number of dropped messages after which a connection is closed."""
+
+CUT_BYTES = 1 << 18
+"""Size from which a dropped message closes its connection at once, in bytes. More such messages could fill the memory."""
+
+REST_FACTOR, MAX_REST_S = 2.0, 0.001
+"""After it has dropped messages, the gateway reads nothing for `REST_FACTOR` times the time that it spent on them, at most for
+`MAX_REST_S` seconds. Meanwhile a flood of messages waits at its sender. Messages of other peers wait too, so a rest is short:
+beside a flood of heartbeats, a well-behaved actor kept 0.42 of its rate with rests of 10 ms and 0.89 with rests of 1 ms."""
+
+FORGET_S, MAX_CONNECTIONS = 60.0, 1 << 16
+"""`FORGET_S` is the time without a message after which the record of a connection without a session is discarded, in seconds.
+`MAX_CONNECTIONS` is the number of records above which the oldest are discarded earlier."""
+
+
+class ConnectionRateState:
+    """The usage record of one connection, for its rate limit. All times are on the monotonic clock, in seconds.
+
+    Each message adds its cost to the *debt* of the connection. The debt falls with time, at the rate that the limit permits.
+
+    Attributes:
+        last_message_s: Time of the last message.
+        descriptor: File descriptor of the connection; -1 if unknown.
+        owes_until: Time at which the debt for the messages will be zero. It stands for the debt itself, which is not stored.
+        excess: Number of dropped messages since `ConnectionRateLimits.count_excess` last returned True.
+        sessionless_messages: Number of messages that were checked while the connection had no session.
+        replies_until: Time at which the debt for refusals that were sent to the connection will be zero.
+    """
+
+    __slots__ = ("descriptor", "excess", "last_message_s", "owes_until", "replies_until", "sessionless_messages")
+
+    def __init__(self, descriptor: int, now: float) -> None:
+        self.descriptor = descriptor
+        self.last_message_s = self.owes_until = self.replies_until = now
+        self.excess = self.sessionless_messages = 0
+
+
+class ConnectionRateLimits:
+    """The rate limits of all connections of a ROUTER socket.
+
+    Only the gateway (the learner's network thread) uses this object.
+
+    Attributes:
+        rates: The record of each connection, by routing id.
+    """
+
+    def __init__(self, messages_per_s: float, bytes_per_s: float) -> None:
+        """Create a limiter without connections.
+
+        Args:
+            messages_per_s: Limit for one connection, in ordinary messages per second. Segments for which the actor had credit
+                (permission) do not count.
+            bytes_per_s: Limit for one connection, in bytes per second of the same messages. Infinity for no limit.
+        """
+        self.rates: dict[bytes, ConnectionRateState] = {}
+        self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
+        self._sessionless_owe_until = 0.0
+        self._rests_until = 0.0
+        self._first_seen_s: dict[int, float] = {}
+
+    def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionRateState:
+        """Add a connection, and return its record.
+
+        Args:
+            peer: The routing id of the connection.
+            descriptor: The file descriptor of the connection; -1 if unknown.
+            now: Time on the monotonic clock, in seconds.
+        """
+        rate = self.rates[peer] = ConnectionRateState(descriptor, now)
+        return rate
+
+    def exceeds(self, rate: ConnectionRateState, now: float, *, sessionless: bool) -> bool:
+        """Return True if a message exceeds the rate limit of its connection, so that it must be dropped before it is decoded.
+
+        All connections without a session (before an accepted handshake) also have a joint limit. The first `FREE_MESSAGES`
+        messages of each are accepted even if it is exceeded.
+
+        Args:
+            rate: The usage of the connection so far.
+            now: Time on the monotonic clock, in seconds.
+            sessionless: True if the connection has no session.
+        """
+        if rate.owes_until > now + BURST_S:
+            return True
+        if not sessionless:
+            return False
+        rate.sessionless_messages += 1
+        return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_owe_until > now + BURST_S
+
+    def charge(self, rate: ConnectionRateState, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
+        """Add the cost of a message to the debt of its connection. Messages are dropped while the debt is too high.
+
+        The debt is the cost of past messages. It falls with time, at the rate that the limit permits.
+
+        Args:
+            rate: The usage of the connection so far.
+            messages: Cost in ordinary messages. A negative cost reduces the debt.
+            nbytes: Size of the message in bytes; 0 if the cost is negative.
+            now: Time on the monotonic clock, in seconds.
+            sessionless: True if the connection had no session.
+        """
+        cost_s = messages * self._message_s + nbytes * self._byte_s
+        rate.owes_until = max(rate.owes_until + min(cost_s, 0.0), now) + max(cost_s, 0.0)
+        if sessionless:
+            self._sessionless_owe_until = max(self._sessionless_owe_until, now) + cost_s / SESSIONLESS_FACTOR
+
+    @staticmethod
+    def count_excess(rate: ConnectionRateState, nbytes: int) -> bool:
+        """Count a dropped message, and return True if its connection must be closed.
+
+        That is the case if the message is large, or if many messages of the connection were dropped (`CUT_BYTES`, `CUT_AFTER`).
+
+        Args:
+            rate: The usage of the connection so far.
+            nbytes: Size of the message in bytes.
+        """
+        rate.excess += 1
+        if rate.excess < CUT_AFTER and nbytes < CUT_BYTES:
+            return False
+        rate.excess = 0
+        return True
+
+    @staticmethod
+    def should_reply(rate: ConnectionRateState, now: float) -> bool:
+        """Return True if a refusal must be sent for a dropped message, and count the refusal.
+
+        A connection receives at most `REPLIES_PER_S` refusals a second on average.
+        """
+        if rate.replies_until > now + BURST_S:
+            return False
+        rate.replies_until = max(rate.replies_until, now) + 1 / REPLIES_PER_S
+        return True
+
+    # ---- rests
+
+    def rest_after(self, wasted_s: float, now: float) -> None:
+        """Begin a short rest without reading, after `wasted_s` seconds were spent on dropped messages.
+
+        During the rest, a flood of messages waits at its sender.
+        """
+        self._rests_until = now + min(wasted_s * REST_FACTOR, MAX_REST_S)
+
+    def rest_s(self, now: float) -> float:
+        """Return the remaining time in which no messages are read (`rest_after`), in seconds; 0 if there is no rest."""
+        return max(0.0, self._rests_until - now)
+
+    # ---- all connections
+
+    def silent_connections(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
+        """Return the descriptors of the connections that have completed no message for too long.
+
+        Args:
+            connected: The descriptors of all connections.
+            now: Time on the monotonic clock, in seconds.
+            silent_s: Limit for a connection that has completed a message before, in seconds.
+            new_s: Limit for any other connection, since the first call that listed it, in seconds.
+        """
+        last_message_s: dict[int, float] = {}
+        for rate in self.rates.values():
+            last_message_s[rate.descriptor] = max(rate.last_message_s, last_message_s.get(rate.descriptor, 0.0))
+        self._first_seen_s = {fd: self._first_seen_s.get(fd, now) for fd in connected if fd not in last_message_s}
+        return [
+            fd
+            for fd in connected
+            if (now - last_message_s[fd] >= silent_s if fd in last_message_s else now - self._first_seen_s[fd] >= new_s)
+        ]
+
+    def forget(self, now: float, sessions: Container[bytes], connected: Sequence[int]) -> None:
+        """Discard the usage records of connections that have ended or were silent for `FORGET_S` seconds, to save memory.
+
+        The record of an ended connection stays until its debt (the cost of its messages, which falls with time) is zero. If
+        there are more than `MAX_CONNECTIONS` records, those of the connections that were silent for longest are discarded too.
+        Records of connections with a session are kept.
+
+        Args:
+            now: Time on the monotonic clock, in seconds.
+            sessions: The routing ids that have a session.
+            connected: The descriptors of all connections.
+        """
+        limit = now - FORGET_S
+        if len(self.rates) > MAX_CONNECTIONS:
+            limit = sorted(rate.last_message_s for rate in self.rates.values())[-MAX_CONNECTIONS // 2]
+        still_open = {-1, *connected}
+        newest = {rate.descriptor: peer for peer, rate in self.rates.items()}  # an earlier connection of a descriptor has ended
+        old = []
+        for peer, rate in self.rates.items():
+            ended = rate.descriptor not in still_open or (rate.descriptor >= 0 and newest[rate.descriptor] != peer)
+            if (rate.last_message_s < limit or (ended and rate.owes_until <= now)) and peer not in sessions:
+                old.append(peer)
+        for peer in old:
+            del self.rates[peer]
+
+
+ROUTER_BURST = 256
+"""Largest number of messages that the gateway thread reads in one turn of its loop."""
+
+EXCESS_BURST = 64
+"""Largest number of messages over the rate limit that the gateway thread reads and drops in one turn of its loop."""
+
+FRAMES_PER_MESSAGE = 32
+"""Number of frames that cost as much as one ordinary message, in a message that was refused for having too many frames."""
+
+TIDY_S = 5.0
+"""The interval between two checks of all connections, in seconds. A check closes each connection that has completed no message
+for `IDLE_CONNECTION_S` seconds."""
+
+NEW_S = 0.15
+"""While memory runs out, a connection that has never completed a message is closed after `NEW_S` seconds; others after
+`BUSY_CONNECTION_S`."""
+
+
+class RouterReader:
+    """The reader of the learner's ROUTER socket, with a rate limit for each connection.
+
+    It drops messages over the limit and passes on the others. Only the gateway (the learner's network thread) uses this object.
+    """
+
+    def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorSessionHandler, counters: Counters) -> None:
+        """Create a reader for a bound ROUTER.
+
+        Args:
+            config: The learner's configuration.
+            router: The ROUTER. Its owner closes it.
+            endpoint: Handles the messages that are not dropped, and sends the replies.
+            counters: The learner's counters.
+        """
+        self._router, self._endpoint, self._counters = router, endpoint, counters
+        self._shares = ConnectionRateLimits(config.messages_per_s, config.bytes_per_s)
+        free = router.bound.scheme == "inproc"
+        self._lined, self._rated = not free, not free and not router.authenticated
+        self._excess = 0
+        self._tidy_at = 0.0
+        self._emptied_s = time.monotonic()
+
+    def behind_s(self, now: float) -> float:
+        """Return the time since the ROUTER last had no waiting message, in seconds."""
+        return now - self._emptied_s
+
+    @property
+    def rest_s(self) -> float:
+        """The remaining time in which `read` reads nothing, because messages were dropped, in seconds."""
+        return self._shares.rest_s(time.monotonic())
+
+    def read(self) -> None:
+        """Read and handle up to `ROUTER_BURST` messages. If messages were dropped, begin a short rest without reading."""
+        began = time.monotonic()
+        if self._shares.rest_s(began):
+            return
+        self._excess = 0
+        useful_s, rates, sessions = 0.0, self._shares.rates, self._endpoint.sessions
+        for _ in range(ROUTER_BURST):
+            try:
+                frames = self._router.recv(MAX_MESSAGE_FRAMES)
+            except TooManyFrames as exc:
+                self._on_too_many(exc)
+                continue
+            if frames is None:
+                self._emptied_s = time.monotonic()
+                break
+            now = time.monotonic()
+            peer = bytes(frames[0])
+            if self._lined:
+                rate = rates.get(peer) or self._shares.add(peer, self._router.descriptor(), now)
+                rate.last_message_s = now
+                sessionless = peer not in sessions
+                if (
+                    self._rated
+                    and (sessionless or rate.owes_until > now)
+                    and self._shares.exceeds(rate, now, sessionless=sessionless)
+                ):
+                    self._drop(peer, rate, frames, now)
+                    if self._excess >= EXCESS_BURST:
+                        break
+                    continue
+                cost = self._handle(peer, rate, frames, now)
+                if cost is not None and (cost > 0 or rate.owes_until > now):
+                    size = 0 if cost < 0 else sum(len(f) for f in frames)
+                    self._shares.charge(rate, cost, size, now, sessionless=sessionless)
+            else:
+                self._handle(peer, None, frames, now)
+            useful_s += time.monotonic() - now
+        if self._excess:
+            now = time.monotonic()
+            self._shares.rest_after(now - began - useful_s, now)
+
+    def _handle(self, peer: bytes, rate: ConnectionRateState | None, frames: Sequence[Frame], now: float) -> float | None:
+        """Check the sender of a message, and pass the message to the endpoint, which handles it.
+
+        Returns:
+            The cost of the message for the rate limit, in ordinary messages; None if the message was dropped.
+        """
+        sender = None
+        if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
+            try:
+                sender = self._endpoint.admit(peer, self._router.user, sum(len(f) for f in frames), now)
+            except ProtocolError as exc:
+                if rate is not None and exc.code is RefusalReason.QUOTA:
+                    self._drop(peer, rate, frames, now, exc.detail)
+                    return None
+                self._endpoint.refuse_error(peer, exc)
+                return 1.0
+        return self._endpoint.receive(peer, sender, frames[1:], now)
+
+    def _on_too_many(self, exc: TooManyFrames) -> None:
+        self._endpoint.refuse(exc.first, exc.code, exc.detail)
+        if self._rated:
+            now = time.monotonic()
+            rate, sessionless = self._shares.rates.get(exc.first), exc.first not in self._endpoint.sessions
+            rate = rate or self._shares.add(exc.first, self._router.descriptor(), now)
+            self._shares.charge(rate, exc.count / FRAMES_PER_MESSAGE, 0, now, sessionless=sessionless)
+
+    def _drop(self, peer: bytes, rate: ConnectionRateState, frames: Sequence[Frame], now: float, reason: str = "") -> None:
+        """Drop a message over the rate limit. Refuse some of these messages, and close a connection that floods."""
+        self._excess += 1
+        if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():
+            self._counters.add("connections.cut")
+        if self._shares.should_reply(rate, now):
+            self._endpoint.refuse(peer, RefusalReason.QUOTA, reason or "this connection exceeds its rate limit", field=FIELD_RATE)
+        else:
+            self._counters.add(f"refused.{RefusalReason.QUOTA.value}")
+
+    def each_second(self, now: float) -> None:
+        """Close connections that complete no message, discard old records, and count socket events. Call this once a second."""
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_S
+            connected = self._router.connections()
+            self._shares.forget(now, self._endpoint.sessions, connected)
+            self._cut(self._shares.silent_connections(connected, now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
+        for event in self._router.events():
+            self._counters.add(f"connections.{event.name}")
+
+    def relieve(self, *, all_connections: bool) -> int:
+        """Close connections of the ROUTER socket to free memory, and return how many were closed. Used when memory runs out.
+
+        This frees the memory of incomplete messages. Actors reconnect.
+
+        Args:
+            all_connections: Close all connections. If False, close only those on which no complete message has arrived
+                recently.
+        """
+        found = self._router.connections()
+        return self._cut(
+            found if all_connections else self._shares.silent_connections(found, time.monotonic(), BUSY_CONNECTION_S, NEW_S)
+        )
+
+    def _cut(self, descriptors: Sequence[int]) -> int:
+        count = sum(self._router.cut(descriptor) for descriptor in descriptors)
+        if count:
+            self._counters.add("connections.cut", count)
+        return count

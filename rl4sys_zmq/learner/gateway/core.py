@@ -1,0 +1,481 @@
+"""The learner's core: the logic of its network thread (the gateway thread), without a socket, a thread or a clock.
+
+The inputs are messages of actors, messages of learner threads, and the time. The outputs go to the journal (the record of
+accepted segments), to the event sink, and through `CoreCallbacks` (functions that send messages and start threads). The gateway
+thread drives the core with sockets. The simulator in ``tests/simulation`` drives it with a simulated network.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any, assert_never
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import Journal, JournalContent
+from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError, restart_command
+from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
+from rl4sys_zmq.learner.gateway.client import MAX_FAILED_STARTS, ClientState, LearnerThreadState
+from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
+from rl4sys_zmq.learner.gateway.client_report import client_report
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
+from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
+from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
+from rl4sys_zmq.learner.run.log_files import CLIENT_READY
+from rl4sys_zmq.learner.run.recorder import EventSink
+from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.security import AccessList, Authorizer
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone, Verdict
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
+    CheckpointResult,
+    DataDemand,
+    FromRemoteWorker,
+    OperatorAlarm,
+    PolicyPublished,
+    QuarantinedSegment,
+    SegmentVerdicts,
+    ThreadFailed,
+    ThreadMessage,
+    ThreadReady,
+    ToLearnerThread,
+    TrainingMetrics,
+)
+from rl4sys_zmq.wire.values import REPORT_HEADER
+
+__all__ = ["BACKLOG_RETRY_S", "LearnerCore"]
+
+log = get_logger(__name__)
+
+BACKLOG_RETRY_S = 0.005
+"""Time after which the gateway tries again to send a message to a learner thread whose pipeline was full, in seconds."""
+
+
+class LearnerCore:
+    """The logic of a learner, without I/O: it handles the messages of actors and of learner threads.
+
+    Use it in one thread only.
+
+    Attributes:
+        counters: The learner's counters.
+        start_notes: Lines of text for a person about the parameters in which the learner's configuration differs from the
+            earlier run.
+        registry: The clients (policies), with their learner threads.
+        endpoint: The sessions of the actors; its `receive` handles their messages.
+        published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads
+            that wait for a change.
+    """
+
+    def __init__(
+        self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, callbacks: CoreCallbacks
+    ) -> None:
+        """Create a core without clients.
+
+        Args:
+            config: The learner's configuration.
+            journal: Receives accepted segments. Its owner closes it.
+            sink: Receives metrics and events.
+            authorizer: Checks the rights and quotas of users.
+            callbacks: Gives access to sockets, threads and the clock.
+        """
+        self.counters = Counters()
+        self.start_notes: list[str] = []
+        self.published = threading.Condition()
+        self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
+        self.registry = ClientRegistry(config, journal, callbacks)
+        self._suspended: list[ClientState] = []
+        self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
+        self.endpoint = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
+        self._operator = OperatorCommandExecutor(
+            OperatorCommandContext(
+                registry=self.registry,
+                endpoint=self.endpoint,
+                dispatcher=self._dispatcher,
+                journal=journal,
+                counters=self.counters,
+                sink=sink,
+                published=self.published,
+                callbacks=callbacks,
+                config=config,
+            )
+        )
+        self._dispatcher.on_page = self._operator.on_page
+        self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
+
+    def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
+        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads.
+
+        Args:
+            restored: The content of the journal (the record of accepted segments) when it was opened.
+            rolled_back: The name of the client that an operator has returned to an earlier checkpoint; empty for none.
+
+        Raises:
+            ConfigError: If the configuration of a client contradicts its saved settings.
+        """
+        for client in self.registry.restore(restored, rolled_back):
+            self.start_notes += client.notes()
+            if client.changes:
+                self._sink.event(PARAMETERS_CHANGED, client_id=client.settings.client_id, changes=client.changes, by="file")
+
+    # ---- learner threads
+
+    def on_worker(self, frames: Sequence[Frame]) -> None:
+        """Handle a message of a learner thread.
+
+        Messages of a thread that was replaced are dropped and counted (``worker_messages_fenced``). An error while handling a
+        message stops only the client of the thread.
+
+        Args:
+            frames: The frame that identifies the learner thread (its key), then the frames of the message.
+        """
+        client = self.registry.by_key(bytes(frames[0]))
+        if client is None:
+            self.counters.add("worker_messages_fenced")
+            return
+        try:
+            self._on_message(client, decode_thread_message(frames[1:], header=REPORT_HEADER))
+        except Exception as exc:  # an impossible message stops its client, not the learner
+            log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
+            self._on_failed(client, _failed(exc))
+
+    def _on_message(self, client: ClientState, message: ThreadMessage) -> None:
+        match message:
+            case ThreadReady():
+                self._on_ready(client, message)
+            case PolicyPublished():
+                self._on_published(client, message)
+            case SegmentVerdicts():
+                self._on_disposed(client, message)
+            case DataDemand():
+                client.on_demand(message)
+            case TrainingMetrics():
+                client.training.note(message)
+                self._sink.metrics(client.client_id, message)
+            case CheckpointResult():
+                self._dispatcher.checkpointed(client, message)
+            case QuarantinedSegment():
+                self._sink.dead_letter(client.client_id, message)
+            case OperatorAlarm():
+                client.alarms.note(message.name, message.text, message.count)
+            case ThreadFailed():
+                self._on_ended(client, message)
+            case FromRemoteWorker() | ToLearnerThread():
+                raise ProtocolError(RefusalReason.DIRECTION, f"a learner thread must not send {type(message).__name__}")
+            case _:
+                assert_never(message)
+
+    def _on_ready(self, client: ClientState, message: ThreadReady) -> None:
+        client.ready(message)
+        if client.settings.algorithm_type not in ("", message.kind):
+            words = "client %s: the configuration says type %r, but algorithm %s is of type %s"
+            log.warning(words, client.client_id, client.settings.algorithm_type, client.settings.algorithm_name, message.kind)
+        for problem in message.damaged:
+            log.error("client %s: a damaged checkpoint was put aside: %s", client.client_id, problem)
+            self.counters.add("checkpoints_damaged")
+            self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=problem)
+        if client.settings.init and not message.checkpoint:
+            self._sink.event("warm_started", client_id=client.client_id, init=client.settings.init)
+        if client.replaying:
+            client.rewind(message)
+        began = {"checkpoint": message.checkpoint, "steps": message.steps, "episodes": message.episodes}
+        self._sink.event(CLIENT_READY, client_id=client.client_id, **began)
+
+    def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
+        with self.published:
+            out = client.weight_history.publish(message)
+            first = client.state is not LearnerThreadState.RUNNING
+            if first:
+                client.on_running(message.version)
+            self.published.notify_all()
+        if first:
+            self._journal.put_client(client.row())
+        self._callbacks.publish(WEIGHTS_TOPIC + client.topic, out)
+        if client.spec is not None and self._callbacks.offer_policy(client.client_id, client.spec, client.weight_history.newest):
+            self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
+        self.endpoint.admit_waiting(client, self._callbacks.clock.monotonic())
+
+    def _on_disposed(self, client: ClientState, message: SegmentVerdicts) -> None:
+        stream = client.table.get(message.actor_id, message.origin)
+        count = sum(end - first for first, end in message.ranges)
+        if message.replaces:
+            count = stream.correct(count, message.verdict, message.replaces) if stream is not None else count
+            client.verdicts[message.replaces] -= count
+        elif stream is not None:
+            count = stream.dispose(message.ranges, message.verdict)
+        if stream is not None:
+            client.dirty.add(stream.actor_id)
+        client.verdicts[message.verdict] += count
+        if message.verdict == Verdict.QUARANTINED:
+            text = f"{message.reason or 'no reason given'} (actor {message.actor_id})"
+            client.alarms.note(SEGMENT_QUARANTINED, text, sum(end - first for first, end in message.ranges))
+
+    def on_worker_ended(self, key: bytes) -> None:
+        """Handle the end of a worker that is a process. If it has crashed, its client gets another one after a pause.
+
+        An error while handling it stops only the client of the worker.
+
+        Args:
+            key: The frame that identifies the worker. Nothing happens if it was replaced or asked to end.
+        """
+        self._callbacks.poll_workers()  # its last messages
+        client = self.registry.by_key(key)
+        worker = client.worker if client is not None else None
+        if client is None or worker is None or worker.alive:
+            return
+        try:
+            if worker.failure is not None:
+                self._on_ended(client, worker.failure)
+            elif worker.crash:
+                self._on_crashed(client, worker.crash)
+        except Exception as exc:  # as in `on_worker`
+            log.exception("client %s: the end of its worker could not be handled", client.client_id)
+            self._on_failed(client, _failed(exc))
+
+    def _on_ended(self, client: ClientState, failure: ThreadFailed) -> None:
+        if failure.crashed:
+            self._on_crashed(client, failure.error)
+        else:
+            self._on_failed(client, failure)
+
+    def _on_crashed(self, client: ClientState, crash: str) -> None:
+        with self.published:
+            restarts = self.registry.suspend(client, crash)
+            self.published.notify_all()
+        self.counters.add("workers_crashed")
+        if not restarts:
+            text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; see the learner's log"
+            self._on_failed(client, ThreadFailed(text, ""))
+            return
+        self._suspended.append(client)
+        pause_s = max(0.0, (client.restart_at or 0.0) - self._callbacks.clock.monotonic())
+        text = f"{crash}; another one starts in {pause_s:.1f} s"
+        client.alarms.note(WORKER_CRASHED, text)
+        self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
+        self.endpoint.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
+        self._dispatcher.give_up(client, crash)
+
+    def _restart_suspended(self) -> None:
+        """Start the workers of the clients whose pause after a crash is over. A failed start counts as another crash."""
+        now = self._callbacks.clock.monotonic()
+        for client in list(self._suspended):
+            suspended = self.registry.get(client.client_id) is client and client.restart_at is not None
+            if suspended and now < (client.restart_at or 0.0):
+                continue
+            self._suspended.remove(client)
+            if not suspended:
+                continue  # an operator has restarted or removed it
+            try:
+                with self.published:
+                    gone = self.registry.restart(client, give_up_pending=False)
+                    self.published.notify_all()
+            except ConfigError as exc:  # the next attempt would fail too
+                self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
+                continue
+            except RL4SysError as exc:
+                self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
+                continue
+            self._sink.event("client_restarted", client_id=client.client_id, rolled_back=gone, gives_up=False)
+
+    def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
+        with self.published:
+            stillborn = self.registry.fail(client, message)
+            self.published.notify_all()
+        self.counters.add("clients_failed")
+        self._sink.event("client_failed", client_id=client.client_id, error=message.error)
+        peers = [client.table.peer_of(s) for s in client.table.live()]
+        for peer in (*peers, *client.waiting):
+            if peer is not None:
+                self.endpoint.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
+        client.waiting.clear()
+        self._dispatcher.give_up(client, message.error)
+
+    # ---- turns and the clock
+
+    def on_journal(self) -> None:
+        """Send the learner threads the segments that the journal (the record of accepted segments) has committed or read back.
+
+        Other messages that wait for a learner thread are sent too. Call this after the journal has reported results.
+        """
+        self._dispatcher.dispatch()
+
+    def turn(self) -> None:
+        """Continue the operators' commands, grant actors credit (permission to send), and send `Ack` messages and alarms.
+
+        The gateway thread (the learner's network thread) calls this in each turn of its loop.
+        """
+        self._operator.turn()
+        if self._suspended:
+            self._restart_suspended()
+        room_bytes = self._dispatcher.room_bytes()
+        for client in self.registry:
+            self.endpoint.send_acks(client, room_bytes)
+            self._report_alarms(client)
+            if client.beacon_due and self._callbacks.clock.monotonic() >= client.next_beacon_at:
+                self._beacon(client)
+
+    def rest_s(self, now: float, most_s: float) -> float:
+        """Return how long the learner's network thread can wait for messages until its next task: at most `most_s` seconds."""
+        for client in self._suspended:
+            most_s = min(most_s, (client.restart_at or 0.0) - now)
+        for client in self.registry:
+            if client.backlog:
+                most_s = min(most_s, BACKLOG_RETRY_S)
+            most_s = min(most_s, client.next_grant_at - now)
+            if client.beacon_due:
+                most_s = min(most_s, client.next_beacon_at - now)
+        return max(0.0, most_s)
+
+    def each_second(self, now: float, behind_s: float = 0.0) -> None:
+        """Do the tasks of each second.
+
+        - Publish beacons: messages with the newest version of each policy.
+        - Close the sessions of silent actors, and remove idle clients (policies without data).
+        - Look for stalled clients and for learner threads that have ended.
+        - Request checkpoints if the journal (the record of accepted segments) becomes full.
+        - Publish the weights under new topics if the key of a user with access to them has expired.
+
+        Args:
+            now: The time, in seconds.
+            behind_s: The longest time for which messages of actors can have waited to be read, because of an overload or a flood.
+                An actor does not count as silent because its messages wait: each of the actors would join again, which makes an
+                overload worse.
+        """
+        read_s = now - min(behind_s, MOST_BEHIND_S)
+        self._dispatcher.relieve()
+        self._dispatcher.check(now)
+        self._rotate_topics(self._authorizer.lapsed(self._callbacks.clock.unix()))
+        self._operator.expire(now)
+        for client in self.registry:
+            if client.is_wanted:
+                client.busy_at = now
+            if client.ended_unexpectedly:
+                self.on_worker_ended(client.key)  # the engine can be about to call this
+                if client.ended_unexpectedly:
+                    self._on_failed(client, ThreadFailed("its learner thread ended without an error; see the learner's log", ""))
+                continue
+            if client.worker is not None and client.worker.silent_s > WORKER_SILENCE_S:
+                text = f"its worker has given no sign of life for {client.worker.silent_s:.0f} s; is it stopped?"
+                text += f" To replace it: {restart_command(client.client_id)}"
+                client.alarms.note(WORKER_SILENT, text)
+            if client.state is LearnerThreadState.RUNNING:
+                self._beacon(client)
+                self.endpoint.send_beacons(client)
+            for stream in client.table.silent(read_s):
+                peer = client.table.peer_of(stream)
+                if peer is not None:
+                    self.endpoint.close_session(peer, client, stream)
+                    self._sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
+            client.dirty.update(s.actor_id for s in client.table.live())
+            self._dispatcher.expire(client, now)
+
+    def _report_alarms(self, client: ClientState) -> None:
+        """Log the new alarms of a client, at most one line a minute for each kind, and send the counts to its actors."""
+        for alarm in client.alarms.due():
+            log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
+            fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
+            self._sink.event("alarm", **fields)
+            if client.state is LearnerThreadState.RUNNING:
+                self._beacon(client)
+
+    def _beacon(self, client: ClientState) -> None:
+        client.beacon_due, client.next_beacon_at = False, self._callbacks.clock.monotonic() + NEWCOMER_BEACON_S
+        self._callbacks.publish(BEACON_TOPIC + client.topic, encode(client.beacon()))
+
+    # ---- subscribers and rights
+
+    def client_of_topic(self, topic: bytes) -> ClientState | None:
+        """Return the client (a policy) whose weights or periodic version messages have this PUB/SUB topic, or None."""
+        return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
+
+    def on_subscribed(self, client: ClientState, topic: bytes) -> None:
+        """Handle a new subscription. If it is for beacons (messages with the newest policy version), let `turn` publish one.
+
+        Without this, the subscriber would have to wait for the next beacon, because it does not receive earlier publications. A
+        beacon goes to all subscribers. So many new subscribers share one, or 1,000 actors that join would cause half a million
+        messages.
+        """
+        if topic[:1] == BEACON_TOPIC and client.state is LearnerThreadState.RUNNING:
+            client.beacon_due = True
+
+    def change_access(self, access: AccessList) -> None:
+        """Apply a new access list (the users and their rights).
+
+        A user that has lost the right to read a policy can still be subscribed to its topic, and libzmq cannot revoke a
+        subscription. So if a user has lost this right, the weights of each policy move to a new topic, which the allowed actors
+        receive in a new handshake.
+        """
+        losers = self._authorizer.replace(access)
+        self._rotate_topics(losers)
+        self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
+
+    def _rotate_topics(self, losers: set[str]) -> None:
+        for client in self.registry if losers else ():
+            client.change_topic()
+            self.endpoint.close_client_sessions(client, "the access list has changed; send HELLO again")
+
+    # ---- operators
+
+    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
+        """Start an operator's command, such as a restart of a client, and return a future for its result.
+
+        See `OperatorCommandExecutor.do`.
+        """
+        return self._operator.do(command)
+
+    def save(self, *, partial: bool) -> Future[dict[str, str]]:
+        """Request a checkpoint of every client whose learner thread runs.
+
+        Args:
+            partial: Let each learner thread first train on its incomplete batch.
+
+        Returns:
+            A future for a dict with the error of each client whose checkpoint failed, by client name.
+        """
+        return self._dispatcher.save(partial=partial)
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Return the state of the journal (the record of accepted segments), the clients and the relays, for the status."""
+        return {
+            "journal": asdict(self._journal.state()),
+            "clients": {client.client_id: client_report(client, now) for client in self.registry},
+            "relays": self.endpoint.relays.report(now),
+        }
+
+    # ---- closing
+
+    def close_sessions(self, error: Exception) -> None:
+        """Begin to close the learner: fail the operators' commands, ask the learner threads to end, and refuse all actors.
+
+        Args:
+            error: The result of the commands that are in progress.
+        """
+        self._operator.close(error)  # first, since a command may wait for the end of a learner thread
+        for client in self.registry:
+            client.end_thread()
+        self.endpoint.close_sessions()
+
+    def close(self, error: Exception) -> None:
+        """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads.
+
+        The number of pending segments (accepted, but not trained on) is recorded as an event.
+
+        Args:
+            error: The result of the commands and requests.
+        """
+        pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
+        if pending:
+            self._sink.event("closed_with_pending_segments", pending=pending)
+        for client in self.registry:
+            client.end_thread()
+        self._dispatcher.close(error)
+        self._operator.close(error)
+
+
+def _failed(error: Exception) -> ThreadFailed:
+    return ThreadFailed(f"{type(error).__name__}: {error}"[:1000], "")

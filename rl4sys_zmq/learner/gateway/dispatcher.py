@@ -1,0 +1,253 @@
+"""The delivery of segments (pieces of episodes, for training) to learner threads, and requests for checkpoints.
+
+The segments come from the journal, the learner's record of accepted segments.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import STALL_S, Journal, JournalEntry, JournalPage
+from rl4sys_zmq.errors import restart_command
+from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
+from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
+from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
+from rl4sys_zmq.learner.run.recorder import EventSink
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.thread_messages import CheckpointResult, SaveCheckpoint, StreamEnded
+
+__all__ = ["SegmentDispatcher"]
+
+log = get_logger(__name__)
+
+CHECKPOINT_FILL, PARTIAL_BATCH_FILL = 0.5, 0.9
+"""Fill levels of the journal, as fractions of its size limit. From `CHECKPOINT_FILL` on, checkpoints are requested, because the
+journal can then delete entries. Above `PARTIAL_BATCH_FILL`, learner threads train on their incomplete batches first."""
+
+PAGE_BYTES = 16 << 20
+"""Size of one page of journal entries, in bytes. Entries are read in pages when they are sent to a restarted learner thread."""
+
+UNBOUNDED_BYTES = 1 << 40
+"""Free space reported for a journal without a limit, in bytes."""
+
+
+class SegmentDispatcher:
+    """The sender of segments to learner threads. It also requests checkpoints. Only the thread of `LearnerCore` uses it.
+
+    The segments come from the journal, the record of accepted segments: new ones that it has committed, and earlier ones that
+    it reads back for a learner thread that was restarted.
+
+    Attributes:
+        on_page: A function that is called with each page of entries read from the journal. If it returns True, it has handled
+            the page, and the page is not sent to a learner thread.
+    """
+
+    def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:
+        self._registry, self._journal, self._counters, self._sink = registry, journal, counters, sink
+        self.on_page: Callable[[JournalPage], bool] = lambda page: False
+        self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
+        self._save_tokens = itertools.count(1)
+        self._rescued = 0
+
+    def dispatch(self) -> None:
+        """Send the learner threads the messages and the segments that wait for them.
+
+        The segments are those that the journal (the record of accepted segments) has committed or read back.
+        """
+        for safe in self._journal.committed():
+            if isinstance(safe, JournalPage) and self.on_page(safe):
+                continue
+            client = self._registry.get(safe.client_id)
+            if client is None:
+                continue
+            if isinstance(safe, JournalEntry):
+                stream = client.table.get(safe.actor_id, safe.origin)
+                if stream is not None:
+                    stream.commit(safe.end_seq)
+                    client.dirty.add(stream.actor_id)
+                if client.replaying or client.worker is None:
+                    continue
+                client.send_committed(safe)
+            elif safe.token == client.replaying:
+                self._on_page(client, safe)
+        for client in self._registry:
+            while client.backlog and client.worker is not None and client.worker.send(client.backlog[0]):
+                client.backlog.popleft()
+            if client.page_after is not None and not client.backlog:
+                after, client.page_after = client.page_after, None
+                self._journal.read(client.client_id, client.replaying, after, PAGE_BYTES)
+
+    def check(self, now: float) -> None:
+        """Correct the counts of segments that wait for the journal (the record of accepted segments), and find stalled clients.
+
+        If the journal has completed all operations for a client, none of the client's segments can be waiting for the journal.
+        If some are still counted as waiting, they would reduce the actors' credit (permission to send) for good. So the count
+        is then corrected, and an alarm is raised. An alarm is also raised if a client is stalled: no data has moved for
+        `STALL_S` seconds, although its actors and its learner thread could work.
+
+        Args:
+            now: Time on the monotonic clock, in seconds.
+        """
+        failing = bool(self._journal.state().error)
+        busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
+        self.dispatch()  # for entries that were committed before `queued` was read
+        for client in self._registry:
+            if client.client_id in busy:
+                client.stalled_s = 0.0
+                continue
+            counted = client.worker is not None and not client.replaying  # the counts cover one learner thread
+            wrong = client.pool.transit.correct_waiting() if counted else None
+            if wrong is not None:
+                text = f"{wrong} were counted as waiting, but the journal has nothing left to write; the count was corrected"
+                client.alarms.note(CREDIT_CORRECTED, text)
+                client.dirty.update(s.actor_id for s in client.table.live())
+            reason = client.look_for_stall(now)
+            if client.stalled_s > STALL_S:
+                text = f"nothing has moved for {client.stalled_s:.1f} s: {reason}"
+                client.alarms.note(STALLED, f"{text}; if it stays so: {restart_command(client.client_id)}")
+
+    def _on_page(self, client: ClientState, page: JournalPage) -> None:
+        if page.damaged:
+            log.error("client %s: %d entries of the journal are damaged and are lost", client.client_id, page.damaged)
+            self._counters.add("entries_damaged", page.damaged)
+        for entry in page.entries:
+            client.replay(entry)
+        if page.more:
+            client.page_after = page.last_row
+            return
+        lost = client.caught_up()
+        client.dirty.update(s.actor_id for s in client.table.live())
+        if lost and client.rollback_asked:
+            log.warning("client %s: %d acknowledged segments are rolled back, as an operator asked", client.client_id, lost)
+        elif lost:
+            log.error("client %s: %d acknowledged segments are lost (counted as rolled back)", client.client_id, lost)
+        client.rollback_asked = False
+        if client.replayed or lost:
+            self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
+
+    def room_bytes(self) -> int:
+        """Return the free space of the journal (the record of accepted segments), in bytes.
+
+        While the journal fails it is 0, so that actors keep their segments.
+        """
+        state = self._journal.state()
+        if state.error:
+            return 0
+        return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
+
+    def relieve(self) -> None:
+        """Request checkpoints of all clients if the journal is at least half full.
+
+        The journal is the record of accepted segments. After a checkpoint, it can delete entries.
+
+        If the journal is nearly full, learner threads train on their incomplete batches before the checkpoint. Checkpoints are
+        also requested once if the file of the journal was deleted, and the journal has written a new one.
+        """
+        state = self._journal.state()
+        if state.rescued > self._rescued:
+            self._rescued = state.rescued
+            self._after_rescue()
+        if not state.max_bytes or state.used_bytes + state.queued_bytes < CHECKPOINT_FILL * state.max_bytes:
+            return
+        partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
+        for client in self._registry:
+            if client.state is LearnerThreadState.RUNNING and not client.replaying and not client.backlog and client.accepted:
+                client.backlog.append(encode(SaveCheckpoint(0, partial)))
+
+    def _after_rescue(self) -> None:
+        """Request checkpoints of all clients after the journal's file was deleted and written again.
+
+        The journal is the record of accepted segments. The earlier checkpoints may have been deleted together with it.
+        """
+        self._counters.add("journal_rescued")
+        self._sink.event("journal_rescued", times=self._rescued)
+        for client in self._registry:
+            if client.state is LearnerThreadState.RUNNING and not client.replaying:
+                client.backlog.append(encode(SaveCheckpoint(0, partial=False)))
+
+    def expire(self, client: ClientState, now: float) -> None:
+        """Delete the records of streams that can no longer continue and whose segments are no longer needed.
+
+        A stream is the numbered segments of one actor. It can no longer continue if its actor was silent for longer than the
+        lease (the time for which a silent actor keeps its slot), or has begun a new stream. Streams of actors with a spool (a
+        queue on disk) are kept longer.
+
+        Args:
+            client: The client (policy) that the actors work for.
+            now: Time on the monotonic clock, in seconds.
+        """
+        for stream in client.table.expire(now, client.trimmed):
+            self._journal.drop_stream(client.client_id, stream.actor_id, stream.origin)
+            if client.worker is not None:
+                client.backlog.append(encode(StreamEnded(stream.actor_id, stream.origin)))
+
+    # ---- checkpoints
+
+    def save(self, *, partial: bool) -> Future[dict[str, str]]:
+        """Request a checkpoint of every running client.
+
+        Args:
+            partial: Let each learner thread first train on its incomplete batch.
+
+        Returns:
+            A future for a dict with the error of each client whose checkpoint failed, by client name.
+        """
+        token, running = next(self._save_tokens), [c for c in self._registry if c.state is LearnerThreadState.RUNNING]
+        future: Future[dict[str, str]] = Future()
+        self._saves[token] = {c.client_id for c in running}, future, {}
+        for client in running:
+            client.backlog.append(encode(SaveCheckpoint(token, partial)))
+        if not running:
+            self._saves.pop(token)
+            future.set_result({})
+        return future
+
+    def give_up(self, client: ClientState, error: str) -> None:
+        """End all open requests for a checkpoint of a client with this error, because the client has failed or was removed."""
+        for token in list(self._saves):
+            self._saved(client.client_id, token, error)
+
+    def close(self, error: Exception) -> None:
+        """Make the futures of all open requests for checkpoints raise this error."""
+        for _, future, _ in self._saves.values():
+            future.set_exception(error)
+        self._saves.clear()
+
+    def checkpointed(self, client: ClientState, message: CheckpointResult) -> None:
+        """Record the result of a checkpoint, and let the journal (the record of accepted segments) delete entries.
+
+        The deleted entries are those that the checkpoint before this one includes.
+
+        Args:
+            client: The client whose learner thread has written the checkpoint.
+            message: The result.
+        """
+        trim = client.checkpointed(message)
+        if trim:
+            self._journal.trim(client.client_id, trim)
+        if message.error:
+            self._counters.add("checkpoints_failed")
+        self._sink.event(
+            "checkpoint_failed" if message.error else "checkpoint",
+            client_id=client.client_id,
+            number=message.number,
+            version=message.version,
+            duration_s=round(message.duration_s, 4),
+            error=message.error,
+        )
+        client.dirty.update(s.actor_id for s in client.table.live())
+        self._saved(client.client_id, message.token, message.error)
+
+    def _saved(self, client_id: str, token: int, error: str) -> None:
+        waiting, future, errors = self._saves.get(token, (set(), None, {}))
+        if client_id in waiting and future is not None:
+            waiting.discard(client_id)
+            if error:
+                errors[client_id] = error
+            if not waiting:
+                del self._saves[token]
+                future.set_result(errors)

@@ -1,0 +1,658 @@
+"""The learner's side of the protocol with actors: sessions, acknowledgements and refusals, without sockets."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, assert_never
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import DataAmount, Journal, SegmentStream, take_submit
+from rl4sys_zmq.delivery.credit import QUEUE_ITEMS
+from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.learner.gateway.admission import check_hello, require_match
+from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState, Relays
+from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
+from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
+from rl4sys_zmq.learner.gateway.refusal_log import RefusalLog
+from rl4sys_zmq.learner.gateway.relays import RelayDirectory
+from rl4sys_zmq.learner.registry import mask_refusal
+from rl4sys_zmq.learner.run.recorder import EventSink
+from rl4sys_zmq.learner.training.train_loop import MAX_SEGMENT_STEPS
+from rl4sys_zmq.liveness import HEARTBEAT_S
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.loopback import is_local
+from rl4sys_zmq.security import Authorizer, User
+from rl4sys_zmq.transports import Address, SendResult
+from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire import decode, encode, read_heads
+from rl4sys_zmq.wire.messages import (
+    AnyBytes,
+    Bye,
+    FetchWeights,
+    FollowWeights,
+    Frame,
+    Heartbeat,
+    Hello,
+    Message,
+    OperatorCommand,
+    OperatorCommandDone,
+    Refused,
+    StatusReply,
+    StatusRequest,
+    Submit,
+    ToActor,
+    Verdict,
+    Welcome,
+)
+
+__all__ = ["MAX_MESSAGE_BYTES", "ActorSessionHandler"]
+
+log = get_logger(__name__)
+
+MAX_LIBRARY = 80
+MAX_ADDRESS = 256
+MAX_REFUSAL_TEXT = 4_000
+"""Largest number of characters of a text in a refusal. A string in a message has at most 16,384 bytes, and a character takes up
+to four of them. The receiver of a longer text would drop the whole refusal."""
+
+MAX_MESSAGE_BYTES = 1 << 26
+
+MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, FetchWeights: 5.0, Submit: 5.0}
+"""The cost of a message by its type, for the rate limit of its connection. Messages of all other types cost 1."""
+
+REFUSED_COST = 5.0
+"""The lowest cost of a message that is refused."""
+
+NO_SESSION_COST = 0.5
+"""The cost of a message that is refused because its peer has no session."""
+
+CREDITED_COST = -2.0
+"""The cost of a `Submit` with new segments that the actor had credit for. It is negative: the message pays for two others."""
+
+STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
+"""Limit on the time for building status reports: about 1/`STATUS_REST_FACTOR` of all time. Each report adds
+`STATUS_REST_FACTOR` times its build time to a waiting time. While more than `STATUS_BURST_S` seconds of the waiting time remain,
+a request gets the last report."""
+
+ACK_LONG_S, ACK_REST_FACTOR, ACK_REST_MAX_S = 0.5e-3, 4.0, 0.1
+"""If granting credit and sending acks for a client takes longer than `ACK_LONG_S` seconds, the next acks of this client wait
+`ACK_REST_FACTOR` times as long, but at most `ACK_REST_MAX_S` seconds.
+
+The bound is necessary because the measured time can include time in which the process did not run. Without the bound, a gateway
+that the system suspended for 250 ms granted no credit for a second.
+"""
+
+
+class ActorSessionHandler:
+    """The learner's side of all sessions with actors. `receive` handles a message of an actor or an operator.
+
+    Attributes:
+        sessions: For each peer with a session, by routing id: the client (policy), and the stream (the record of the actor's
+            segments).
+        pub_address: The URI at which weights are published.
+        inference_address: The URI of the inference service, or empty.
+        relays: The relays (processes that pass weights on): the choice for each actor, and those that ask for weights.
+        run_command: A function that starts an operator's command. `LearnerCore` sets it.
+        make_room: A function that removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
+    """
+
+    run_command: Callable[[OperatorCommand], Future[OperatorCommandDone]]
+    make_room: Callable[[float], None]
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        registry: ClientRegistry,
+        journal: Journal,
+        authorizer: Authorizer,
+        counters: Counters,
+        sink: EventSink,
+        callbacks: CoreCallbacks,
+    ) -> None:
+        """Create an endpoint without sessions.
+
+        Args:
+            config: The learner's configuration.
+            registry: The clients.
+            journal: Receives accepted segments.
+            authorizer: Checks the rights and quotas of users.
+            counters: The learner's counters.
+            sink: Receives events.
+            callbacks: Gives access to sockets, threads and the clock.
+        """
+        self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
+        self._counters, self._sink, self._callbacks = counters, sink, callbacks
+        self._clock = callbacks.clock.monotonic
+        self.sessions: dict[bytes, tuple[ClientState, SegmentStream]] = {}
+        self.pub_address = self.inference_address = ""
+        self.relays = RelayDirectory(config.relays)
+        self._refusals = RefusalLog(sink)
+        self._live_by_user: Counter[str] = Counter()
+        self._status: dict[str, Any] = {}
+        self._status_frames_kept: dict[frozenset[str] | None, list[Frame]] = {}
+        self._status_until = 0.0
+
+    # ---- messages received
+
+    def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
+        """Handle a message of an actor or an operator, and reply to it.
+
+        Args:
+            peer: The routing id for replies.
+            sender: The user whose key encrypted the message; None without keys, when every peer is allowed everything.
+            frames: The message.
+            now: Time on the monotonic clock, in seconds.
+
+        Returns:
+            The cost of the message for the rate limit of its connection, in ordinary messages. A negative cost pays for others.
+        """
+        cost = 1.0
+        try:
+            message = decode(frames, max_bytes=MAX_MESSAGE_BYTES)
+            cost = MESSAGE_COST.get(type(message), cost)
+            return self._on_message(peer, sender, message, frames, now) or cost
+        except ProtocolError as exc:
+            # After a restart of the learner, each actor's queue arrives before its HELLO. This must cost little.
+            cost = NO_SESSION_COST if exc.code is RefusalReason.NO_SESSION else max(cost, REFUSED_COST)
+            self.refuse_error(peer, exc)
+        except Exception as exc:  # a message of one peer must not end the service for all others
+            log.exception("a message of one peer raised an unexpected error; it was refused")
+            self.refuse(peer, RefusalReason.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
+        return cost
+
+    def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
+        """Refuse a message that has raised a protocol error: send its sender the code and the reason of the error."""
+        field = "keys" if exc.code in (RefusalReason.FORBIDDEN, RefusalReason.IDENTITY) else ""
+        self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
+
+    def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
+        """Check the sender of a message before the message is decoded, and return the user that the sender's key belongs to.
+
+        Args:
+            peer: The routing id of the sender.
+            user: The public key of the sender's connection, as reported by the key check.
+            nbytes: The size of the message, in bytes.
+            now: Time on the monotonic clock, in seconds.
+
+        Raises:
+            ProtocolError: ``FORBIDDEN`` if the key is no longer in the access list or has expired. A session of the sender is
+                then closed. ``QUOTA`` if the user sends too fast.
+        """
+        try:
+            return self._authorizer.admit(user, nbytes, now)
+        except ProtocolError as exc:
+            session = self.sessions.get(peer)
+            if exc.code is RefusalReason.FORBIDDEN and session is not None:
+                self.close_session(peer, *session)
+            raise
+
+    def _on_message(
+        self, peer: bytes, sender: User | None, message: Message, frames: Sequence[Frame], now: float
+    ) -> float | None:
+        """Handle a decoded message. Return its cost for the rate limit of its connection.
+
+        The cost is in ordinary messages; None stands for the usual cost of the message's type.
+        """
+        match message:
+            case Hello():
+                try:
+                    self._on_hello(peer, sender, message, now)
+                except ProtocolError as exc:
+                    self._note_refusal(message, exc, now)
+                    raise
+                return None
+            case StatusRequest():
+                if limited := self._authorizer.limited_status(sender):
+                    names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
+                    pub = _advertised(self.pub_address, self._config.advertise)
+                    known = {"version": package_version(), "pub": pub, "clients": {name: {} for name in names}}
+                    self._send(peer, StatusReply(limited | known))
+                else:
+                    self._send_frames(peer, self._status_frames(sender))
+                return None
+            case OperatorCommand():
+                self._on_command(peer, sender, message)
+                return None
+            case FollowWeights():
+                self._on_follow(peer, sender, message, now)
+                return None
+            case FetchWeights(client_id=client_id) if client_id:
+                self._authorizer.check_fetch(sender, now)
+                self._send(peer, self._followed(sender, client_id).weight_history.catch_up(*_held(message)))
+                return None
+            case Submit() | Heartbeat() | FetchWeights() | Bye():
+                return self._on_session_message(peer, sender, message, frames, now)
+            case ToActor():
+                raise ProtocolError(RefusalReason.DIRECTION, f"{type(message).__name__} is not for a learner")
+            case _:
+                assert_never(message)
+
+    def _on_session_message(
+        self,
+        peer: bytes,
+        sender: User | None,
+        message: Submit | Heartbeat | FetchWeights | Bye,
+        frames: Sequence[Frame],
+        now: float,
+    ) -> float | None:
+        """Handle a message that needs a session, such as segments or a heartbeat. Return its cost for the rate limit.
+
+        The cost is in ordinary messages; None stands for the usual cost of the message's type.
+        """
+        session = self.sessions.get(peer)
+        if session is None:
+            raise ProtocolError(RefusalReason.NO_SESSION, "this connection has no session; send HELLO first")
+        client, stream = session
+        if sender is not None and stream.owner != sender.name:
+            raise ProtocolError(RefusalReason.IDENTITY, "this session belongs to another key")
+        stream.last_seen = now
+        if client.state is LearnerThreadState.FAILED:
+            raise ProtocolError(RefusalReason.FAILED, client.error)
+        match message:
+            case Submit():
+                self._authorizer.check_role(sender, "submit")
+                if sender is not None and sender.quota.segment_steps is not None:
+                    self._authorizer.check_steps(sender, read_heads(message)["steps"].tolist())
+                received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
+                self._on_submit(peer, client, stream, message, frames)
+                if had_credit and stream.received > received:
+                    return CREDITED_COST
+            case Heartbeat():
+                stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
+                client.dirty.add(stream.actor_id)
+            case FetchWeights():
+                try:
+                    self._authorizer.check_fetch(sender, stream.last_seen)
+                except ProtocolError as exc:  # the session stays open: the actor can still submit
+                    self.refuse(peer, exc.code, exc.detail)
+                    return None
+                self._send(peer, client.weight_history.catch_up(*_held(message)))
+            case Bye():
+                self.close_session(peer, client, stream)
+            case _:
+                assert_never(message)
+        return None
+
+    def _on_follow(self, peer: bytes, sender: User | None, message: FollowWeights, now: float) -> None:
+        """Answer a relay's question where a client's weights are published."""
+        try:
+            self._authorizer.check_reader(sender)
+            client = self._followed(sender, message.client_id)
+        except ProtocolError as exc:
+            self.refuse(peer, exc.code, exc.detail, field=message.client_id)
+            return
+        self.relays.saw(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
+        self._send(peer, client.weights_source(_advertised(self.pub_address, self._config.advertise)))
+
+    def _followed(self, sender: User | None, client_id: str) -> ClientState:
+        """Return a client whose weights a relay requests.
+
+        Raises:
+            ProtocolError: If the relay's user may not read the client, or the client has no weights.
+        """
+        self._authorizer.check_client(sender, client_id)
+        client = self._registry.get(client_id)
+        if client is None or client.state is LearnerThreadState.STARTING:
+            raise ProtocolError(RefusalReason.STARTING, f"there are no weights of client {client_id!r:.80} so far")
+        if client.state is LearnerThreadState.FAILED:
+            raise ProtocolError(RefusalReason.FAILED, client.error)
+        return client
+
+    def _status_frames(self, sender: User | None) -> list[Frame]:
+        """Return the status for a user, encoded: a new one, or the last one if building statuses took too much time lately."""
+        now = self._clock()
+        scope = sender.client_ids if sender is not None else None
+        if now + STATUS_BURST_S >= self._status_until:
+            self._status, self._status_frames_kept = self._callbacks.status(), {}
+        if scope not in self._status_frames_kept:
+            self._status_frames_kept[scope] = _encoded_status(self._authorizer.visible_status(sender, self._status))
+            done = self._clock()
+            self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
+        return self._status_frames_kept[scope]
+
+    def _on_submit(
+        self, peer: bytes, client: ClientState, stream: SegmentStream, message: Submit, frames: Sequence[Frame]
+    ) -> None:
+        if not stream.submits:
+            raise ProtocolError(RefusalReason.QUOTA, "this actor joined for evaluation only and cannot submit")
+        if client.queued + message.count > QUEUE_ITEMS:
+            raise ProtocolError(RefusalReason.QUOTA, f"{client.queued} segments are queued; the limit is {QUEUE_ITEMS}")
+        assert client.schema is not None  # a session begins after the learner thread is ready
+        client.dirty.add(stream.actor_id)
+        try:
+            intake = take_submit(stream, client.schema, message, frames)
+        except ProtocolError as exc:
+            self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
+            return
+        stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
+        client.verdicts[Verdict.DUPLICATE] += intake.duplicates
+        client.verdicts[Verdict.REFUSED] += len(intake.refused)
+        for error in intake.refused:
+            client.counters.add(f"items_refused.{error.code.value}")
+            self._sink.event("item_refused", client_id=client.client_id, actor_id=stream.actor_id, reason=str(error))
+        client.accepted += intake.accepted
+        if intake.entry is not None:
+            stream.measure(intake.entry.steps, stream.last_seen)
+            if intake.accepted:
+                client.pool.transit.accept(DataAmount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
+            self._journal.append([intake.entry])
+
+    def _on_command(self, peer: bytes, sender: User | None, command: OperatorCommand) -> None:
+        self._authorizer.check_role(sender, "admin")
+        if sender is not None and not sender.may_act_for(command.client_id):
+            raise ProtocolError(RefusalReason.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
+        if sender is None and not is_local(self._config.bind):
+            raise ProtocolError(
+                RefusalReason.FORBIDDEN,
+                "commands need keys on a learner that other machines can reach, and this learner has none",
+            )
+        self._counters.add("commands")
+        self.run_command(command).add_done_callback(lambda done: self._answer(peer, done))
+
+    def _answer(self, peer: bytes, done: Future[OperatorCommandDone]) -> None:
+        """Send an operator the result of a finished command, or a refusal with the error of the command."""
+        error = done.exception()
+        match error:
+            case None:
+                self._send(peer, done.result())
+            case ConfigError():
+                self.refuse(peer, RefusalReason.CONFIG, str(error), field=error.key)
+            case ProtocolError():
+                self.refuse(peer, error.code, error.detail)
+            case Closed():
+                self.refuse(peer, RefusalReason.CLOSING, str(error))
+            case RL4SysError():
+                self.refuse(peer, RefusalReason.FAILED, str(error))
+            case _:
+                log.error("an operator's command failed with an unexpected error", exc_info=error)
+                self.refuse(peer, RefusalReason.INTERNAL, f"{type(error).__name__} in the learner; see its log")
+
+    # ---- joining
+
+    def _on_hello(self, peer: bytes, sender: User | None, hello: Hello, now: float) -> None:
+        self._counters.add("hellos")
+        code = RefusalReason.CONFIG
+        try:
+            check_hello(hello)
+            relays = self._relays_for(hello)
+            client = self._registry.get(hello.client_id)
+            if sender is not None:
+                owner = client.table.owner_of(hello.actor_id) if client is not None else ""
+                self._authorizer.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
+            if client is None:
+                client = self._create_client(hello, now)
+            else:
+                code = RefusalReason.MISMATCH
+                require_match(client.settings, hello)
+        except ConfigError as exc:
+            self._refusals.note(hello, code, str(exc), exc.key, now)
+            self.refuse(peer, code, str(exc), field=exc.key)
+            return
+        match client.state:
+            case LearnerThreadState.STARTING:
+                if client.waiting.pop(peer, None):  # a repeated HELLO: the actor can wait longer. It is not counted as refused
+                    reason = f"client {client.client_id!r} has been starting for {now - client.started_at:.0f} s"
+                    self._send(peer, Refused(RefusalReason.STARTING.value, "", reason, 0, 0))
+                while len(client.waiting) >= self._config.max_actors:
+                    del client.waiting[next(iter(client.waiting))]  # the oldest; its actor sends HELLO again if it is alive
+                client.waiting[peer] = hello, sender.name if sender is not None else "", relays
+            case LearnerThreadState.FAILED:
+                raise ProtocolError(RefusalReason.FAILED, client.error)
+            case LearnerThreadState.RUNNING:
+                self._welcome(peer, client, hello, sender.name if sender is not None else "", relays, now)
+
+    def _note_refusal(self, hello: Hello, error: ProtocolError, now: float) -> None:
+        """Log the refusal of a HELLO, unless the refusal only tells the actor to continue with a higher incarnation."""
+        if not error.incarnation:
+            self._refusals.note(hello, error.code, error.detail, "", now)
+
+    def _relays_for(self, hello: Hello) -> Relays:
+        """Return the relays (processes that pass weights on) for the actor whose HELLO is being handled.
+
+        An actor whose configuration names relays gets none.
+        """
+        return self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
+
+    def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
+        """Count a user's actors with a session, to check the user's quota when a further actor asks for a session.
+
+        Args:
+            user: Name of the user.
+            client: The client (policy) that the further actor names; None if it does not exist so far.
+            replaces: The id of the further actor. An actor of the user with this id and client does not count, because its
+                session is replaced.
+        """
+        this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
+        return self._live_by_user[user] - this
+
+    def _create_client(self, hello: Hello, now: float) -> ClientState:
+        self.make_room(now)
+        client = self._registry.found(hello)
+        settings = client.settings
+        self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
+        return client
+
+    def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, relays: Relays, now: float) -> None:
+        owner = client.table.owner_of(hello.actor_id)
+        if owner not in ("", user):  # two users with one actor name may have waited for the learner thread
+            raise ProtocolError(RefusalReason.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
+        before = self.sessions.get(peer)
+        if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
+            self.close_session(peer, *before)  # a connection has a session for one actor
+        spoke = client.table.is_actor_live(hello.actor_id)
+        opened = client.table.open(hello, peer, now)
+        stream = opened.stream
+        stream.owner, stream.library = user, hello.library[:MAX_LIBRARY]
+        stream.relay = hello.relay[:MAX_ADDRESS] or (relays[0][0] if relays else "")
+        if stream.relay and not client.tag_key:
+            client.start_tagging()
+        if spoke:
+            self._live_by_user[owner] -= 1
+        self._live_by_user[user] += 1
+        for gone in opened.evicted:
+            self._counters.add("actors_evicted")
+            self._journal.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
+        if opened.previous_peer is not None:
+            self.sessions.pop(opened.previous_peer, None)
+        before = self.sessions.get(peer)
+        if before is not None and before[1] is not stream:
+            self.close_session(peer, *before)
+        self.sessions[peer] = client, stream
+        if opened.gap:
+            self._on_gap(client, stream, opened.gap)
+        else:
+            self._journal.put_stream(client.stream_row(stream))
+        client.pool.reclaim(stream)
+        client.dirty.add(stream.actor_id)
+        pub, settings = client.weight_history, client.settings
+        answer = Welcome(
+            policy_id=client.policy_id,
+            topic=client.topic,
+            journal_id=self._journal.journal_id,
+            gap=opened.gap,
+            generation=pub.generation,
+            version=pub.version,
+            digest=pub.digest,
+            spec=client.welcome_spec,
+            pub=_advertised(self.pub_address, self._config.advertise),
+            received=stream.received,
+            durable=stream.durable,
+            accepted_steps=stream.accepted_steps,
+            algorithm_name=settings.algorithm_name,
+            algorithm_type=client.algorithm_type,
+            rollout_length=client.rollout_length,
+            max_policy_lag=client.max_policy_lag,
+            on_lag=settings.on_lag,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_segment_steps=MAX_SEGMENT_STEPS,
+            heartbeat_s=HEARTBEAT_S,
+            weights=settings.weights.to_json(),
+            inference=_advertised(self.inference_address, self._config.advertise),
+            relays=relays,
+            tag_key=AnyBytes(client.tag_key if stream.relay else b""),
+            no_masks=mask_refusal(settings.algorithm_name),
+            body=() if hello.held_generation == pub.generation else client.welcome_body,
+        )
+        self._send(peer, answer)
+        if before is None or before[1] is not stream:  # a HELLO that was resent joins once
+            self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
+
+    def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
+        """Count segments that were acknowledged, but are not in the journal (the record of accepted segments).
+
+        For example, the journal was replaced or lost. The actor has discarded the segments, so they cannot be sent again.
+        """
+        log.error(
+            "client %s: %d acknowledged segments of actor %s are not in the journal (gap)", client.client_id, gap, stream.actor_id
+        )
+        client.accepted += gap
+        client.gap += gap
+        client.rolled_back += gap
+        self._journal.add_gap(client.client_id, gap, client.stream_row(stream))
+        self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
+
+    def close_session(self, peer: bytes, client: ClientState, stream: SegmentStream) -> None:
+        """Close the session of an actor. Other actors can then get its unused credit (permission to send)."""
+        self.sessions.pop(peer, None)
+        if client.table.is_actor_live(stream.actor_id):
+            self._live_by_user[stream.owner] -= 1
+        client.table.close_session(stream)
+        client.pool.reclaim(stream)
+
+    def close_client_sessions(self, client: ClientState, reason: str) -> None:
+        """Close the sessions of all actors of a client (a policy), and send them a refusal with the reason.
+
+        The actors then request a new session with a HELLO message.
+        """
+        for stream in client.table.live():
+            self.remove_actor(client, stream, reason)
+
+    def remove_actor(self, client: ClientState, stream: SegmentStream, reason: str) -> None:
+        """Close the session of one actor, and send it a refusal with the reason.
+
+        The actor then requests a new session with a HELLO message.
+        """
+        peer = client.table.peer_of(stream)
+        if peer is not None:
+            self.close_session(peer, client, stream)
+            self.refuse(peer, RefusalReason.NO_SESSION, reason)
+
+    def admit_waiting(self, client: ClientState, now: float) -> None:
+        """Answer the HELLOs (requests for a session) that arrived while the learner thread of a client was starting."""
+        waiting, client.waiting = client.waiting, {}
+        for peer, (hello, user, relays) in waiting.items():
+            try:
+                self._welcome(peer, client, hello, user, relays, now)
+            except ProtocolError as exc:
+                self._note_refusal(hello, exc, now)
+                self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
+
+    def close_sessions(self) -> None:
+        """Send every actor that has a session a refusal (code ``CLOSING``), because the learner is shutting down."""
+        for peer in list(self.sessions):
+            self.refuse(peer, RefusalReason.CLOSING, "the learner is shutting down")
+
+    # ---- replies
+
+    def send_acks(self, client: ClientState, room_bytes: int) -> None:
+        """Grant credit (permission to send) to the actors of a client, and send `Ack` messages to the actors that need one.
+
+        Args:
+            client: The client.
+            room_bytes: Free space of the journal (the record of accepted segments), in bytes.
+        """
+        if (began := self._clock()) < client.next_grant_at:
+            return
+        live = client.table.live()
+        client.dirty.update(s.actor_id for s in client.pool.grant(live, began))
+        shares = client.pool.shares(live, room_bytes)
+        for stream in live:
+            peer = client.table.peer_of(stream)
+            if stream.actor_id in client.dirty and peer is not None:
+                self._send(peer, client.pool.ack(stream, client.weight_history.generation, shares))
+        client.dirty.clear()
+        done = self._clock()
+        rest_s = min(ACK_REST_FACTOR * (done - began), ACK_REST_MAX_S)
+        client.next_ack_at = done + rest_s if done - began > ACK_LONG_S else 0.0
+
+    def send_beacons(self, client: ClientState) -> None:
+        """Send the newest version of a client to its actors that take their weights from a relay, over their own connections.
+
+        With it, an actor notices that a relay is behind or has changed the weights.
+        """
+        followers = [stream for stream in client.table.live() if stream.relay]
+        frames = encode(client.beacon()) if followers else []
+        for stream in followers:
+            peer = client.table.peer_of(stream)
+            if peer is not None:
+                self._send_frames(peer, frames)
+
+    def refuse(
+        self, peer: bytes, code: RefusalReason, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
+    ) -> None:
+        """Send a peer the refusal of a message, and count the refusal under its code.
+
+        Args:
+            peer: The routing id of the receiver.
+            code: The code of the refusal.
+            reason: One line for a person. The receiver gets at most `MAX_REFUSAL_TEXT` characters of it.
+            field: The name of the configuration field that caused the refusal, or of the client in answer to a relay, or empty.
+            expected_seq: With the code ``GAP``, the sequence number of the segment to send next.
+            incarnation: With the code ``FENCED``, the recorded incarnation (number of a start of the actor), if the actor is
+                allowed to join with a higher one; else 0.
+        """
+        self._counters.add(f"refused.{code.value}")
+        short_field, short_reason = field[:MAX_REFUSAL_TEXT], reason[:MAX_REFUSAL_TEXT]
+        self._send(peer, Refused(code.value, short_field, short_reason, expected_seq, incarnation))
+
+    def _send(self, peer: bytes, message: Message) -> None:
+        self._send_frames(peer, encode(message))
+
+    def _send_frames(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        sent = self._callbacks.send(peer, frames)
+        if sent is SendResult.OK:
+            return
+        self._counters.add(f"replies_dropped.{sent.value}")
+        session = self.sessions.get(peer)
+        if sent is SendResult.GONE and session is not None:
+            self.close_session(peer, *session)
+
+
+def _encoded_status(report: dict[str, Any]) -> list[Frame]:
+    """Return a status as a message. If it does not fit, name fewer actors of each client: live ones first, then the most recent.
+
+    Args:
+        report: The status. Its lists of actors can be changed.
+    """
+    while True:
+        try:
+            return encode(StatusReply(report))
+        except ProtocolError as exc:
+            clients = report["clients"].values()
+            most = max((len(client["actors"]) for client in clients), default=0)
+            if exc.code is not RefusalReason.TOO_LARGE or not most:
+                raise
+            for client in clients:
+                order = sorted(client["actors"].items(), key=lambda named: (not named[1]["live"], named[1]["silent_s"]))
+                client["actors"] = dict(order[: most // 2])
+
+
+def _held(message: FetchWeights) -> tuple[int, int]:
+    """Return the (generation, version) of the weights that the sender of a request holds."""
+    return message.held_generation, message.held_version
+
+
+@functools.lru_cache
+def _advertised(uri: str, host: str | None) -> str:
+    """Return the URI of one of the learner's sockets in the form that is sent to actors, or "" if `uri` is empty.
+
+    The host in a TCP URI is replaced by `host`, or by ``*``, which stands for the host that the actor connected to.
+    """
+    if not uri:
+        return ""
+    address = Address.parse(uri)
+    return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else uri

@@ -1,0 +1,132 @@
+"""The evaluators of all clients whose configuration asks for evaluation, as the gateway thread uses them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rl4sys_zmq.child_process import start_error_text
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.learner.alarms import EVALUATION_FAILED
+from rl4sys_zmq.learner.evaluation.evaluation import PolicyEvaluator
+from rl4sys_zmq.learner.gateway.client import ClientState
+from rl4sys_zmq.learner.run.best_policy import BestPolicyFolder, EvaluationRecord
+from rl4sys_zmq.learner.run.recorder import EventSink
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies import StoredPolicy
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.wire.thread_messages import TrainingMetrics
+
+__all__ = ["PolicyEvaluators"]
+
+log = get_logger(__name__)
+
+
+class PolicyEvaluators:
+    """The `PolicyEvaluator` of each client with the option ``evaluation``. Only the gateway thread uses it, but for `join`."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        sink: EventSink,
+        find: Callable[[str], ClientState | None],
+        call: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """Create an object without evaluators.
+
+        Args:
+            config: The learner's configuration.
+            sink: Receives the results.
+            find: Returns a client by its name, or None.
+            call: Runs a function in the gateway thread. It raises `Closed` when the learner closes.
+        """
+        self._config, self._sink, self._find, self._call = config, sink, find, call
+        self._options = {name: entry.evaluation for name, entry in config.clients.items() if entry.evaluation is not None}
+        self._evaluators: dict[str, PolicyEvaluator] = {}
+        self._ending: list[PolicyEvaluator] = []
+
+    def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+        """Offer a newly published version to the client's evaluator, if it has one and the version is due."""
+        options = self._options.get(client.client_id)
+        if options is None:
+            return
+        evaluator = self._evaluators.get(client.client_id)
+        if evaluator is None:
+            evaluator = PolicyEvaluator(
+                client.client_id,
+                options,
+                self._config.plugins,
+                self._config.run_dir,
+                functools.partial(self._from_thread, self._on_result, client.client_id),
+                functools.partial(self._from_thread, self._on_failure, client.client_id),
+            )
+            self._evaluators[client.client_id] = evaluator
+            try:
+                evaluator.start()
+            except RuntimeError as exc:
+                self._on_failure(client.client_id, start_error_text(exc))
+        origin = client.training.policy_origin(client.client_id, client.settings.algorithm_name)
+        if evaluator.is_due(snapshot.version, origin.steps):
+            evaluator.offer(StoredPolicy(spec, snapshot, origin))
+
+    def forget(self, client_id: str) -> None:
+        """End the evaluation of a client that was removed, and put its best policy aside."""
+        evaluator = self._evaluators.pop(client_id, None)
+        if evaluator is not None:
+            evaluator.forget()
+            self._ending = [*(other for other in self._ending if other.alive), evaluator]
+        elif self._config.run_dir is not None:  # an earlier start of the learner can have kept one
+            try:
+                BestPolicyFolder(self._config.run_dir, client_id).abandon()
+            except OSError as exc:
+                log.error("client %s is forgotten, but its best policy cannot be renamed: %s", client_id, exc)
+
+    def report(self, client_id: str) -> dict[str, Any]:
+        """Return the part of a client's status about its evaluation; empty without one."""
+        evaluator = self._evaluators.get(client_id)
+        return evaluator.report() if evaluator is not None else {}
+
+    def stop(self) -> None:
+        """Ask all evaluators to end."""
+        for evaluator in self._evaluators.values():
+            evaluator.stop()
+
+    def join(self, deadline: float) -> bool:
+        """Wait for the end of all evaluators. Return True if all have ended.
+
+        Args:
+            deadline: The time at which to stop waiting, on the monotonic clock, in seconds.
+        """
+        ended = True
+        for evaluator in (*self._evaluators.values(), *self._ending):
+            ended &= evaluator.join(max(0.0, deadline - time.monotonic()))
+        return ended
+
+    def _from_thread(self, handle: Callable[..., None], *arguments: object) -> None:
+        """Run a function in the gateway thread; do nothing if the learner is closing."""
+        with suppress(Closed):
+            self._call(functools.partial(handle, *arguments))
+
+    def _on_result(self, client_id: str, record: EvaluationRecord, kept: bool) -> None:
+        scalars = {
+            "eval/mean_return": record.mean_return,
+            "eval/min_return": record.min_return,
+            "eval/max_return": record.max_return,
+            "eval/mean_length": record.mean_length,
+            "eval/version": float(record.version),
+        }
+        client = self._find(client_id)
+        ended = client.training.note_evaluation(scalars) if client is not None else 0
+        self._sink.metrics(client_id, TrainingMetrics(record.steps, record.updates, scalars, [], ended, []))
+        if kept:
+            figures = {"version": record.version, "steps": record.steps, "mean_return": record.mean_return}
+            self._sink.event("best_policy", client_id=client_id, generation=record.generation, **figures)
+
+    def _on_failure(self, client_id: str, text: str) -> None:
+        client = self._find(client_id)
+        if client is not None:
+            client.alarms.note(EVALUATION_FAILED, text)

@@ -1,0 +1,469 @@
+"""The gateway thread: the learner's network thread, with its sockets.
+
+The sockets are a ROUTER for actors, an XPUB for weights and beacons (which announce the newest policy versions), and a PULL for
+messages of learner threads. The thread never blocks in a send and never accesses a disk. `LearnerCore` handles the messages.
+`RouterReader` reads the ROUTER and limits the rate of each connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl4sys_zmq.child_process import start_error_text
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.delivery import Journal, JournalContent
+from rl4sys_zmq.delivery.weight_history import WeightHistory
+from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
+from rl4sys_zmq.learner.engines.base import Engine, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.engines.registry import ENGINES
+from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
+from rl4sys_zmq.learner.gateway.client import LearnerThreadState
+from rl4sys_zmq.learner.gateway.connections import RouterReader
+from rl4sys_zmq.learner.gateway.core import LearnerCore
+from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.gateway.endpoint import MAX_MESSAGE_BYTES
+from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
+from rl4sys_zmq.learner.gateway.inference import InferenceService
+from rl4sys_zmq.learner.run.recorder import EventSink
+from rl4sys_zmq.learner.training.learner_thread import NO_FRAME_LIMIT, AbandonCheckpointsThread
+from rl4sys_zmq.learner.training.reporting import MAX_REPORT_FRAMES
+from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
+from rl4sys_zmq.transports import Address, CallQueue, ConnectionLimitThread, Poller, SendResult, Socket, subscribed_topics
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
+from rl4sys_zmq.wire.thread_messages import AssignClient
+
+__all__ = ["Gateway", "EventSink"]
+
+log = get_logger(__name__)
+
+PUB_HWM = 32
+LAST_MESSAGES_S = 0.05
+"""Time without a message after which all messages of workers that have ended count as read, in seconds."""
+
+LAST_REQUESTS_S = 0.5
+"""Shortest time that the thread of checkpoints has for its last requests when the learner closes, in seconds."""
+
+_unique = itertools.count()
+
+T = TypeVar("T")
+
+
+class Gateway(Worker):
+    """The learner's network thread, which uses the sockets and runs the `LearnerCore` (the logic without I/O).
+
+    Attributes:
+        address: The URI that actors connect to; empty until the sockets are bound.
+        pub_address: The URI at which weights are published; empty until the sockets are bound.
+        inference_address: The URI of the inference service; empty if it is not configured.
+        published: A condition variable that is notified when clients or policy versions change. Another thread must hold it to
+            read them.
+        warnings: Texts of the warnings from the start of the learner. The status shows them.
+        rolled_back: The name of the client (policy) that an operator has returned to an earlier checkpoint; empty for none. Set
+            this before `start`.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        sink: EventSink,
+        journal: Journal,
+        restored: JournalContent | None = None,
+        authenticator: Authenticator | None = None,
+    ) -> None:
+        """Create the thread object. `start` starts the thread.
+
+        Args:
+            config: The learner's configuration.
+            sink: Receives metrics and events.
+            journal: The open record of accepted segments. The caller configures it to call `wake` when it has results, and
+                later closes it.
+            restored: The clients and the streams (numbered segments of an actor) that the journal contained when it was opened;
+                None for none.
+            authenticator: Has the keys and the access list. With None, every peer has all rights.
+        """
+        super().__init__("rl4sys-gateway")
+        self.address = ""
+        self.pub_address = ""
+        self.inference_address = ""
+        self.warnings: tuple[str, ...] = ()
+        self.rolled_back = ""
+        self._service: InferenceService | None = None
+        self._config, self._restored, self._authenticator = config, restored, authenticator
+        self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
+        self._calls = CallQueue("learner")
+        self._open = threading.Event()
+        self._bind_error: RL4SysError | None = None
+        self._started_at = time.monotonic()
+        self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
+        self._upstreams: list[Socket] = []
+        self._poller = Poller()
+        self._engines: dict[str, Engine] = {}
+        self._tasks: list[AbandonCheckpointsThread] = []
+        callbacks = CoreCallbacks(
+            clock=SYSTEM_CLOCK,
+            send=self._send,
+            publish=self._publish,
+            start_worker=self._start_worker,
+            poll_workers=self._read_upstream,
+            abandon_checkpoints=self._abandon_checkpoints,
+            offer_policy=self._offer_policy,
+            forget_policy=self._forget_policy,
+            status=self.status,
+            sender_host=self._sender_host,
+        )
+        self._core = LearnerCore(config, journal, sink, self._authorizer, callbacks)
+        self._evaluators = PolicyEvaluators(config, sink, self._core.registry.get, self.call)
+        self._limit = ConnectionLimitThread(self._core.counters)
+        self._remote = WorkerLinks(self._core.counters, self._poller, self.wake)
+        self.published = self._core.published
+
+    # ---- for other threads
+
+    def wait_open(self) -> None:
+        """Wait until the sockets are bound.
+
+        Raises:
+            RL4SysError: If a socket could not be bound, or an unexpected error has ended the thread (`WorkerDied`).
+        """
+        self._open.wait()
+        if self._bind_error is not None:
+            raise self._bind_error
+        if not self.address:
+            self.join()  # the error is stored at the end of the thread
+            self.raise_if_dead()
+
+    def wait_engines(self) -> None:
+        """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread.
+
+        Raises:
+            ConfigError, TransportError: If an engine cannot be used.
+        """
+        for engine in list(self._engines.values()):
+            engine.wait_ready()
+
+    @property
+    def start_notes(self) -> tuple[str, ...]:
+        """Lines of text for a person on parameters that differ from the earlier run. They are complete after `wait_open`."""
+        return tuple(self._core.start_notes)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` in this gateway thread (the learner's network thread), and return a future for the result.
+
+        Other threads use this to access the data of the gateway thread.
+
+        Raises:
+            Closed: If the gateway thread has ended or is stopping.
+        """
+        return self._calls.call(function)
+
+    def wake(self) -> None:
+        """Wake the gateway thread, for example because the journal (the record of accepted segments) has results to read.
+
+        Any thread can call this.
+        """
+        self._calls.wakeup.set()
+
+    def weight_history(self, client_id: str) -> WeightHistory | None:
+        """Return the recent weights of a client (a policy), or None if there are none. Hold `published` to call this.
+
+        There are none if no client has this name, or if its learner thread is still starting.
+        """
+        client = self._core.registry.get(client_id)
+        return client.weight_history if client is not None and client.state is not LearnerThreadState.STARTING else None
+
+    def failure(self, client_id: str) -> RL4SysError | None:
+        """Return the error that stopped a client (a policy) or prevented its creation, or None if there is none."""
+        return self._core.registry.failure(client_id)
+
+    def learner_threads(self) -> list[LearnerThreadHandle]:
+        """Return the handles of all learner threads that can still be running."""
+        return self._core.registry.workers()
+
+    def stop(self) -> None:
+        """Ask the gateway thread and its learner threads to end. This does not wait for their end."""
+        self._calls.stop()
+
+    def on_death(self, error: BaseException) -> None:
+        """Release the threads that wait in `wait_open`, after the gateway thread has failed."""
+        self._open.set()
+
+    def join_all(self, deadline: float) -> bool:
+        """Wait for the end of the gateway thread and its learner threads. Return True if all have ended.
+
+        Workers that are processes and still run at the deadline are killed.
+
+        Args:
+            deadline: The time at which to stop waiting, on the monotonic clock, in seconds.
+        """
+        done = self.join(max(0.0, deadline - time.monotonic()))
+        for thread in self.learner_threads():
+            done &= thread.join(max(0.0, deadline - time.monotonic())) or thread.abort()
+        done &= self._evaluators.join(deadline)
+        for task in self._tasks:
+            done &= task.join(max(0.0, deadline - time.monotonic()))
+        if not self.alive:
+            done &= self._remote.join(max(LAST_REQUESTS_S, deadline - time.monotonic()))
+            for engine in self._engines.values():
+                engine.close()
+        self._calls.release(alive=self.alive)
+        return done
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Run the thread's loop until `stop`."""
+        sockets: list[Socket] = []
+        try:
+            if self._bind(sockets):
+                for socket in sockets:
+                    self._poller.register(socket)
+                self._poller.register(self._calls.wakeup)
+                self._limit.start()
+                self._open.set()
+                self._loop(self._poller)
+                self._core.close_sessions(self._calls.closed())
+                self._drain()
+        finally:
+            self._limit.stop()
+            self._limit.join()
+            self._evaluators.stop()
+            self._core.close(self._calls.closed())
+            self._remote.close()
+            self._poller.close()
+            for socket in (*sockets, *self._upstreams):
+                socket.close()
+            if self._service is not None:
+                self._service.close()
+            self._open.set()
+            self._calls.refuse_all()
+
+    def _bind(self, sockets: list[Socket]) -> bool:
+        """Create the sockets, and restore the clients of an earlier run.
+
+        Return False after an error, which `wait_open` then raises.
+        """
+        try:
+            secure = self._authenticator.secure if self._authenticator is not None else None
+            router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
+            sockets.append(router)
+            self._connections = RouterReader(self._config, router, self._core.endpoint, self._core.counters)
+            pub = self._config.pub or _beside(router.bound, "pub")
+            self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
+            sockets.append(self._xpub)
+            config = self._config
+            if config.inference is not None:
+                inference = _beside(router.bound, "inference") if config.inference == "auto" else config.inference
+                self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
+                self._service.start()
+            self._listen(self._up)
+            resumed = [row.client_id for row in self._restored.clients] if self._restored is not None else []
+            endpoints = GatewayEndpoints(
+                config=config, resumed=resumed, up=self._up, listen=self._listen, connect_worker=self._remote.open
+            )
+            for entry in map(ENGINES.get, config.engines):
+                self._engines[entry.name] = entry.factory(endpoints)
+            if self._restored is not None:
+                self._core.restore(self._restored, self.rolled_back)
+        except RL4SysError as exc:
+            self._bind_error = exc
+            return False
+        self.pub_address = self._core.endpoint.pub_address = self._xpub.bound.uri
+        if self._service is not None:
+            self.inference_address = self._core.endpoint.inference_address = self._service.address
+        self.address = router.bound.uri
+        return True
+
+    def _loop(self, poller: Poller) -> None:
+        beacon, resting = SilenceTimer(BEACON_S, time.monotonic() - BEACON_S), False
+        while not self._calls.stopping:
+            rest_s = self._connections.rest_s
+            if resting is not (rest_s > 0):  # during a rest, messages that wait in the ROUTER must not end the poll
+                resting = not resting
+                (poller.unregister if resting else poller.register)(self._router)
+            now = time.monotonic()
+            wait_s = self._core.rest_s(now, beacon.deadline - now)
+            poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
+            self._calls.serve()
+            self._read_upstream()
+            self._connections.read()
+            self._read_subscriptions()
+            self._core.on_journal()
+            self._core.turn()
+            now = time.monotonic()
+            if beacon.expired(now):
+                beacon.restart(now)
+                self._limit.raise_if_dead()
+                self._remote.each_second()
+                self._connections.each_second(now)
+                self._core.each_second(now, self._connections.behind_s(now))
+
+    def _drain(self) -> None:
+        """Read the last messages of the learner threads, until all have ended or ``shutdown_timeout_s`` seconds are over."""
+        now = time.monotonic()
+        deadline, beacon = now + self._config.shutdown_timeout_s, SilenceTimer(BEACON_S, now - BEACON_S)
+        with Poller() as poller:
+            for upstream in self._upstreams:
+                poller.register(upstream)
+            while any(t.alive for t in self.learner_threads()) and (now := time.monotonic()) < deadline:
+                poller.poll(0.02)  # workers on other machines are not in this poller
+                self._read_upstream()
+                if beacon.expired(now):
+                    beacon.restart(now)
+                    self._remote.each_second()
+            if len(self._upstreams) > 1:  # the last messages of an ended process can still be on their way
+                while poller.poll(LAST_MESSAGES_S) and time.monotonic() < deadline:
+                    self._read_upstream()
+        self._read_upstream()
+
+    def _read_upstream(self) -> None:
+        for upstream in self._upstreams:
+            while (frames := upstream.recv(MAX_REPORT_FRAMES)) is not None:
+                self._core.on_worker(frames)
+        for frames in self._remote.serve():
+            self._core.on_worker(frames)
+
+    def _listen(self, address: str) -> str:
+        """Bind a PULL socket for the messages of learner threads, and return its address."""
+        upstream = Socket.pull(bind=address, max_frame_bytes=NO_FRAME_LIMIT)
+        self._upstreams.append(upstream)
+        self._poller.register(upstream)
+        return upstream.bound.uri
+
+    def _read_subscriptions(self) -> None:
+        """Accept new subscriptions to weights and beacons, if the subscriber has the right to read the weights."""
+        for topic in subscribed_topics(self._xpub, self._core.counters):
+            client = self._core.client_of_topic(topic)
+            if client is None or (self._xpub.authenticated and not self._authorizer.may_read(self._xpub.user, client.client_id)):
+                self._core.counters.add("subscriptions_refused")
+                continue
+            self._xpub.grant(topic)
+            self._core.on_subscribed(client, topic)
+
+    # ---- the callbacks of the core
+
+    def _start_worker(self, assign: AssignClient, key: bytes) -> LearnerThreadHandle:
+        client_id = assign.client_id
+        entry = ENGINES.get(self._config.client(client_id).engine or self._config.engine)
+        engine = self._engines[entry.name]
+
+        def ended() -> None:
+            with suppress(Closed):  # the learner is closing, and looks itself
+                self.call(lambda: self._core.on_worker_ended(key))
+
+        assignment = WorkerAssignment(client_id=client_id, key=key, engine=entry.name, assign=assign, ended=ended)
+        try:
+            return engine.start(assignment)
+        except RL4SysError:
+            raise
+        except Exception as exc:  # an error of an engine, or of the system, costs one client and not the learner
+            log.exception("client %s: its engine %s cannot start a worker", client_id, entry.name)
+            raise TransportError(f"engine {entry.name}: {start_error_text(exc)}") from exc
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
+        return self._router.send([peer, *frames])
+
+    def _sender_host(self) -> str:
+        return self._router.sender_host()
+
+    def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
+        self._xpub.send([topic, *frames])
+
+    def _abandon_checkpoints(
+        self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: str
+    ) -> AbandonCheckpointsThread:
+        task = AbandonCheckpointsThread(client_id, workers, Path(folder), self.wake)
+        self._tasks = [*(other for other in self._tasks if not other.done), task]
+        try:
+            task.start()
+        except RuntimeError as exc:
+            task.problem, task.done = start_error_text(exc), True
+        return task
+
+    def _offer_policy(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> bool:
+        client = self._core.registry.get(client_id)
+        if client is not None:
+            self._evaluators.publish(client, spec, snapshot)
+        if self._service is None:
+            return False
+        self._service.offer(client_id, spec, snapshot)
+        return client_id in self._service.asked
+
+    def _forget_policy(self, client_id: str) -> None:
+        self._evaluators.forget(client_id)
+        if self._service is not None:
+            self._service.forget(client_id)
+
+    # ---- calls that other threads make through `call`
+
+    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
+        """Start an operator's command, such as a restart of a client, and return a future for its result."""
+        return self._core.do(command)
+
+    def relieve(self, *, all_connections: bool) -> int:
+        """Close connections of actors to free memory, and return how many were closed. Used when memory runs out.
+
+        Args:
+            all_connections: Close all connections. If False, close only those on which no complete message has arrived
+                recently.
+        """
+        count = self._connections.relieve(all_connections=all_connections)
+        # A subscriber can send one message and then nothing, so its silence says nothing about an incomplete message.
+        return count + (sum(self._xpub.cut(fd) for fd in self._xpub.connections()) if all_connections else 0)
+
+    def save(self, *, partial: bool) -> Future[dict[str, str]]:
+        """Request a checkpoint of every client whose learner thread runs.
+
+        Args:
+            partial: Let each learner thread first train on its incomplete batch.
+
+        Returns:
+            A future for a dict with the error of each client whose checkpoint failed, by client name.
+        """
+        return self._core.save(partial=partial)
+
+    def change_access(self, access: AccessList) -> None:
+        """Apply a new access list, the list of users and their rights. See `LearnerCore.change_access`."""
+        self._core.change_access(access)
+
+    def status(self) -> dict[str, Any]:
+        """Return the learner's status as a JSON document. Only the gateway thread itself can call this."""
+        now = time.monotonic()
+        report = self._core.report(now)
+        for client_id, client in report["clients"].items():
+            client["evaluator"] = self._evaluators.report(client_id)
+        return {
+            "address": self.address,
+            "pub": self.pub_address,
+            "inference": self._service.report() if self._service is not None else {},
+            "advertise": self._config.advertise,
+            "version": package_version(),
+            "pid": os.getpid(),
+            "uptime_s": round(now - self._started_at, 3),
+            "counters": self._core.counters.snapshot(),
+            "security": self._authenticator.report() if self._authenticator is not None else None,
+            "warnings": list(self.warnings),
+            **report,
+        }
+
+
+def _beside(address: Address, name: str) -> str:
+    """Return the default address of a further socket of the learner, derived from the address of the ROUTER socket.
+
+    Args:
+        address: The address of the ROUTER socket.
+        name: The suffix for a path or an inproc name. With TCP, the system chooses a free port instead.
+    """
+    return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"

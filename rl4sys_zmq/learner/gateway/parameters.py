@@ -1,0 +1,144 @@
+"""Functions that merge the parameters of an algorithm from several sources, check changes of them, and show them as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.config.options import parse_options
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry import AlgorithmEntry
+from rl4sys_zmq.learner.registry.algorithm_entry import READ_ELSEWHERE
+from rl4sys_zmq.learner.registry.like import LIKE, libraries_of, our_name
+
+__all__ = [
+    "LEARNING_KEYS",
+    "ParameterChanges",
+    "algorithm_parameters",
+    "by_name",
+    "change_text",
+    "changes_between",
+    "effective_parameters",
+    "merged",
+    "parameters_shown",
+    "plain",
+    "read_change",
+]
+
+LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
+"""Options of the learner that a user can also set among the parameters of an algorithm. They are not passed to the algorithm."""
+
+ParameterChanges = dict[str, list[Any]]
+"""Changed parameters: a list ``[old value, new value]`` by name. The values are JSON values."""
+
+
+def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that the algorithm receives: all except `seed` and the learner's options."""
+    return {key: value for key, value in parameters.items() if key not in (*LEARNING_KEYS, "seed")}
+
+
+def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None) -> dict[str, Any]:
+    """Merge an algorithm's parameters from several sources. A later source overrides an earlier one, also by another name.
+
+    Args:
+        kind: The algorithm, which defines the synonyms and the names of other libraries.
+        *layers: The sources: parameters by name or synonym. ``like`` in one of them holds for all.
+        like: The value of ``like`` if no source has it.
+    """
+    library = libraries_of(kind.parameters).get(str(next((layer[LIKE] for layer in reversed(layers) if LIKE in layer), like)))
+
+    def name(key: str) -> str:
+        other = library is not None and kind.parameters is not None and key in library.names
+        return our_name(kind.parameters, library, key) if other else kind.name_of(key)  # type: ignore[arg-type]
+
+    found: dict[str, Any] = {}
+    for layer in layers:
+        names = {name(key) for key in layer}
+        found = {**{key: value for key, value in found.items() if name(key) not in names}, **layer}
+    return found
+
+
+def by_name(kind: AlgorithmEntry, parameters: Mapping[str, Any], like: object) -> dict[str, Any]:
+    """Return parameters by name as JSON values. With `like` of the merged parameters, no name is a synonym."""
+    return {kind.name_of(key) if like is None else key: plain(value) for key, value in parameters.items()}
+
+
+def effective_parameters(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all parameters of the algorithm by name as JSON values, with the defaults of those that are not given.
+
+    The names and the meaning are those of this library, also if ``like`` names another one.
+
+    If the algorithm's entry does not declare its parameters, only the given ones are returned.
+
+    Raises:
+        ConfigError: If a parameter is unknown, has a wrong type or is out of range.
+    """
+    given = algorithm_parameters(parameters)
+    read = kind.read(given)
+    found = given if read is None else {f.name: getattr(read, f.name) for f in fields(read) if "check" in f.metadata}  # type: ignore[arg-type]
+    return {str(key): plain(value) for key, value in found.items()}
+
+
+def parameters_shown(kind: AlgorithmEntry, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all parameters of an algorithm with their defaults, for a display or a comparison, without raising an exception.
+
+    The result is that of `effective_parameters`. If a given parameter is invalid, it contains the given parameters only.
+    """
+    try:
+        return effective_parameters(kind, parameters)
+    except ConfigError:
+        return dict(plain(algorithm_parameters(parameters)))
+
+
+def read_change(kind: AlgorithmEntry, values: Mapping[str, Any], in_force: Mapping[str, Any]) -> dict[str, Any]:
+    """Check new values for the parameters of an algorithm that is training a policy, and return them by name.
+
+    If `in_force`, the current parameters, have ``like``, the names and the meaning are those of that library.
+
+    Raises:
+        ConfigError: If a parameter is unknown or cannot change during training, or a value is invalid.
+    """
+    if not values:
+        raise ConfigError("no parameter was given; expected at least one NAME=VALUE", key="algorithm_parameters")
+    possible = ", ".join(sorted(kind.changeable)) or "none"
+    if kind.parameters is None or LIKE in values:
+        fixed = list(values) if kind.parameters is None else [LIKE]
+    elif in_force.get(LIKE) is not None:
+        before, after = (effective_parameters(kind, given) for given in (in_force, merged(kind, in_force, values)))
+        fixed = [name for name in changes_between(before, after) if name not in kind.changeable]
+    else:
+        problem = f"{kind.name} has no such parameter"
+        values = parse_options(kind.parameters, values, extra=READ_ELSEWHERE, section="algorithm_parameters", problem=problem)
+        fixed = [name for name in values if name not in kind.changeable]
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)}: cannot change in a running client of {kind.name}; parameters that can: {possible}; for another "
+            "value, start a client with another name",
+            key=f"algorithm_parameters.{fixed[0]}",
+        )
+    return dict(values)
+
+
+def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> ParameterChanges:
+    """Return the parameters that are new or differ in `after`, with old and new values, to report a change to people."""
+    return {name: [before.get(name), value] for name, value in after.items() if name not in before or before[name] != value}
+
+
+def change_text(changes: Mapping[str, Iterable[Any]]) -> str:
+    """Return changes as text, such as ``learning_rate 0.0003 -> 0.001, gamma 0.99 -> 0.98``."""
+    return ", ".join(f"{name} {' -> '.join(json.dumps(value) for value in pair)}" for name, pair in changes.items())
+
+
+def plain(value: Any) -> Any:
+    """Return a copy of a value for JSON: arrays and tuples become lists, and the keys of mappings become strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return value

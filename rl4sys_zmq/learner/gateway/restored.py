@@ -1,0 +1,157 @@
+"""The settings of a client saved by an earlier run, compared with the values in the learner's configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rl4sys_zmq.config import ClientConfig, LearnerConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.gateway.admission import SPACES, ClientSettings, resolve_settings
+from rl4sys_zmq.learner.gateway.parameters import (
+    LEARNING_KEYS,
+    ParameterChanges,
+    algorithm_parameters,
+    by_name,
+    change_text,
+    changes_between,
+    effective_parameters,
+    merged,
+    parameters_shown,
+)
+from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry
+from rl4sys_zmq.learner.registry.like import LIKE
+from rl4sys_zmq.wire.messages import Hello
+
+__all__ = ["GIVEN_UP", "RestoredClient", "restore_configuration"]
+
+GIVEN_UP = "given_up"
+"""The key of the saved settings that is true if an operator has given up segments while no learner ran."""
+
+ANOTHER = "give the client another name, or start another run with --resume never"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredClient:
+    """A client (a policy with its learner) from an earlier run, with the settings that it continues with.
+
+    Attributes:
+        settings: The settings of the client from this start on.
+        changes: The parameters of the algorithm that this start changes, because the learner's configuration file has new
+            values.
+        kept: The parameters that this start does not change although the learner's file has other values, by name: a list
+            ``[value in force, value in the file]``.
+    """
+
+    settings: ClientSettings
+    changes: ParameterChanges
+    kept: ParameterChanges
+
+    def notes(self) -> list[str]:
+        """Return up to two lines for the operator: parameters that the file changes, and those that differ from the file."""
+        name = self.settings.client_id
+        lines = [f"client {name}: {change_text(self.changes)} (the learner's file)"] if self.changes else []
+        if self.kept:
+            differing = ", ".join(
+                f"{key} {ours!r} (the learner's file has {theirs!r})" for key, (ours, theirs) in self.kept.items()
+            )
+            lines.append(
+                f"client {name} keeps {differing}; a new value in the client's entry changes it, or "
+                f"rl4sys-learner client ADDRESS {name} set"
+            )
+        return lines
+
+
+def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> RestoredClient:
+    """Return the settings with which a client (a policy with its learner) continues after a restart of the learner.
+
+    The earlier run has saved settings in its journal. The entry for the client in the learner's configuration takes precedence
+    over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the
+    saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults. The
+    section ``algorithms`` applies to new clients only.
+
+    Args:
+        config: The learner's configuration.
+        client_id: Name of the client.
+        known: The saved settings, as `ClientSettings.to_json` returned them.
+
+    Raises:
+        ConfigError: If the saved state cannot be used with the entry, because the entry names another algorithm, another space
+            or parameters of another policy; or if a parameter in the entry is invalid.
+    """
+    entry = config.clients.get(client_id, ClientConfig())
+    spaces = {key: read(known[key]) for key, read in SPACES.items()}
+    for key, value in {"algorithm_name": known["algorithm_name"], **spaces}.items():
+        said = getattr(entry, key)
+        if said is not None and said != value:
+            raise ConfigError(
+                f"{key} of client {client_id!r} is {said!r} in the configuration, but {value!r} in the run directory; {ANOTHER}",
+                key=key,
+            )
+    kind = ALGORITHMS.get(known["algorithm_name"])
+    own = {key: value for key, value in entry.algorithm_parameters.items() if key in (*LEARNING_KEYS, "seed")}
+    earlier = known.get("file_parameters", {})
+    before = merged(kind, known["parameters"], known.get("changed", {}))
+    like = entry.algorithm_parameters.get(LIKE, before.get(LIKE))
+    of_file = by_name(kind, {key: value for key, value in entry.algorithm_parameters.items() if key not in own}, like)
+    saved = by_name(kind, before, like)
+    edited = {name: value for name, value in of_file.items() if earlier.get(name, saved.get(name)) != value}
+    defaults = replace(config, algorithms={})  # the section `algorithms` applies to new clients only
+    settings = resolve_settings(defaults, _hello(client_id, known), replace(entry, algorithm_parameters=own))
+    settings = replace(
+        settings,
+        algorithm_type=entry.type or known["algorithm_type"],
+        changed=merged(kind, known.get("changed", {}), edited, like=like),
+        file_parameters={**earlier, **of_file},
+    )
+    try:
+        after = effective_parameters(kind, settings.in_force)
+    except ConfigError as exc:
+        if edited:
+            raise ConfigError(f"client {client_id!r}: {exc}", key=exc.key) from exc
+        return RestoredClient(settings, {}, {})  # the learner thread will report it
+    changes = changes_between(parameters_shown(kind, before), after)
+    _check_policy(kind, settings, before, changes)
+    shown = after if like is None else by_name(kind, settings.in_force, like)
+    in_force = {**shown, **{key: getattr(settings, key) for key in LEARNING_KEYS}}
+    of_entry = {key: value for key in LEARNING_KEYS if (value := getattr(entry, key)) is not None}
+    in_file = {**by_name(kind, config.algorithms.get(settings.algorithm_name, {}), like), **of_file, **own, **of_entry}
+    kept = {name: [in_force[name], value] for name, value in in_file.items() if in_force.get(name, value) != value}
+    return RestoredClient(settings, changes, kept)
+
+
+def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
+    """Return saved settings in the form of a HELLO (an actor's request for a session), which `resolve_settings` reads."""
+    return Hello(
+        client_id,
+        "",
+        0,
+        0,
+        0,
+        0,
+        algorithm_name=known["algorithm_name"],
+        algorithm_parameters={**known["parameters"], "seed": known["seed"]},
+        observation_space=known["observation_space"],
+        action_space=known["action_space"],
+        weights=known.get("weights", {}),
+    )
+
+
+def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mapping[str, Any], changes: ParameterChanges) -> None:
+    """Check that the changed parameters describe the same policy as before.
+
+    Raises:
+        ConfigError: If they describe another policy.
+    """
+    fixed = {name: pair for name, pair in changes.items() if name not in kind.changeable}
+    if not fixed:
+        return
+    spaces = settings.observation_space, settings.action_space
+    was, now = (kind.planned(*spaces, algorithm_parameters(given)) for given in (before, settings.in_force))
+    if was != now:
+        raise ConfigError(
+            f"{change_text(fixed)} of client {settings.client_id!r} makes another policy, with which the saved state cannot be "
+            f"used; restore the earlier value, {ANOTHER}",
+            key=f"algorithm_parameters.{next(iter(fixed))}",
+        )

@@ -1,0 +1,169 @@
+"""Checks of a learner's configuration that need no actor: what can never be built is an error before the learner starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
+from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
+from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig, LearnerConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.engines.registry import ENGINES, check_engines
+from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options, check_magnitudes, check_planned_size
+from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, merged
+from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.registry.networks import check_trainable
+from rl4sys_zmq.names import algorithm_key
+from rl4sys_zmq.replay.demonstrations import read_demonstrations
+
+__all__ = [
+    "check_buildable",
+    "check_demonstrations",
+    "entry_parameters",
+    "require_fraction",
+    "require_rewards",
+    "require_use",
+    "under",
+]
+
+LOCAL_ENGINES = frozenset({"thread", "process"})
+"""The engines that train on the learner's machine, and so read files from its disk."""
+
+
+def check_buildable(config: LearnerConfig) -> None:
+    """Check the names and parameters of all algorithms in a learner's configuration, without building one.
+
+    If the entry of a client has both spaces, they are checked too, if the algorithm can plan its policy without being built. A
+    section of `LearnerConfig.algorithms` for an algorithm that this learner does not have is not used, and no error. Plugins
+    must have been imported.
+
+    Raises:
+        ConfigError: If an algorithm, an engine or a parameter is unknown, or a value is invalid. The key begins with the section.
+    """
+    check_engines(config)
+    if config.default_algorithm is not None:
+        ALGORITHMS.get(config.default_algorithm)
+    for name, parameters in config.algorithms.items():
+        if ALGORITHMS.has(name):
+            try:
+                _check_parameters(ALGORITHMS.get(name), parameters)
+            except ConfigError as exc:
+                raise under(f"algorithms.{name}", exc) from exc
+    for client_id, entry in config.clients.items():
+        try:
+            _check_client(entry, config)
+        except ConfigError as exc:
+            raise under(f"clients.{client_id}", exc) from exc
+
+
+def _check_client(entry: ClientConfig, config: LearnerConfig) -> None:
+    name = entry.algorithm_name or config.default_algorithm
+    if name is None:  # the first actor names the algorithm
+        return
+    kind = ALGORITHMS.get(name)
+    check_engine(kind, entry.engine or config.engine)
+    parameters = entry_parameters(kind, entry, config)
+    _check_parameters(kind, parameters)
+    if entry.observation_space is not None and entry.action_space is not None:
+        spaces = entry.observation_space, entry.action_space
+        plan = check_planned_size(kind, spaces, algorithm_parameters(parameters), config.max_parameters)
+        if plan is not None:
+            check_magnitudes(plan, entry.max_magnitude or config.max_magnitude)
+    require_fraction(kind, parameters, entry.demonstrations)
+    check_demonstrations(kind, entry, config)
+
+
+def entry_parameters(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerConfig) -> Mapping[str, object]:
+    """Return an algorithm's parameters for a client, from the algorithm's section and the client's entry."""
+    return merged(kind, config.algorithms.get(algorithm_key(kind.name), {}), entry.algorithm_parameters)
+
+
+def _check_parameters(kind: AlgorithmEntry, parameters: Mapping[str, object]) -> None:
+    check_learning_options(parameters)
+    read = kind.read(algorithm_parameters(parameters))
+    if isinstance(read, ActorCriticParameters | OffPolicyParameters):
+        check_trainable(read.chosen_network(), kind.name, *read.network_forms)
+
+
+def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerConfig) -> None:
+    """Check the demonstrations of a client: that its algorithm can use them, and, if it trains on this machine, their file.
+
+    An algorithm that is given by a function and not a class is not checked. Nor is a Minari dataset.
+
+    Raises:
+        ConfigError: If the algorithm cannot use demonstrations in this way, or the file is missing or damaged, has no rewards
+            where they are needed, or has other spaces than the client's entry.
+    """
+    options = entry.demonstrations
+    if options is None:
+        return
+    factory = kind.load()
+    if isinstance(factory, type):
+        require_use(
+            kind.name,
+            options,
+            takes=issubclass(factory, DemonstrationAlgorithm),
+            clones=issubclass(factory, CloningAlgorithm),
+        )
+    engine = ENGINES.get(entry.engine or config.engine)
+    if options.path is not None and engine.name in LOCAL_ENGINES:
+        found = read_demonstrations(options.path)
+        if options.fraction:
+            require_rewards(options, rewarded=found.rewarded)
+        if entry.observation_space is not None and entry.action_space is not None:
+            found.check_spaces(entry.observation_space, entry.action_space)
+
+
+def require_use(name: str, options: DemonstrationsConfig, *, takes: bool, clones: bool) -> None:
+    """Check that an algorithm can use demonstrations as the options ask.
+
+    Args:
+        name: The name of the algorithm.
+        options: The options of the demonstrations.
+        takes: True if the algorithm is a `DemonstrationAlgorithm`.
+        clones: True if the algorithm is a `CloningAlgorithm`.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    if options.fraction and not takes:
+        raise ConfigError(
+            f"demonstrations.fraction: {name} has no replay that takes demonstrations; set clone_steps instead",
+            key="demonstrations.fraction",
+        )
+    if options.clone_steps and not clones:
+        raise ConfigError(
+            f"demonstrations.clone_steps: {name} cannot clone demonstrations; remove the option",
+            key="demonstrations.clone_steps",
+        )
+
+
+def require_rewards(options: DemonstrationsConfig, *, rewarded: bool) -> None:
+    """Raise `ConfigError` if demonstrations for a replay have no rewards."""
+    if not rewarded:
+        raise ConfigError(
+            f"demonstrations.fraction: {options.source} has no rewards, which a replay needs; set clone_steps instead",
+            key="demonstrations.fraction",
+        )
+
+
+def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], options: DemonstrationsConfig | None) -> None:
+    """Check that batches with these parameters are large enough for the fraction of demonstrations, if there is one.
+
+    Raises:
+        ConfigError: If the demonstrations or the rest of a batch would have no transition.
+    """
+    read = kind.read(algorithm_parameters(parameters))
+    if options is not None and options.fraction and isinstance(read, OffPolicyParameters):
+        read.check_fraction(options.fraction)
+
+
+def under(where: str, error: ConfigError) -> ConfigError:
+    """Return the error with the full path of its key in the file, such as ``clients.NAME.algorithm_parameters.KEY``."""
+    if not where:
+        return error
+    message, own = str(error), "algorithm_parameters."
+    if not error.key or not message.startswith(error.key):
+        return ConfigError(f"{where}: {message}", key=error.key)
+    inner = error.key.removeprefix(own) if where.startswith("algorithms.") else error.key
+    return ConfigError(f"{where}.{inner}{message.removeprefix(error.key)}", key=f"{where}.{inner}")

@@ -1,0 +1,1 @@
+"""Several processes that train one client together (the option ``learners``)."""

@@ -1,0 +1,132 @@
+"""A member of the group of ranks, the processes that train one policy together. It adds up tensors by torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from rl4sys_zmq.errors import RankError
+from rl4sys_zmq.learner.registry.compute import RowShare, row_share
+
+__all__ = ["RANK_TIMEOUT_S", "RankMember", "join_store", "open_store"]
+
+RANK_TIMEOUT_S = 60.0
+"""The time after which a rank that has not taken part in a sum counts as failed, in seconds.
+
+It is much longer than a gradient step, because a machine can be slow or a process can be stopped for some time.
+"""
+
+_LOOPBACK = "127.0.0.1"
+_DISTRIBUTED: Any = distributed
+"""The module without its annotations, which lack the classes of stores and of groups that are not torch's default group."""
+
+
+def open_store(size: int) -> tuple[Any, int]:
+    """Open a store through which `size` ranks exchange their addresses, on a free port of the loopback interface.
+
+    Returns:
+        The store, a `torch.distributed.TCPStore`, and its port.
+    """
+    with socket.socket() as listening:
+        listening.bind((_LOOPBACK, 0))
+        listening.listen(size)
+        port: int = listening.getsockname()[1]
+        timeout = timedelta(seconds=RANK_TIMEOUT_S)
+        fd = listening.detach()  # the store closes it
+        store = _DISTRIBUTED.TCPStore(_LOOPBACK, port, None, True, timeout, wait_for_workers=False, master_listen_fd=fd)
+    return store, port
+
+
+def join_store(port: int) -> Any:
+    """Connect to the store that rank 0 has opened on this port of the loopback interface, and return it.
+
+    Raises:
+        RankError: If the store does not answer.
+    """
+    try:
+        return _DISTRIBUTED.TCPStore(_LOOPBACK, port, None, False, timedelta(seconds=RANK_TIMEOUT_S))
+    except RuntimeError as exc:
+        raise RankError(f"the store of rank 0 at port {port} does not answer: {exc}") from exc
+
+
+class RankMember:
+    """This process as a member of the group of ranks. It implements `rl4sys_zmq.learner.registry.compute.Ranks`.
+
+    Rank 0 uses the subclass `rl4sys_zmq.learner.ranks.rank_group.RankGroup`.
+
+    Attributes:
+        rank: The number of this rank; 0 for the learner thread.
+        size: The number of ranks.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._group: Any = None
+        self._options = distributed.AllreduceOptions()
+
+    def connect(self, store: Any, generation: int, device: torch.device) -> None:
+        """Connect all ranks with each other. The call returns when all ranks have made it.
+
+        The group is not torch's default group, of which a process has only one. So each client of a learner has its own.
+
+        Args:
+            store: A `torch.distributed.Store` through which the ranks exchange their addresses.
+            generation: The number of this lifetime of the learner thread. Ranks of different generations do not meet.
+            device: The device of the tensors that this rank adds up.
+
+        Raises:
+            RankError: If the ranks do not find each other within `RANK_TIMEOUT_S`.
+        """
+        prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
+        prefix.set(f"connecting-{self.rank}", "1")
+        timeout, here = timedelta(seconds=RANK_TIMEOUT_S), (self.rank, self.size)
+        try:
+            if device.type == "cuda":
+                os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a dead rank then raises, and does not end the process
+                nccl = _DISTRIBUTED.ProcessGroupNCCL
+                options = nccl.Options()
+                options._timeout = timeout
+                self._group = nccl(prefix, *here, options)
+            else:
+                gloo = _DISTRIBUTED.ProcessGroupGloo
+                options = gloo._Options()
+                options._timeout = timeout
+                options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+                self._group = gloo(prefix, *here, options)
+        except RuntimeError as exc:
+            raise RankError(f"rank {self.rank} of {self.size} cannot connect to the other ranks: {exc}") from exc
+
+    def connecting(self, store: Any, generation: int) -> bool:
+        """Return True if all other ranks have begun to connect, so that `connect` does not wait for them."""
+        prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
+        return bool(prefix.check([f"connecting-{rank}" for rank in range(self.size) if rank != self.rank]))
+
+    def share(self, rows: int) -> RowShare:
+        """Return the part of a minibatch of `rows` rows for this rank."""
+        return row_share(rows, self.rank, self.size)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace each element of a float32 tensor, in place, by its sum over all ranks. All ranks get identical bits.
+
+        Raises:
+            RankError: If another rank has ended, or has not called this within `RANK_TIMEOUT_S`.
+        """
+        try:
+            self._group.allreduce([tensor], self._options).wait()
+        except RuntimeError as exc:
+            raise RankError(f"rank {self.rank} of {self.size} cannot add up gradients: {exc}") from exc
+
+    def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
+        """Return a context that does nothing. Only rank 0 leads."""
+        return nullcontext()
+
+    def differ(self) -> None:
+        """Do nothing. A rank other than 0 gets its state from rank 0."""

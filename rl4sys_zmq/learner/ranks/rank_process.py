@@ -1,0 +1,136 @@
+"""The process of a rank other than 0: it computes gradients for a learner thread. Run as ``python -m`` with a file descriptor.
+
+The ranks are the processes that train one policy together (the option ``learners``). This process ends when its link to rank 0
+is closed, or when its parent process has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from rl4sys_zmq.child_process import begin_child
+from rl4sys_zmq.errors import RankError
+from rl4sys_zmq.learner.ranks.rank_group import LOST_STATUS
+from rl4sys_zmq.learner.ranks.rank_link import RankLink
+from rl4sys_zmq.learner.ranks.rank_member import RankMember, join_store
+from rl4sys_zmq.learner.registry import ParallelAlgorithm
+from rl4sys_zmq.learner.registry.algorithm import TunableAlgorithm
+from rl4sys_zmq.learner.registry.compute import Compute
+from rl4sys_zmq.learner.training.placement import allow_tf32
+from rl4sys_zmq.plugins import load_object
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.values import observation_space_from, space_from
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import AssignClient
+
+__all__ = ["main"]
+
+PARENT_LOOK_S = 1.0
+"""Time between two checks that the parent process is the same, in seconds."""
+
+
+class ParentWatch(Worker):
+    """A thread that ends this process when rank 0 has ended. The main thread can then be in a sum that never completes."""
+
+    def __init__(self, link: RankLink) -> None:
+        super().__init__("rl4sys-parent")
+        self._link, self._parent = link, os.getppid()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Wait until the other end of the link is closed, or the parent process has ended; then end this process."""
+        poll = select.poll()
+        poll.register(self._link.fileno(), 0)  # a hang-up is always reported
+        while not self._stopping.is_set():
+            if (poll.poll(PARENT_LOOK_S * 1000) or os.getppid() != self._parent) and not self._stopping.is_set():
+                os._exit(0)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._stopping.set()
+
+
+def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.device, ParallelAlgorithm]:
+    """Build this rank's copy of the algorithm.
+
+    Args:
+        setup: The first message of rank 0.
+
+    Returns:
+        The settings of the client, this rank, its device, and the algorithm.
+
+    Raises:
+        ConfigError: If the algorithm cannot be built or placed.
+    """
+    sys.path[:] = setup["path"]  # the factory can be beside the program that embeds the learner
+    assign = decode_thread_message(setup["assign"])
+    assert isinstance(assign, AssignClient)
+    member, device = RankMember(setup["rank"], setup["size"]), torch.device(setup["device"])
+    torch.set_num_threads(assign.torch_threads or max(1, (os.cpu_count() or 1) // member.size))
+    allow_tf32(assign, device)
+    spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
+    algorithm = load_object(setup["factory"])(*spaces, assign.parameters, assign.seed)
+    assert isinstance(algorithm, ParallelAlgorithm)  # as on rank 0
+    algorithm.place(Compute(device=device, ranks=member))
+    return assign, member, device, algorithm
+
+
+def serve(link: RankLink) -> NoReturn:
+    """Build the algorithm, connect to the other ranks, and do the work that rank 0 announces, until it closes the link.
+
+    Raises:
+        EOFError, ConnectionError: When rank 0 has closed the link.
+        RankError: If another rank was lost.
+    """
+    setup = link.receive()
+    assign, member, device, algorithm = build(setup)
+    link.send({"ready": True})
+    link.receive()  # all ranks are ready
+    member.connect(join_store(setup["port"]), assign.generation, device)
+    while True:
+        message = link.receive()
+        if "change" in message:
+            assert isinstance(algorithm, TunableAlgorithm)  # as on rank 0
+            algorithm.change(message["change"])
+            continue
+        if message["state"] is not None:
+            algorithm.restore(message["state"])
+        algorithm.follow(message["work"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a rank. Return the exit status of the process.
+
+    Args:
+        argv: The arguments of the command: the file descriptor of the link. None: those of this process.
+    """
+    # This process ends when rank 0 ends, which may first complete an update; also while native code holds the interpreter's lock.
+    begin_child(signal.SIGINT, signal.SIGTERM)
+    (fd,) = argv if argv is not None else sys.argv[1:]
+    with RankLink(socket.socket(fileno=int(fd))) as link:
+        watch = ParentWatch(link)
+        watch.start()
+        try:
+            serve(link)
+        except (EOFError, ConnectionError):
+            return 0
+        except RankError:
+            return LOST_STATUS
+        except Exception as exc:
+            link.send({"failed": f"{type(exc).__name__}: {exc}"[:1000]})
+            raise
+        finally:
+            watch.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

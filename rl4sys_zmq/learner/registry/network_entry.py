@@ -1,0 +1,214 @@
+"""The description of a kind of network, and the requirements of an algorithm for its policy. This module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import check_name
+from rl4sys_zmq.plugins import load_object
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork, SequenceNetwork
+    from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import ActorCriticNetwork
+
+__all__ = [
+    "ActorCriticFactory",
+    "ModuleBuilder",
+    "NetworkChoice",
+    "NetworkEntry",
+    "NetworkPlan",
+    "PolicyRequirements",
+    "ReplayFactory",
+    "ReplayShape",
+    "SequenceFactory",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRequirements:
+    """The requirements of an algorithm for the policy that it trains.
+
+    Attributes:
+        algorithm: The name of the algorithm, for error messages.
+        observation_space: The space of the policy's observations.
+        action_space: The space of the policy's actions.
+        head: The meaning of the network's outputs.
+        normalise_observations: True if the policy standardises observations by the tensors ``obs_mean`` and ``obs_scale``.
+    """
+
+    algorithm: str
+    observation_space: ObservationSpace
+    action_space: Space
+    head: HeadParameters
+    normalise_observations: bool = False
+
+
+NetworkPlan = Callable[[Any, PolicyRequirements], PolicySpec]
+"""A callable that returns the specification of the policy of a kind: ``plan(options, requirements) -> PolicySpec``.
+
+The options are an instance of `NetworkEntry.options`. The callable builds no network. It raises ConfigError if the kind does not
+fit the spaces.
+"""
+
+ActorCriticFactory = Callable[[Any, PolicySpec], "ActorCriticNetwork"]
+"""A callable that builds the networks of an actor-critic: ``factory(options, spec) -> ActorCriticNetwork``.
+
+The options are an instance of `NetworkEntry.options`, and the specification is that of the plan. All parameters are zero.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayShape:
+    """The inputs and outputs of the networks of a `ReplayNetwork`.
+
+    Attributes:
+        outputs: The number of outputs of each network. Network 0 has the most.
+        actions: The number of elements of an action that each network gets beside an observation; 0 for no action.
+        extras: The number of parameters that follow those of the layers of network 0.
+    """
+
+    outputs: tuple[int, ...]
+    actions: int = 0
+    extras: int = 0
+
+
+ReplayFactory = Callable[[Any, ObservationSpace, ReplayShape], "ReplayNetwork"]
+"""A callable that builds networks of a replay algorithm: ``factory(options, observation_space, shape) -> ReplayNetwork``.
+
+The options are an instance of `NetworkEntry.options`. All parameters are zero.
+"""
+
+SequenceFactory = Callable[[Any, ObservationSpace, int], "SequenceNetwork"]
+"""A callable that builds a recurrent network of a replay algorithm: ``factory(options, observation_space, outputs)``.
+
+The options are an instance of `NetworkEntry.options`, and `outputs` is the number of outputs. All parameters are zero.
+"""
+
+ModuleBuilder = Callable[[Any, BoxSpace, int], "nn.Module"]
+"""A callable that builds a torch module: ``build(options, observation_space, outputs) -> module``.
+
+The module computes outputs ``[N, outputs]`` from observations ``[N, *obs]``, float32. Its random initial values come from torch's
+generator, which is seeded before the call.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkEntry:
+    """One kind of network, such as ``mlp``, in the registry of kinds.
+
+    The import of a module that creates an entry must be fast and must not import torch. For this reason a factory can be given as
+    a string, which is imported later.
+
+    Attributes:
+        name: The name of the kind, as users write it in ``network: {kind: NAME}``.
+        options: The dataclass of the kind's options, declared with `rl4sys_zmq.config.options.option`. Each has a default.
+        plan: The function that returns the specification of a policy with such a network.
+        actor_critic: The factory of the policy and value networks of actor-critics such as PPO, or its path
+            ``"package.module:attribute"``. Empty if actor-critics cannot use the kind.
+        replay: The factory of the networks of replay algorithms such as DQN and SAC, or its path. Empty if they cannot use the
+            kind.
+        sequence_replay: The factory of the recurrent networks of those replay algorithms that train on sequences, such as DQN,
+            or its path. Empty if the kind is not recurrent, or has no such form.
+        linear_output: True if the last two tensors of the policy's network are the weight and the bias of a linear output layer.
+            DQN needs such a layer for dueling and for quantiles.
+        summary: One line of documentation.
+        reference: The source of the network: authors, year and title. Empty if not declared.
+        extra: The optional dependency group of this package that the factories need, such as ``learner``. It is named in the
+            error message if a module is missing. Empty if they need none.
+    """
+
+    name: str
+    options: type[Any]
+    plan: NetworkPlan
+    actor_critic: ActorCriticFactory | str = ""
+    replay: ReplayFactory | str = ""
+    sequence_replay: SequenceFactory | str = ""
+    linear_output: bool = False
+    summary: str = ""
+    reference: str = ""
+    extra: str = ""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "network.kind")
+
+    def serves(self, *forms: str) -> bool:
+        """Return True if the kind has one of these forms: ``onpolicy``, ``offpolicy``, ``sequences``; without arguments, any.
+
+        They are `actor_critic`, `replay` and `sequence_replay`. The first two are the names of the kinds of algorithms.
+        """
+        factories = {"onpolicy": self.actor_critic, "offpolicy": self.replay, "sequences": self.sequence_replay}
+        return any(factories[form] != "" for form in forms or factories)
+
+    def load(self, factory: Callable[..., Any] | str) -> Callable[..., Any]:
+        """Return a factory of this entry. If it is given as a path, import it.
+
+        Raises:
+            ConfigError: If it is empty, or cannot be imported.
+        """
+        if not isinstance(factory, str):
+            return factory
+        if not factory:
+            raise ConfigError(f"the network kind {self.name!r} has no such form in torch", key="algorithm_parameters.network")
+        try:
+            return cast(Callable[..., Any], load_object(factory))
+        except (ImportError, AttributeError) as exc:
+            remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else "install what is missing, or correct the entry"
+            raise ConfigError(
+                f"the network kind {self.name!r} cannot be loaded from {factory} ({exc}): {remedy}",
+                key="algorithm_parameters.network",
+            ) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkChoice:
+    """A kind of network with its options, as the parameters of an algorithm choose them.
+
+    Attributes:
+        entry: The kind.
+        options: The options, an instance of `NetworkEntry.options`.
+    """
+
+    entry: NetworkEntry
+    options: Any
+
+    def plan(self, requirements: PolicyRequirements) -> PolicySpec:
+        """Return the specification of a policy with this network.
+
+        Raises:
+            ConfigError: If the network does not fit the spaces.
+        """
+        return self.entry.plan(self.options, requirements)
+
+    def actor_critic(self, spec: PolicySpec) -> ActorCriticNetwork:
+        """Build the networks of an actor-critic for a policy that `plan` has described.
+
+        Raises:
+            ConfigError: If the kind has no form for actor-critics, or the form cannot be loaded.
+        """
+        network: ActorCriticNetwork = self.entry.load(self.entry.actor_critic)(self.options, spec)
+        return network
+
+    def replay(self, observation_space: ObservationSpace, shape: ReplayShape) -> ReplayNetwork:
+        """Build networks of a replay algorithm.
+
+        Raises:
+            ConfigError: If the kind has no form for replay algorithms, or the form cannot be loaded.
+        """
+        network: ReplayNetwork = self.entry.load(self.entry.replay)(self.options, observation_space, shape)
+        return network
+
+    def sequence_replay(self, observation_space: ObservationSpace, outputs: int) -> SequenceNetwork:
+        """Build the recurrent network of a replay algorithm.
+
+        Raises:
+            ConfigError: If the kind has no such form, or the form cannot be loaded.
+        """
+        network: SequenceNetwork = self.entry.load(self.entry.sequence_replay)(self.options, observation_space, outputs)
+        return network

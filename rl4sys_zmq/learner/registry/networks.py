@@ -1,0 +1,175 @@
+"""The registry of kinds of networks, and the parameter ``network`` that names one. This module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl4sys_zmq.config.options import InvalidValue, mapping, parse_options
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntry, PolicyRequirements
+from rl4sys_zmq.plugins import Registry
+from rl4sys_zmq.values import PolicySpec
+
+__all__ = [
+    "NETWORKS",
+    "check_trainable",
+    "choose_network",
+    "network_names",
+    "network_option",
+    "plan_policy",
+    "register_network",
+]
+
+NETWORKS = Registry(
+    NetworkEntry,
+    {
+        "cnn": "rl4sys_zmq.algorithms.networks.cnn:ENTRY",
+        "gru": "rl4sys_zmq.algorithms.networks.gru:ENTRY",
+        "mlp": "rl4sys_zmq.algorithms.networks.mlp:ENTRY",
+    },
+    noun="network kind",
+    group="rl4sys_zmq.networks",
+    key="kind",
+    fold=str.lower,
+)
+"""The registry of all kinds of networks.
+
+To add a kind to this package, write a module that contains a `NetworkEntry`, and add the location of the entry here.
+"""
+
+
+_TRAINERS = {
+    "onpolicy": "on-policy algorithms such as PPO",
+    "offpolicy": "replay algorithms such as SAC",
+    "sequences": "replay algorithms with sequences such as DQN",
+}
+"""The algorithms that train each form of networks, for error messages."""
+
+
+def register_network(entry: NetworkEntry) -> None:
+    """Make a kind of network available to the parameters of algorithms in this process.
+
+    A second call with the same entry changes nothing.
+
+    Raises:
+        ConfigError: If another kind has the name.
+    """
+    NETWORKS.add(entry, replace=False)
+
+
+def network_names(*forms: str) -> list[str]:
+    """Return the names of the kinds of networks that algorithms can train, sorted. A kind that cannot be loaded is left out.
+
+    Args:
+        forms: The forms of networks that the algorithms train (`NetworkEntry.serves`); none for any.
+    """
+    names = []
+    for name in NETWORKS.names():
+        try:
+            if NETWORKS.get(name).serves(*forms):
+                names.append(name)
+        except ConfigError:  # `Registry.faults` reports it
+            continue
+    return names
+
+
+def network_option(value: object) -> dict[str, object]:
+    """Check the value of the parameter ``network``, and return it as a dict: the name of the kind as ``kind``, and its options.
+
+    A text stands for a kind with the defaults of its options. Options that are not given are not added.
+
+    Raises:
+        InvalidValue: If the value is neither a text nor a mapping with a ``kind``.
+        ConfigError: If the kind is unknown, or an option is unknown or has an invalid value.
+    """
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
+        raise InvalidValue("a kind of network such as mlp, or a mapping with the kind and its options, such as {kind: mlp}")
+    given = mapping(value)
+    entry = NETWORKS.get(str(given.pop("kind")))
+    _options(entry, given)
+    return {"kind": entry.name, **given}
+
+
+def choose_network(
+    network: Mapping[str, object] | None, short: Mapping[str, object | None], defaults: Mapping[str, object] | None = None
+) -> NetworkChoice:
+    """Return the network that the parameters of an algorithm choose.
+
+    Args:
+        network: The parameter ``network``, as `network_option` returns it; None for an MLP.
+        short: The parameters that stand for options of an MLP, such as ``hidden_sizes``: the values by name, None if not given.
+        defaults: The algorithm's own defaults of options of an MLP; None for those of `MLPOptions`.
+
+    Raises:
+        ConfigError: If `network` and `short` have different values of one option, or if `short` has a value and the network is
+            not an MLP.
+    """
+    given = dict(network or {"kind": "mlp"})
+    entry = NETWORKS.get(str(given.pop("kind")))
+    options = _options(entry, given)
+    for name, value in short.items():
+        if value is None:
+            continue
+        key = f"algorithm_parameters.{name}"
+        if entry.name != "mlp":
+            raise ConfigError(
+                f"{key}: {_text(value)} describes an MLP, but network has the kind {entry.name!r}; give the options of that kind "
+                "inside network",
+                key=key,
+            )
+        if options.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{key}: {_text(value)} contradicts network.{name}, which is {_text(options[name])}; give one of them", key=key
+            )
+    if entry.name == "mlp":
+        options = {**(defaults or {}), **options}
+    return NetworkChoice(entry, entry.options(**options))
+
+
+def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms: str) -> PolicySpec:
+    """Return the specification of the policy of an algorithm with a chosen network.
+
+    Args:
+        choice: The network.
+        requirements: The requirements of the algorithm.
+        forms: The forms of networks that the algorithm can train (`NetworkEntry.serves`).
+
+    Raises:
+        ConfigError: If the algorithm cannot train the network, or it does not fit the spaces.
+    """
+    check_trainable(choice, requirements.algorithm, *forms)
+    return choice.plan(requirements)
+
+
+def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
+    """Check that an algorithm can train a chosen network.
+
+    Args:
+        choice: The network.
+        algorithm: The name of the algorithm.
+        forms: The forms of networks that it can train (`NetworkEntry.serves`).
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    entry = choice.entry
+    if entry.serves(*forms):
+        return
+    others = " and ".join(algorithms for form, algorithms in _TRAINERS.items() if entry.serves(form))
+    raise ConfigError(
+        f"algorithm_parameters.network: {algorithm} cannot train a network of kind {entry.name!r}; it can train "
+        f"{', '.join(network_names(*forms))}" + (f"; {others} can train it" if others else ""),
+        key="algorithm_parameters.network",
+    )
+
+
+def _options(entry: NetworkEntry, given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the checked values of the options of a kind that are given."""
+    return dict(parse_options(entry.options, given, problem=f"a network of kind {entry.name!r} has no such option"))
+
+
+def _text(value: object) -> str:
+    return str(list(value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)

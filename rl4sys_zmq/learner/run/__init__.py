@@ -1,0 +1,1 @@
+"""The run directory: checkpoints, logs, dead letters and stored policies."""

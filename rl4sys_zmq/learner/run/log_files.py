@@ -1,0 +1,295 @@
+"""The file formats of a run directory's log and of its TensorBoard event files.
+
+The log is ``RUN/log.jsonl``, with one event per line. Older parts of the log are in ``RUN/log/``; some of their lines are
+removed to limit the size. TensorBoard's own writer is not used for its event files, because it limits neither their size nor
+the access of other users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.lags import LAG_LIMITS
+from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RecordFormat, RecordSeries, list_parts
+from rl4sys_zmq.names import folder_name
+
+__all__ = [
+    "EVENT_FILES",
+    "EventFileFormat",
+    "JsonLineFormat",
+    "CLIENT_READY",
+    "LEARNER_STARTED",
+    "LOG",
+    "LOG_FOLDER",
+    "TENSORBOARD",
+    "event_series",
+    "last_record_unix_s",
+    "log_series",
+    "read_log",
+]
+
+
+TENSORBOARD = "tensorboard"
+"""The name of the folder in a run directory that contains one folder of event files per client, and nothing else."""
+
+EVENT_FILES = "events.out.tfevents."
+"""The beginning of the names of event files. TensorBoard finds the files by the word ``tfevents``."""
+
+MAX_RECORD_BYTES = 1 << 26
+_LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+
+
+class EventFileFormat(RecordFormat):
+    """The format of a TensorBoard event file: TFRecords, each with one `Event` message of TensorBoard.
+
+    The kind of a record (see `FileSeriesRecord.kind`), by which records are grouped, is the list of the tags in the event.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+
+    prefix = EVENT_FILES
+
+    def __init__(self) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import HistogramProto
+            from tensorboard.summary.writer.record_writer import masked_crc32c
+        except ModuleNotFoundError as exc:
+            raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
+        self._event: Any = Event
+        self._histogram_type: Any = HistogramProto
+        self._restarted: Any = SessionLog(status=SessionLog.START)
+        self._unreadable: Any = import_module("google.protobuf.message").DecodeError
+        self._checksum: Any = masked_crc32c
+        self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
+
+    def record(
+        self, wall_time_s: float, step: int, scalars: Mapping[str, float], lags: Sequence[int] = (), **fields: Any
+    ) -> bytes:
+        """Encode scalars as one event of TensorBoard, in the file format TFRecord.
+
+        Args:
+            wall_time_s: Unix time of the event, in seconds.
+            step: Position of the event on TensorBoard's horizontal axis.
+            scalars: Values by tag.
+            lags: The number of steps in each bucket of the histogram ``dist/policy_lags``; empty for none.
+            **fields: Further fields of TensorBoard's `Event` message.
+        """
+        event = self._event(wall_time=wall_time_s, step=step, **fields)
+        for tag, value in scalars.items():
+            event.summary.value.add(tag=tag, simple_value=value)
+        if lags:
+            event.summary.value.add(tag="dist/policy_lags").histo.CopyFrom(self._histogram(lags))
+        content: bytes = event.SerializeToString()
+        length = _LENGTH.pack(len(content))
+        checks = (_CHECKSUM.pack(self._checksum(data)) for data in (length, content))
+        return length + next(checks) + content + next(checks)
+
+    def _histogram(self, lags: Sequence[int]) -> Any:
+        """Return TensorBoard's histogram of policy lags, in versions, given the number of steps in each bucket."""
+        values = (*LAG_LIMITS, 2 * LAG_LIMITS[-1])  # the largest lag stands for a bucket
+        return self._histogram_type(
+            min=0.0,
+            max=max(value for value, count in zip(values, lags, strict=True) if count),
+            num=sum(lags),
+            sum=sum(value * count for value, count in zip(values, lags, strict=True)),
+            sum_squares=sum(value * value * count for value, count in zip(values, lags, strict=True)),
+            bucket_limit=[value + 0.5 for value in values],
+            bucket=lags,
+        )
+
+    def restart_record(self, wall_time_s: float, step: int) -> bytes:
+        """Encode the record of a restart.
+
+        TensorBoard then hides earlier points beyond `step`, since training continues from there.
+        """
+        return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
+
+    def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
+        """Yield the complete records of a file. Stop at an incomplete record, and skip a record that cannot be decoded."""
+        while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
+            (size,) = _LENGTH.unpack_from(start)
+            if size > MAX_RECORD_BYTES:
+                return
+            rest = file.read(size + _CHECKSUM.size)
+            if len(rest) < size + _CHECKSUM.size:
+                return
+            try:
+                event = self._event.FromString(rest[:size])
+            except self._unreadable:
+                continue
+            if not event.file_version:
+                yield FileSeriesRecord("\n".join(value.tag for value in event.summary.value), start + rest)
+
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
+        """Return empty bytes, because event files contain no note about records that were dropped to save space.
+
+        The curves in TensorBoard then have fewer points.
+        """
+        return b""
+
+
+def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
+    """Return the writer of one client's TensorBoard event files.
+
+    Args:
+        run_dir: The run directory.
+        client_id: The client.
+        form: The format of the files.
+        max_bytes: Size limit of all event files of this client together.
+    """
+    return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
+
+
+LOG, LOG_FOLDER = "log.jsonl", "log"
+LEARNER_STARTED = "learner_started"
+"""The name of the event that a learner has opened its run directory. ``down_s`` is the time without a learner before."""
+
+CLIENT_READY = "client_ready"
+"""The name of the event that a learner thread is ready: ``checkpoint``, ``steps`` and ``episodes`` say where it continues."""
+THINNED = "thinned"
+TRIES = 8
+TAIL_BYTES = 1 << 18
+_TIME = re.compile(rb'\{"t": ([0-9]+(?:\.[0-9]+)?),')
+_START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')
+
+
+class JsonLineFormat(RecordFormat):
+    """The format of a run directory's log: one event per line, as a JSON object.
+
+    The kind of a record (see `FileSeriesRecord.kind`), by which records are grouped, is the name of its event and the id of its
+    client. All events but ``metrics`` are lasting: they are kept in preference to metrics when old records are dropped.
+    """
+
+    suffix = ".jsonl"
+    notice_bytes = 2048
+
+    def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
+        """Yield the complete lines of a file as records."""
+        for line in file:
+            match = _START.match(line)
+            if match is not None and line.endswith(b"}\n"):
+                event = match[1].decode()
+                kind = event if match[2] is None else f"{event} {match[2].decode(errors='replace')}"
+                yield FileSeriesRecord(kind, line, lasting=event != "metrics")
+
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
+        """Return a line for the log that notes how many records were dropped to save space.
+
+        This is the event ``thinned``. It counts the dropped records by the name of their event.
+        """
+        by_event: dict[str, int] = {}
+        for kind, count in dropped.items():
+            event = kind.partition(" ")[0]
+            by_event[event] = by_event.get(event, 0) + count
+        return json.dumps({"t": 0.0, "event": THINNED, "dropped": by_event}).encode() + b"\n"
+
+    def earlier(self, record: FileSeriesRecord) -> Mapping[str, int] | None:
+        """Read the counts of dropped records from a line that `dropped_record` made, so that they can be added to newer counts.
+
+        Returns:
+            The counts by the name of the event; empty if the line cannot be parsed; None if it is any other line.
+        """
+        if record.kind != THINNED:
+            return None
+        try:
+            return {str(event): int(count) for event, count in json.loads(record.content)["dropped"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}
+
+
+def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
+    """Return the writer of the log of a run directory.
+
+    Args:
+        run_dir: The run directory.
+        max_bytes: Size limit of all files of the log together.
+    """
+    return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
+
+
+def last_record_unix_s(run_dir: Path) -> float | None:
+    """Return the Unix time of the newest complete record in ``log.jsonl``, or None if there is none.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    try:
+        with (run_dir / LOG).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    times = (_TIME.match(line) for line in reversed(lines) if line.endswith(b"}\n"))
+    return next((float(found[1]) for found in times if found is not None), None)
+
+
+def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield each event in the log of a run directory as a dict, oldest first. A learner can be writing the log meanwhile.
+
+    Raises:
+        RunDirectoryError: If there is no readable ``log.jsonl``.
+    """
+    path = run_dir / LOG
+    try:
+        with contextlib.ExitStack() as stack:
+            for file in _opened(run_dir, stack):
+                for line in file:
+                    if line.endswith(b"\n"):  # the last line of a running learner may be incomplete
+                        yield json.loads(line)
+    except OSError as exc:
+        raise RunDirectoryError(f"{path} cannot be read: {exc.strerror}; is this a run directory?") from exc
+    except (ValueError, RecursionError) as exc:
+        raise RunDirectoryError(f"{path} is not a run's log: {exc}") from exc
+
+
+def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
+    """Open all files of the log, and return them, oldest first. `stack` closes them.
+
+    All files are opened before the first one is read. A learner can merge and remove files meanwhile, but a file that is open
+    stays readable.
+
+    Raises:
+        OSError: If a file cannot be opened, or there is none.
+    """
+    for tries_left in reversed(range(TRIES)):
+        with contextlib.ExitStack() as trying:
+            try:
+                files = _open_once(run_dir, trying)
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+                continue
+            if files:
+                stack.push(trying.pop_all())
+                return files
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
+    """Open all files of the log once, and return them, oldest first.
+
+    Return an empty list if a learner has renamed one meanwhile.
+    """
+    newest: BinaryIO | None = None
+    with contextlib.suppress(FileNotFoundError):  # it has become a part
+        newest = stack.enter_context((run_dir / LOG).open("rb"))
+    found = [part.path for part in list_parts(run_dir / LOG_FOLDER, JsonLineFormat())[0]]
+    files: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in found]
+    if newest is None:
+        return files
+    if any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):  # the log has become a part since
+        return files
+    moved = not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG))
+    return [] if moved else [*files, newest]

@@ -1,0 +1,339 @@
+"""The recorder: a thread that writes a learner's log, metrics and quarantined (unfit) data to the learner's folder."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner.run.deadletters import DeadLetterFolder
+from rl4sys_zmq.learner.run.log_files import (
+    CLIENT_READY,
+    LEARNER_STARTED,
+    EventFileFormat,
+    event_series,
+    last_record_unix_s,
+    log_series,
+)
+from rl4sys_zmq.learner.run.record_series import RecordSeries
+from rl4sys_zmq.learner.run.run_paths import CONFIG, DEAD
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.private import make_private, write_private
+from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.version import package_version
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
+
+__all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
+
+
+class RunDirectoryWriter(Resource):
+    """The writer of a learner's files: ``config.json``, the log, TensorBoard's event files, and data excluded from training.
+
+    Only one thread uses it.
+
+    Attributes:
+        counters: ``records_thinned`` counts old records that were dropped to make space for newer ones. ``records_too_long``
+            counts records that were too long to be stored.
+    """
+
+    def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        """Create the writer without reading or writing any file.
+
+        Args:
+            run_dir: The run directory: the folder for all files of the learner.
+            config: The learner's configuration as `LearnerConfig.to_json` returns it. It contains the size limits of the files.
+
+        Raises:
+            ConfigError: If TensorBoard is not installed (extra ``learner``).
+        """
+        self.counters = Counters()
+        self._run_dir, self._config = run_dir, config
+        self._form = EventFileFormat()
+        self._log = log_series(run_dir, config["log_max_bytes"])
+        self._curves: dict[str, RecordSeries] = {}
+        self._dead = DeadLetterFolder(run_dir / DEAD)
+
+    def open(self, at_unix_s: float) -> None:
+        """Create the run directory, ``config.json`` and the log file, and write the event that the learner has started.
+
+        Args:
+            at_unix_s: Unix time of the event, in seconds.
+
+        Raises:
+            OSError: If one of these cannot be created.
+        """
+        make_private(self._run_dir)
+        text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
+        write_private(self._run_dir / CONFIG, text.encode())
+        last = last_record_unix_s(self._run_dir)
+        self._log.open()
+        down_s = max(0.0, at_unix_s - last) if last is not None else 0.0
+        self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
+        """Write the training metrics of a client (a policy with its learner) to the log and to the client's TensorBoard files.
+
+        Raises:
+            OSError: If one of the files cannot be written.
+        """
+        record = {
+            "t": round(at_unix_s, 3),
+            "event": "metrics",
+            "client_id": client_id,
+            "step": metrics.step,
+            "update": metrics.update,
+            "scalars": metrics.scalars,
+            "episodes": metrics.episodes,
+            "lags": metrics.lags,
+        }
+        if metrics.evaluations:
+            record["evaluations"] = metrics.evaluations
+        try:
+            self._write(self._log, json.dumps(record).encode() + b"\n", at_unix_s)
+        finally:  # if one file cannot be written, the other still gets the metrics
+            self._write_curves(client_id, metrics, at_unix_s)
+
+    def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
+        """Write an event, such as the restart of a policy's training, to the log.
+
+        Args:
+            name: Name of the event.
+            fields: Further fields, as JSON values.
+            at_unix_s: Unix time of the event, in seconds.
+
+        Raises:
+            OSError: If the log or an event file cannot be written.
+        """
+        self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
+        if name == CLIENT_READY:
+            self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
+        """Write a quarantined segment (data that is unfit for training) to the folder ``dead`` of the run directory.
+
+        Raises:
+            OSError: If the segment cannot be written.
+        """
+        self._dead.write(client_id, letter, at_unix_s)
+
+    def forget(self, client_id: str) -> None:
+        """Close the TensorBoard files of a client (a policy with its learner) that an operator or the learner has removed.
+
+        Raises:
+            OSError: If buffered records cannot be written.
+        """
+        series = self._curves.pop(client_id, None)
+        if series is not None:
+            series.close()
+
+    def flush(self) -> None:
+        """Pass all buffered records to the operating system.
+
+        Raises:
+            OSError: If a file cannot be written.
+        """
+        for series in (self._log, *self._curves.values()):
+            series.flush()
+
+    def close(self) -> None:
+        """Write all buffered records and close all files. A second call does nothing.
+
+        Raises:
+            OSError: If a file cannot be written. All files are closed nevertheless.
+        """
+        error: OSError | None = None
+        for series in (self._log, *self._curves.values()):
+            try:
+                series.close()
+            except OSError as exc:
+                error = exc
+        if error is not None:
+            raise error
+
+    def _curve(self, client_id: str) -> RecordSeries:
+        series = self._curves.get(client_id)
+        if series is None:
+            series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
+            self._curves[client_id] = series
+        return series
+
+    def _write_curves(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
+        series = self._curve(client_id)
+        if metrics.scalars or metrics.lags:
+            self._write(series, self._form.record(at_unix_s, metrics.step, metrics.scalars, metrics.lags), at_unix_s)
+        for step, total, length in metrics.episodes:
+            figures = {"charts/episodic_return": total, "charts/episodic_length": length}
+            self._write(series, self._form.record(at_unix_s, int(step), figures), at_unix_s)
+        for _, total, length in metrics.evaluations:
+            figures = {"eval/return": total, "eval/length": length}
+            self._write(series, self._form.record(at_unix_s, metrics.step, figures), at_unix_s)
+
+    def _write(self, series: RecordSeries, record: bytes, at_unix_s: float) -> None:
+        before = series.dropped
+        if not series.write(record, at_unix_s):
+            self.counters.add("records_too_long")
+        if series.dropped > before:
+            self.counters.add("records_thinned", series.dropped - before)
+
+
+log = get_logger(__name__)
+
+QUEUE_RECORDS = 10_000
+FLUSH_S = 1.0
+
+
+LOGGED_BY_CALLER = frozenset(
+    {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
+    | {"hello_refused", "others_can_write"}
+)
+"""The names of the events that the caller itself logs with `logging`, as a sentence. They are not logged a second time."""
+
+
+def log_event(name: str, fields: Mapping[str, Any]) -> None:
+    """Log an event with `logging`, except the events in `LOGGED_BY_CALLER`, which the caller itself logs as a sentence."""
+    if name not in LOGGED_BY_CALLER:
+        log.info("%s %s", name, dict(fields))
+
+
+class EventSink(Protocol):
+    """The interface of an object that records a learner's metrics and events for people to read. No method blocks."""
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
+        """Record the training metrics of a client (a policy with its learner): scalars by name, and ended episodes."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Record an event, such as the start of the learner. The fields are JSON values."""
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        """Record a quarantined segment: accepted by the learner, but unfit for training."""
+
+    def forget(self, client_id: str) -> None:
+        """Release what is kept for a client (a policy with its learner) that has been removed, such as open files."""
+
+
+class NullEventSink:
+    """An event sink that writes no files, for a learner without a folder for files. It only logs events with `logging`."""
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
+        """Ignore the training metrics."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Log the event with `logging`, unless it is in `LOGGED_BY_CALLER` (events that the caller logs itself)."""
+        log_event(name, fields)
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        """Ignore a quarantined segment (data that is unfit for training)."""
+
+    def forget(self, client_id: str) -> None:
+        """Do nothing for a client (a policy with its learner) that was removed: this object keeps no files or other data."""
+
+
+class Recorder(Worker):
+    """A thread that writes a learner's metrics, events and quarantined segments to its folder. It implements `EventSink`.
+
+    Quarantined segments are data unfit for training. The caller never waits. Records go into a queue of at most
+    `QUEUE_RECORDS`. If the queue is full, they are dropped and counted as ``records_dropped``. Failures to write are logged and
+    counted as ``write_errors``.
+    """
+
+    def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
+        super().__init__("rl4sys-recorder")
+        self.run_dir = run_dir
+        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(QUEUE_RECORDS)
+        self._ending = threading.Event()
+        self._files = RunDirectoryWriter(run_dir, config)
+        self.counters = self._files.counters
+
+    def open(self) -> None:
+        """Create the files and start the thread. Until this call, records wait in the queue and nothing on disk changes.
+
+        Raises:
+            RunDirectoryError: If the files cannot be created.
+        """
+        try:
+            self._files.open(time.time())
+        except OSError as exc:
+            message = f"the run directory {self.run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+            raise RunDirectoryError(message) from exc
+        self.start()
+
+    # ---- called by the gateway; never blocks
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
+        """Queue the training metrics of a client (a policy with its learner) for writing to the run directory."""
+        self._put((client_id, metrics, time.time()))
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Queue an event for the log file. Also log it with `logging`, unless it is in `LOGGED_BY_CALLER`."""
+        log_event(name, fields)
+        self._put((name, fields, time.time()))
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        """Queue a quarantined segment (data that is unfit for training) for writing to the run directory."""
+        self._put((client_id, letter, time.time()))
+
+    def forget(self, client_id: str) -> None:
+        """Queue a request to close the files of a client (a policy with its learner) that has been removed."""
+        self._put((client_id, None, time.time()))
+
+    def _put(self, record: tuple[Any, ...]) -> None:
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self.counters.add("records_dropped")
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Write queued records until `stop`. This is the body of the thread."""
+        next_flush = time.monotonic() + FLUSH_S
+        try:
+            while True:
+                ending = self._ending.is_set()  # then the queue has all records, but maybe not the None of `stop`
+                try:
+                    record = self._queue.get(timeout=FLUSH_S)
+                except queue.Empty:
+                    record = None if ending else ()
+                if record is None:
+                    return
+                if record:
+                    self._try(partial(self._write, *record))
+                if time.monotonic() >= next_flush:
+                    next_flush = time.monotonic() + FLUSH_S
+                    self._try(self._files.flush)
+        finally:
+            self._try(self._files.close)
+
+    def stop(self) -> None:
+        """Ask the thread to write all queued records and end. If the queue stays full for `FLUSH_S` seconds, log a warning."""
+        if self.ident is not None and not self._ending.is_set():
+            self._ending.set()
+            try:
+                self._queue.put(None, timeout=FLUSH_S)
+            except queue.Full:
+                log.warning("the recorder of %s is too slow: its queue is full, and the last records are lost", self.run_dir)
+
+    def _write(self, name: str, what: TrainingMetrics | QuarantinedSegment | dict[str, Any] | None, at: float) -> None:
+        if what is None:
+            self._files.forget(name)
+        elif isinstance(what, QuarantinedSegment):
+            self._files.dead_letter(name, what, at)
+        elif isinstance(what, dict):
+            self._files.event(name, what, at)
+        else:
+            self._files.metrics(name, what, at)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """Call `write`. If it raises `OSError`, count and log the error instead of raising it."""
+        try:
+            write()
+        except OSError as exc:
+            self.counters.add("write_errors")
+            log.warning("%s: %s", self.run_dir, exc)

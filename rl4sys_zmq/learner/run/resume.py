@@ -1,0 +1,202 @@
+"""Functions that prepare the folder with a learner's files for the start of the learner, as the option ``resume`` demands.
+
+The learner continues from the state in its run directory, from an earlier checkpoint of one client, or starts without state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.delivery import JournalContent, MemoryJournal
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal_file import JournalLossPolicy
+from rl4sys_zmq.delivery.journal_loss import JournalStateInCheckpoint
+from rl4sys_zmq.delivery.journal_marks import marks_path
+from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.run.best_policy import BEST
+from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, CheckpointStore, read_checkpoint, read_manifest
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.private import make_private
+from rl4sys_zmq.wire.messages import Verdict
+
+__all__ = [
+    "ACCEPT_LOSS",
+    "AUTO",
+    "CHECKPOINTS",
+    "JOURNAL",
+    "NEVER",
+    "RollbackSummary",
+    "return_to_checkpoint",
+    "has_state",
+    "open_journal",
+    "state_dir",
+]
+
+log = get_logger(__name__)
+
+JOURNAL = "journal.db"
+CHECKPOINTS = "checkpoints"
+AUTO, NEVER, ACCEPT_LOSS = "auto", "never", "accept-loss"
+REMEDY = (
+    "restore the files, or start once with --resume accept-loss (resume: accept-loss), which continues with the weights of "
+    "the checkpoints and counts the lost segments as rolled back, or start from scratch with --resume never"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackSummary:
+    """A description of what was undone to return one policy's training to an earlier checkpoint.
+
+    Attributes:
+        client_id: The id of the policy's client (a policy with its learner).
+        checkpoint: Number of the earlier checkpoint, which is now the newest one.
+        version: Number of the policy version in this checkpoint.
+        abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
+        undone_versions: Difference between the policy versions of the newest abandoned checkpoint and of this one.
+        undone_segments: Difference between these two checkpoints in the number of segments with a result, such as trained.
+            Segments that are still in the journal are trained on a second time; the others are counted as rolled back
+            (accepted, but without effect on the weights any more).
+    """
+
+    client_id: str
+    checkpoint: int
+    version: int
+    abandoned: tuple[int, ...]
+    undone_versions: int
+    undone_segments: int
+
+
+def state_dir(checkpoint: Path) -> Path:
+    """Return the folder ``RUN`` of a learner, given the folder of a checkpoint, ``RUN/checkpoints/CLIENT/NUMBER``.
+
+    Raises:
+        ConfigError: If the path is not the folder of a checkpoint.
+    """
+    path = checkpoint.resolve()
+    if len(path.parents) < 3 or path.parent.parent.name != CHECKPOINTS or not path.is_dir():
+        raise ConfigError(
+            f"resume: {checkpoint} is not a checkpoint; expected auto, never, accept-loss, or a folder like "
+            f"RUN/{CHECKPOINTS}/CLIENT/00000012",
+            key="resume",
+        )
+    return path.parent.parent.parent
+
+
+def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
+    """Return the training of one policy to the checkpoint that `LearnerConfig.resume` names, by renaming all newer ones.
+
+    Call this while the journal is open, so that no other learner uses the directory.
+
+    Returns:
+        What was undone, or None if `LearnerConfig.resume` names no checkpoint.
+
+    Raises:
+        ConfigError: If the checkpoint is not in this run directory, or its folder was renamed, as that of an abandoned one is.
+        CheckpointError: If the checkpoint fails its verification, or a newer one cannot be renamed.
+    """
+    if config.resume in (AUTO, NEVER, ACCEPT_LOSS) or config.run_dir is None:
+        return None
+    path = Path(config.resume)
+    if state_dir(path) != config.run_dir.resolve():
+        raise ConfigError(f"resume: {path} is not in the run directory {config.run_dir}", key="resume")
+    manifest, _ = read_checkpoint(path)
+    name = path.resolve().name
+    if name != (needed := f"{manifest.number:08d}"):
+        raise ConfigError(f"resume: {name} holds checkpoint {manifest.number}; rename it to {needed} first", key="resume")
+    store = CheckpointStore(path.resolve().parent)
+    newest = _newest(store)
+    abandoned = tuple(store.abandon_after(manifest.number))
+    return RollbackSummary(
+        manifest.client_id,
+        manifest.number,
+        manifest.version,
+        abandoned,
+        max(0, newest.version - manifest.version) if newest is not None else 0,
+        max(0, sum(newest.verdicts.values()) - sum(manifest.verdicts.values())) if newest is not None else 0,
+    )
+
+
+def _newest(store: CheckpointStore) -> CheckpointManifest | None:
+    for path in store.newest():
+        try:
+            return read_manifest(path)
+        except CheckpointError as exc:
+            log.warning("%s", exc)
+    return None
+
+
+def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJournal | MemoryJournal, JournalContent | None]:
+    """Open the journal (the record of accepted segments), on disk or in memory as the configuration demands.
+
+    With ``resume: never``, first move the state of an earlier run to another folder.
+
+    Args:
+        config: The learner's configuration.
+        wake: Called in the journal's thread when the journal has a result to report.
+
+    Returns:
+        The journal, and its contents from an earlier run. For a journal in memory, the second value is None.
+
+    Raises:
+        JournalLost: If the journal, or a part of it, is missing, and ``resume`` is not ``accept-loss``.
+        JournalError: If the journal's file cannot be used, or another learner uses it.
+        RunDirectoryError: If the run directory cannot be written.
+    """
+    if not config.durable or config.run_dir is None:
+        return MemoryJournal(), None
+    run_dir = config.run_dir
+    try:
+        make_private(run_dir)
+        if config.resume == NEVER:
+            _set_aside(run_dir)
+    except OSError as exc:
+        message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+        raise RunDirectoryError(message) from exc
+    fsync = cast(Literal["normal", "always"], config.fsync)
+    recovery = JournalLossPolicy(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
+    journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
+    content = journal.open()
+    for folder in (run_dir / CHECKPOINTS).glob("*/"):
+        try:
+            CheckpointStore(folder).release()  # no earlier learner runs: this one has the lock of the journal
+        except CheckpointError as exc:
+            log.warning("%s", exc)
+    return journal, content
+
+
+def has_state(run_dir: Path) -> bool:
+    """Return True if a learner has run in this directory: it contains ``journal.db``, ``journal.marks``, or checkpoints."""
+    journal = run_dir / JOURNAL
+    return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
+
+
+def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
+    """Return which part of the journal (the record of accepted segments) the newest checkpoint of each client covers.
+
+    A client is a policy with its learner. A client without a valid checkpoint is left out.
+    """
+    found = []
+    for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
+        manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
+        if manifest is not None:
+            judged = sum(manifest.verdicts.get(verdict, 0) for verdict in Verdict.FINAL)
+            marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
+            found.append(JournalStateInCheckpoint(manifest.client_id, manifest.journal_id, judged, marks))
+    return found
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Move journal, checkpoints and best policies of an earlier run to a folder ``before-TIME``. Nothing is deleted."""
+    parts = (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL), run_dir / CHECKPOINTS, run_dir / BEST)
+    there = [part for part in parts if part.exists()]
+    if there:
+        aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
+        aside.mkdir(mode=0o700)
+        for path in there:
+            path.rename(aside / path.name)
+        log.warning("%s: the state of an earlier run was moved to %s", run_dir, aside.name)

@@ -1,0 +1,120 @@
+"""The start of a client's algorithm: it is built, placed on its devices, and can get given weights."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.gateway.admission import check_magnitudes, check_planned_size, check_policy_size
+from rl4sys_zmq.learner.registry import ALGORITHMS, Algorithm, FolderAlgorithm, MemoryAlgorithm, WarmStartAlgorithm
+from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag, readings
+from rl4sys_zmq.learner.registry.like import ambiguous_names
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.memory_watch import available_bytes
+from rl4sys_zmq.policies.initial_weights import read_weights
+from rl4sys_zmq.values import observation_space_from, space_from
+from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.wire.thread_messages import AssignClient
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.learner.ranks.rank_group import RankGroup
+
+__all__ = ["BuiltAlgorithm", "build_algorithm", "load_initial_policy", "max_policy_lag", "pacing_lag", "set_publishing"]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltAlgorithm:
+    """An algorithm that was built, and what it trains with.
+
+    Attributes:
+        algorithm: The algorithm. It has loaded no checkpoint.
+        devices: The device of each rank (process that computes the gradients together with others), such as ``cpu``.
+        ranks: The ranks, whose processes are not started so far; None for a client with one rank.
+    """
+
+    algorithm: Algorithm
+    devices: tuple[str, ...] = ("cpu",)
+    ranks: RankGroup | None = None
+
+
+def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threading.Event) -> BuiltAlgorithm:
+    """Build the algorithm of a client in the calling thread, which becomes the only one that uses it.
+
+    Args:
+        assign: The settings of the client.
+        folder: The place of the algorithm's large data; None to keep them in memory.
+        stopping: Set if the learner thread must end.
+
+    Raises:
+        ConfigError: If a setting is invalid, the policy has more parameters than `max_parameters` allows, or the algorithm's data
+            do not fit in memory or on the disk.
+    """
+    spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
+    kind = ALGORITHMS.get(assign.algorithm_name)
+    make = kind.load()
+    check_planned_size(kind, spaces, assign.parameters, assign.max_parameters)
+    if assign.torch_threads and "torch" in sys.modules:
+        torch = importlib.import_module("torch")  # waits for another thread that is importing it
+        # Set this before any computation: the number of threads changes the last bits. The number is this thread's own.
+        torch.get_num_threads()  # its first call in a thread copies the process's number, and would undo the next line
+        torch.set_num_threads(assign.torch_threads)
+    algorithm = make(*spaces, assign.parameters, assign.seed)
+    if folder is not None and isinstance(algorithm, FolderAlgorithm):
+        algorithm.use_folder(folder)
+    if isinstance(algorithm, MemoryAlgorithm):
+        algorithm.check_memory(available_bytes())
+    built = BuiltAlgorithm(algorithm)
+    if assign.device != "cpu" or assign.learners > 1:  # the module imports torch
+        placed = importlib.import_module("rl4sys_zmq.learner.training.placement").place_algorithm(algorithm, assign, stopping)
+        built = BuiltAlgorithm(algorithm, placed.devices, placed.group)
+    for line in ambiguous_names(kind.parameters, assign.parameters, bool(action_layout(spaces[1]).numbers)):
+        log.warning("client %s: %s", assign.client_id, line)
+    for line in readings(getattr(algorithm, "parameters", None)):
+        log.info("client %s: %s", assign.client_id, line)
+    check_policy_size(algorithm.spec(), assign.max_parameters)
+    check_magnitudes(algorithm.spec(), assign.max_magnitude)
+    set_publishing(algorithm, assign)
+    return built
+
+
+def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
+    """Let the option `publish_every_updates`, if it is set, override the algorithm's own number."""
+    if assign.publish_every_updates:
+        algorithm.publish_every_updates = assign.publish_every_updates
+
+
+def load_initial_policy(algorithm: Algorithm, assign: AssignClient) -> None:
+    """Load the policy weights that the settings of a client name (``init``) into its new algorithm.
+
+    Raises:
+        ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.
+        PolicyFolderError: If the source is missing or damaged.
+    """
+    if not isinstance(algorithm, WarmStartAlgorithm):
+        name = assign.algorithm_name
+        raise ConfigError(f"algorithm {name} cannot start with given weights; it has no method load_policy", key="init")
+    source, spec = Path(assign.init), algorithm.spec()
+    tensors = read_weights(source, spec)
+    algorithm.load_policy({**algorithm.snapshot(), **tensors})
+    log.info("client %s starts with %d of %d tensors of %s", assign.client_id, len(tensors), len(spec.tensors), source)
+
+
+def max_policy_lag(algorithm: Algorithm, assign: AssignClient) -> int:
+    """Return the largest policy lag of data for training, in versions: the configured one or the algorithm's; -1 for no limit."""
+    if assign.max_policy_lag >= 0:
+        return assign.max_policy_lag
+    return -1 if algorithm.max_policy_lag is None else algorithm.max_policy_lag
+
+
+def pacing_lag(algorithm: Algorithm, assign: AssignClient) -> int:
+    """Return the number of batches that actors can collect ahead of the training."""
+    if assign.pacing_lag >= 0:
+        return assign.pacing_lag
+    return default_pacing_lag(ALGORITHMS.get(assign.algorithm_name), algorithm.kind) or 0

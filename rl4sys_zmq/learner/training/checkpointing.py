@@ -1,0 +1,192 @@
+"""The checkpoints that a learner thread loads at its start and writes during the training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.learner.registry import Algorithm, IncrementalAlgorithm
+from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest
+from rl4sys_zmq.learner.run.worker_storage import CheckpointStorage
+from rl4sys_zmq.learner.training.progress import CheckpointProgress
+from rl4sys_zmq.learner.training.publishing import PolicyPublisher
+from rl4sys_zmq.learner.training.reporting import plain_text
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
+from rl4sys_zmq.values import FlatWeights, PolicySnapshot
+from rl4sys_zmq.weights import digest
+from rl4sys_zmq.wire import blob_digest
+from rl4sys_zmq.wire.thread_messages import AssignClient, CheckpointResult
+
+__all__ = ["CHECKPOINT_SHARE", "TrainingCheckpoints"]
+
+log = get_logger(__name__)
+
+CHECKPOINT_SHARE = 20
+"""The shortest time between two periodic checkpoints, in multiples of the time that writing one takes."""
+
+
+FROM_PARAMETERS = frozenset({"epsilon", "noise_std", "scale"})
+"""The names of the tensors of a policy that say how an actor explores. They follow from the algorithm's parameters, which can
+differ from those of the checkpoint, and not from what was trained."""
+
+
+class TrainingCheckpoints:
+    """The checkpoints of one algorithm in training. Only its learner thread uses this object.
+
+    Attributes:
+        saved_updates: The number of updates in the newest checkpoint, 0 without one. -1 if the next checkpoint must be written
+            in any case (`save_soon`).
+    """
+
+    def __init__(
+        self,
+        assign: AssignClient,
+        algorithm: Algorithm,
+        publisher: PolicyPublisher,
+        store: CheckpointStorage | None,
+        replaced: threading.Event,
+    ) -> None:
+        """Take the store of the checkpoints. This reads and writes nothing.
+
+        Args:
+            assign: The settings of the client.
+            algorithm: Its algorithm.
+            publisher: The published versions of its policy.
+            store: The place of the checkpoints; None if the client has no checkpoints.
+            replaced: Set if another learner thread takes over the client. This one then writes no more checkpoints.
+        """
+        self._assign, self._algorithm, self._publisher = assign, algorithm, publisher
+        self._spec = algorithm.spec()
+        self._store, self._replaced = store, replaced
+        self.saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
+        self._save_at = time.monotonic() + assign.checkpoint_every_s
+
+    @property
+    def is_due(self) -> bool:
+        """True if it is time for the next periodic checkpoint."""
+        return time.monotonic() >= self._save_at
+
+    @property
+    def damaged(self) -> Sequence[str]:
+        """One error message for each damaged checkpoint that `load` has found."""
+        return self._store.damaged if self._store is not None else ()
+
+    def load(self) -> CheckpointManifest | None:
+        """Load the newest valid checkpoint into the algorithm, if there is one, and return its description.
+
+        Raises:
+            CheckpointError: If the checkpoint belongs to another client or algorithm, or the algorithm computes something else
+                from it than when it was saved.
+        """
+        found = self._store.load() if self._store is not None else None
+        if found is None:
+            return None
+        manifest, state, _ = found
+        said, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
+        if said != ours:
+            raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {said}, not to {ours}")
+        if manifest.blob != blob_digest(self._spec.blob):
+            problem = "the blob of its policy differs; resume with the version of the algorithm that wrote it"
+            raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
+        self._algorithm.load(state)
+        if self._trained_digest(*self._spec.flatten(self._algorithm.snapshot())) != manifest.trained_digest:
+            problem = "it gives other weights than were saved; resume with the version of the algorithm that wrote it"
+            raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
+        self._publisher.resume(manifest.version, manifest.grid)
+        self.saved_updates = manifest.updates
+        return manifest
+
+    def save_soon(self) -> None:
+        """Let the next checkpoint be written at once, because the algorithm's state is not that of its seed."""
+        self.saved_updates = -1
+        self._save_at = time.monotonic()
+
+    def save(self, updates: int, progress: CheckpointProgress, token: int = 0, *, asked: bool = False) -> CheckpointResult | None:
+        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one.
+
+        Args:
+            updates: The number of updates of the algorithm.
+            progress: The segments that are part of its state.
+            token: The number that identifies the request of the gateway; 0 without a request.
+            asked: True if the gateway has requested the checkpoint.
+
+        Returns:
+            The message for the gateway with the result; None if nothing was done.
+        """
+        if self._store is None:
+            return CheckpointResult(token, 0, max(self._publisher.version, 0), [], 0.0, "") if asked else None
+        self._save_at = time.monotonic() + self._assign.checkpoint_every_s
+        if self._replaced.is_set() or (not asked and updates == self.saved_updates and not progress.moved):
+            return None
+        began = time.monotonic()
+        try:
+            flat, others = self._spec.flatten(self._algorithm.snapshot())
+            manifest = self._manifest(updates, progress, flat, others)
+            policy, state = self._stored_policy(manifest, flat, others), self._state(self._store)
+            manifest = self._store.write(manifest, state, policy=policy, wanted=lambda: not self._replaced.is_set())
+        except CheckpointError as exc:
+            log.error("client %s: %s", self._assign.client_id, exc)
+            return CheckpointResult(token, 0, 0, [], time.monotonic() - began, plain_text(str(exc)[:500]))
+        duration_s = time.monotonic() - began
+        self._save_at = max(self._save_at, time.monotonic() + CHECKPOINT_SHARE * duration_s)
+        self.saved_updates, progress.moved = updates, False
+        marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
+        return CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, "")
+
+    def _state(self, store: CheckpointStorage) -> Mapping[str, Any]:
+        """Return the state of the algorithm for the next checkpoint in `store`."""
+        if isinstance(self._algorithm, IncrementalAlgorithm):
+            return self._algorithm.state_beyond(store.stored_pieces())
+        return self._algorithm.state()
+
+    def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
+        """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""
+        snapshot = PolicySnapshot(manifest.generation, manifest.version, manifest.digest, flat, others)
+        returns = [total for total, _ in manifest.recent]
+        origin = PolicyOrigin(
+            client_id=manifest.client_id,
+            algorithm_name=manifest.algorithm_name,
+            updates=manifest.updates,
+            steps=manifest.steps,
+            saved_unix_s=manifest.saved_unix_s,
+            episodes=manifest.episodes,
+            mean_return=sum(returns) / len(returns) if returns else None,
+        )
+        return StoredPolicy(self._spec, snapshot, origin)
+
+    def _trained_digest(self, flat: FlatWeights, others: bytes) -> int:
+        """Return the digest of the policy's weights, with zeros in place of the tensors that follow from parameters."""
+        kept = flat.copy()
+        views = self._spec.views(kept, others)
+        for name in FROM_PARAMETERS & views.keys():
+            if views[name].dtype == kept.dtype:
+                views[name][...] = 0.0
+        return digest(kept, others)
+
+    def _manifest(self, updates: int, progress: CheckpointProgress, flat: FlatWeights, others: bytes) -> CheckpointManifest:
+        """Return the manifest (the description) of a checkpoint of the current state, which has these weights."""
+        weights_digest = digest(flat, others)
+        return CheckpointManifest(
+            client_id=self._assign.client_id,
+            journal_id=self._assign.journal_id,
+            number=0,
+            generation=self._assign.generation,
+            version=self._publisher.version_of(weights_digest),
+            digest=weights_digest,
+            trained_digest=self._trained_digest(flat, others),
+            grid=self._publisher.grid,
+            blob=blob_digest(self._spec.blob),
+            algorithm_name=self._assign.algorithm_name,
+            updates=updates,
+            steps=progress.observed.steps,
+            episodes=progress.observed.episodes,
+            recent=progress.observed.recent,
+            overridden_steps=progress.observed.overridden_steps,
+            verdicts=dict(progress.verdicts),
+            marks=progress.marks(),
+            saved_unix_s=time.time(),
+        )

@@ -1,0 +1,91 @@
+"""The start of an algorithm's training from demonstrations: a file, or a Minari dataset."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import SupportsFloat
+
+from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.gateway.static_check import require_rewards, require_use
+from rl4sys_zmq.learner.registry import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.training.minari_episodes import read_minari
+from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_error
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.replay.demonstrations import Demonstrations, demonstrations_of, read_demonstrations
+from rl4sys_zmq.wire import SegmentSchema
+from rl4sys_zmq.wire.thread_messages import AssignClient
+
+__all__ = ["TrainingDemonstrations"]
+
+log = get_logger(__name__)
+
+REPORT_S = 3.0
+"""Time between two reports of the progress of cloning, in seconds."""
+
+
+class TrainingDemonstrations:
+    """The demonstrations of one client, and their use by its algorithm. Only the learner thread uses this object."""
+
+    def __init__(self, assign: AssignClient, algorithm: Algorithm, schema: SegmentSchema, limits: SegmentValueLimits) -> None:
+        """Read the demonstrations, check them, and give them to the replay of the algorithm, if `fraction` asks for that.
+
+        Args:
+            assign: The settings of the client, with the options of the demonstrations.
+            algorithm: The algorithm, before it has loaded a state.
+            schema: The columns of the client's segments.
+            limits: The allowed ranges of their numbers.
+
+        Raises:
+            ConfigError: If the file or the dataset is missing or damaged, has other spaces or an invalid number, or has no
+                rewards where they are needed; or if the algorithm cannot use demonstrations in this way.
+        """
+        self._client_id, self._algorithm = assign.client_id, algorithm
+        self._options = options = DemonstrationsConfig.from_mapping(assign.demonstrations)
+        takes, clones = isinstance(algorithm, DemonstrationAlgorithm), isinstance(algorithm, CloningAlgorithm)
+        require_use(assign.algorithm_name, options, takes=takes, clones=clones)
+        self._found = found = _read(options)
+        found.check_spaces(schema.observation_space, schema.action_space)
+        _check_numbers(found, SegmentContentRules(schema, limits, 0, 0))
+        if isinstance(algorithm, DemonstrationAlgorithm) and options.fraction:
+            require_rewards(options, rewarded=found.rewarded)
+            algorithm.use_demonstrations(found.segments, options.fraction, found.digest)
+        words = "client %s has %d demonstrations of %d steps"
+        log.info(words, assign.client_id, len(found.segments), found.steps)
+
+    def clone(self, send: Callable[[dict[str, float]], None]) -> bool:
+        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has.
+
+        Args:
+            send: Called every `REPORT_S` seconds with ``clone/progress``, from 0 to 1, and ``clone/loss``.
+        """
+        options, algorithm = self._options, self._algorithm
+        if not options.clone_steps or not isinstance(algorithm, CloningAlgorithm):
+            return False
+        said_s = time.monotonic()
+
+        def report(step: int, loss: SupportsFloat) -> None:
+            nonlocal said_s
+            if time.monotonic() - said_s >= REPORT_S:
+                said_s = time.monotonic()
+                log.info("client %s clones: step %d of %d, loss %.4g", self._client_id, step, options.clone_steps, float(loss))
+                send({"clone/progress": step / options.clone_steps, "clone/loss": float(loss)})
+
+        steps = CloneOptions(options.clone_steps, options.clone_batch_size, options.clone_learning_rate, report)
+        loss = algorithm.clone(self._found.segments, steps)
+        log.info("client %s has cloned its demonstrations in %d steps; loss %.4g", self._client_id, steps.steps, loss)
+        return True
+
+
+def _read(options: DemonstrationsConfig) -> Demonstrations:
+    if options.path is not None:
+        return read_demonstrations(options.path)
+    assert options.minari is not None  # as the configuration has checked
+    return demonstrations_of(*read_minari(options.minari))
+
+
+def _check_numbers(found: Demonstrations, rules: SegmentContentRules) -> None:
+    for number, segment in enumerate(found.segments):
+        if reason := content_error(segment, rules):
+            raise ConfigError(f"demonstrations: episode {number} of {len(found.segments)}: {reason}", key="demonstrations")

@@ -1,0 +1,171 @@
+"""The learner thread, which trains one client, and a thread that renames checkpoints.
+
+A learner thread trains the policy of one client. It receives messages from the gateway through a PULL socket and sends messages
+through a PUSH socket.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, RankLost
+from rl4sys_zmq.learner.gateway.core_callbacks import LearnerThreadHandle
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.run.worker_storage import LocalStorage, WorkerStorage
+from rl4sys_zmq.learner.training.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
+from rl4sys_zmq.learner.training.train_loop import TrainLoop
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.wire.thread_messages import ThreadFailed
+
+__all__ = ["NO_FRAME_LIMIT", "AbandonCheckpointsThread", "LearnerThread"]
+
+log = get_logger(__name__)
+
+PULL_MESSAGES = 64
+"""Largest number of messages that wait in the learner thread's PULL socket (its high-water mark)."""
+
+LINGER_S = 5.0
+"""Longest time for which a worker process still sends its last messages at its end, in seconds."""
+
+NO_FRAME_LIMIT = -1
+"""The limit on the size of a frame between a learner thread and the gateway: none, because both belong to this learner."""
+
+
+class LearnerThread(Worker):
+    """A learner thread, which trains the policy of one client.
+
+    The thread exchanges only encoded messages with the gateway (the learner's network thread). A worker process runs the same
+    code in its main thread, by calling `run`, with other addresses. `AssignClient` is the first message to the thread, and
+    `StopThread` the last.
+
+    Attributes:
+        failure: The error that has ended `run`, as it was sent to the gateway; None if there is none.
+    """
+
+    def __init__(
+        self, name: str, key: bytes, down: str, up: str, *, remote: bool = False, storage: WorkerStorage | None = None
+    ) -> None:
+        """Create the thread object. `start` starts the thread.
+
+        Args:
+            name: Name of the thread.
+            key: Bytes that identify the thread: the first frame of each message to the gateway.
+            down: Address of the gateway's PUSH socket, from which the thread receives messages.
+            up: Address of the gateway's PULL socket, to which the thread sends messages.
+            remote: True in a process of its own. The thread then waits for a busy gateway without a time limit, and sends its
+                last messages before the process ends.
+            storage: The place of the client's checkpoints. Default: the folders that the gateway names, on this machine.
+        """
+        super().__init__(name)
+        self._storage = storage if storage is not None else LocalStorage()
+        self.failure: ThreadFailed | None = None
+        self._key = key
+        self._remote = remote
+        self._began = time.monotonic()
+        self._down, self._up = down, up
+        self._stopping = threading.Event()
+        self._replaced = threading.Event()
+        self._loop: TrainLoop | None = None
+
+    def run(self) -> None:
+        """Train until the message `StopThread` arrives or `stop` is called. If the algorithm raises, send `ThreadFailed`."""
+        linger_s, patience_s = (LINGER_S, None) if self._remote else (0.0, GATEWAY_TIMEOUT_S)
+        with (
+            Socket.pull(connect=self._down, hwm=PULL_MESSAGES, max_frame_bytes=NO_FRAME_LIMIT) as down,
+            Socket.push(connect=self._up, linger_s=linger_s) as up,
+        ):
+            upstream = GatewaySender(up, self._key, self._stopping, patience_s)
+            try:
+                try:
+                    self._learn(down, upstream)
+                except Closed:
+                    raise
+                except Exception as exc:  # noqa: BLE001 - an error of an algorithm stops its client only
+                    text, trace = f"{type(exc).__name__}: {exc}", traceback.format_exc()[-8000:]
+                    if isinstance(exc, ConfigError):  # the user's mistake: its text says everything
+                        text, trace = str(exc), ""
+                        if self._remote and exc.key == "algorithm_name":
+                            text += "; a worker process finds only what the modules under `plugins` register"
+                    self.failure = ThreadFailed(plain_text(text[:1000]), plain_text(trace), isinstance(exc, RankLost))
+                    upstream.send(self.failure)
+            except Closed as exc:
+                log.warning("%s ends without a report to the gateway: %s", self.name, exc)
+
+    def _learn(self, down: Socket, upstream: GatewaySender) -> None:
+        learning = self._loop = TrainLoop(down, upstream, self._storage, self._stopping, self._replaced)
+        try:
+            learning.run()
+        finally:
+            learning.close(crashed=isinstance(sys.exception(), RankLost))
+
+    @property
+    def busy_s(self) -> float:
+        """The time since the thread last looked for messages, in seconds. It grows while the algorithm is built or updates."""
+        return time.monotonic() - (self._loop.turned_at if self._loop is not None else self._began)
+
+    def expect_end(self) -> None:
+        """Record that the thread was asked to end. It ends when it receives `StopThread`. Any thread can call this."""
+        if self._loop is not None:
+            self._loop.expect_end()
+
+    def stop(self) -> None:
+        """Ask the thread to end as soon as no message waits in its PULL socket. Any thread can call this."""
+        self._stopping.set()
+        if self._loop is not None:
+            self._loop.expect_end(replaced=self._replaced.is_set())
+
+    def replace(self) -> None:
+        """Ask the thread to end without a checkpoint. Its client was removed, or another thread takes over the client."""
+        self._replaced.set()
+        self.stop()
+
+
+LOOK_S = 0.05
+
+
+class AbandonCheckpointsThread(Worker):
+    """A thread that renames the checkpoints of a removed client, after the client's learner threads have ended.
+
+    The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
+    because the gateway (the learner's network thread) must not wait for a disk. This class implements `AbandonCheckpointsTask`.
+
+    Attributes:
+        done: True if the task has ended, with or without an error.
+        problem: The text of the error; empty if there is none.
+        count: The number of checkpoints that were renamed.
+    """
+
+    def __init__(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: Path, wake: Callable[[], None]) -> None:
+        super().__init__(f"rl4sys-forget-{client_id}")
+        self.done = False
+        self.problem = ""
+        self.count = 0
+        self._workers, self._folder, self._wake = tuple(workers), folder, wake
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Wait for the end of the learner threads, and rename the checkpoints. This is the body of the thread."""
+        try:
+            ended = [False]
+            while not all(ended) and not self._stopping.is_set():
+                ended = [worker.join(LOOK_S) for worker in self._workers]
+            if self._stopping.is_set():
+                self.problem = "the learner was closed before its checkpoints were put aside"
+                return
+            self.count = len(CheckpointStore(self._folder).abandon_all())
+        except CheckpointError as exc:
+            self.problem = str(exc)
+        finally:
+            self.done = True
+            self._wake()
+
+    def stop(self) -> None:
+        """Cancel the task while it waits. The checkpoints then stay as they are."""
+        self._stopping.set()

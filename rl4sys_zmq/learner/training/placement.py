@@ -1,0 +1,92 @@
+"""The placement of an algorithm: it is moved to its device, and gets its ranks, the processes that train with it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.ranks.rank_group import RankGroup
+from rl4sys_zmq.learner.registry import ALGORITHMS, Algorithm, AlgorithmEntry, ParallelAlgorithm, PlaceableAlgorithm
+from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, find_devices
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.wire.thread_messages import AssignClient
+
+__all__ = ["Placement", "allow_tf32", "place_algorithm"]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices and the processes that an algorithm trains with.
+
+    Attributes:
+        devices: The device of each rank (process that trains together with others), such as ``cpu`` or ``cuda:0``.
+        group: The ranks, whose processes are not started so far; None for a client with one rank.
+    """
+
+    devices: tuple[str, ...] = ("cpu",)
+    group: RankGroup | None = None
+
+
+def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: threading.Event) -> Placement:
+    """Move an algorithm to the device of its client, and give it its ranks (the processes that train together).
+
+    Args:
+        algorithm: The algorithm, just built.
+        assign: The settings of the client.
+        stopping: Set if the learner thread must end.
+
+    Raises:
+        ConfigError: If the device does not exist, or the algorithm cannot use it or several ranks.
+    """
+    count = assign.learners
+    if count > 1 and not isinstance(algorithm, ParallelAlgorithm):
+        raise ConfigError(
+            f"learners: algorithm {assign.algorithm_name} trains in one process; {count} need the methods of ParallelAlgorithm",
+            key="learners",
+        )
+    if not isinstance(algorithm, PlaceableAlgorithm):
+        if assign.device in ("auto", "cpu"):
+            return Placement()
+        raise ConfigError(
+            f"device: algorithm {assign.algorithm_name} trains on the CPU, because it has no method place; set it to cpu or auto",
+            key="device",
+        )
+    devices = find_devices(assign.device, count)
+    allow_tf32(assign, devices[0])
+    group = None
+    if count > 1:
+        group = RankGroup(assign, importable_factory(ALGORITHMS.get(assign.algorithm_name)), devices, stopping)
+    algorithm.place(Compute(device=devices[0], ranks=ONE_RANK if group is None else group))
+    log.info("client %s trains on %s", assign.client_id, ", ".join(map(str, devices)))
+    return Placement(tuple(map(str, devices)), group)
+
+
+def allow_tf32(assign: AssignClient, device: torch.device) -> None:
+    """Let GPUs multiply float32 matrices with the precision of TensorFloat-32, in this whole process, if the client may."""
+    if assign.tf32 and device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def importable_factory(entry: AlgorithmEntry) -> str:
+    """Return the factory of an algorithm as ``"package.module:attribute"``, from which another process can import it.
+
+    Raises:
+        ConfigError: If another process cannot import it, because it is a local function or in the main module.
+    """
+    factory = entry.factory
+    if isinstance(factory, str):
+        return factory
+    module, name = str(getattr(factory, "__module__", "")), str(getattr(factory, "__qualname__", ""))
+    if module == "__main__" or getattr(sys.modules.get(module), name, None) is not factory:
+        raise ConfigError(
+            f"learners: another process cannot import the factory of algorithm {entry.name}; define it at the top of a module "
+            "that is not the program itself, or use learners: 1",
+            key="learners",
+        )
+    return f"{module}:{name}"

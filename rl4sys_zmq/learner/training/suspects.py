@@ -1,0 +1,274 @@
+"""Detection of segments that crash the learner's process when they are trained on, so that they can be excluded from training.
+
+A small file, ``training.mark``, lists the segments (parts of episodes) that are in training at the moment. If a start finds
+segments in this file, the previous process ended during their training, and they become suspects. The file is not flushed to
+the disk, so it survives the end of the process, but not a loss of power. If the process or the thread is asked to end, no
+segment becomes a suspect.
+
+One crash proves nothing, because a process can be killed from outside. So suspects are first trained on separately: an
+on-policy algorithm tries each half of them, and an off-policy algorithm takes them one at a time. If the process crashes again,
+only the suspects that were in training both times remain suspects. So it takes about log2(n) crashes to find one segment in a
+batch of n. A suspect whose training completes is no longer a suspect.
+
+These suspects are quarantined (excluded from training and kept in a folder for inspection):
+
+- a single remaining suspect, after `ENDS_ALONE` crashes in a row with this result;
+- a group of suspects that cannot be separated, because training on each half of the group does no harm, after `ENDS_TOGETHER`
+  crashes in a row with this result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.learner.run.suspect_files import MARK_BYTES, MAX_RANGES, SegmentRange, SuspectStorage, encode_range, read_mark
+from rl4sys_zmq.learner.training.held_segments import SegmentInTraining, streams_of
+from rl4sys_zmq.logs import get_logger
+
+__all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspectRecord"]
+
+log = get_logger(__name__)
+
+ENDS_ALONE = 3
+ENDS_TOGETHER = 5
+
+MAX_CONDEMNED = 1024
+_HEAD_BYTES = 16
+Number = tuple[str, int, int]
+
+
+class CrashSuspectRecord:
+    """The record of the segments (parts of episodes) in training, and of those that may have crashed earlier processes.
+
+    The segments that may have crashed a process are called suspects. The record is kept in files, so that the next process can
+    read it. A learner thread uses this object; only `expect_end` can be called from any thread.
+
+    Attributes:
+        finding: A sentence about the crash of the previous process during training; empty if there was none.
+        repeated: True if the previous process crashed with suspects in training. So at least two processes have crashed.
+    """
+
+    def __init__(self, storage: SuspectStorage | None) -> None:
+        """Read which segments the previous process was training on when it ended, and begin a new record.
+
+        Args:
+            storage: The place of the record. With None, nothing is recorded. Use this if the journal is in memory: the next
+                process then receives none of these segments.
+        """
+        self.finding = ""
+        self.repeated = False
+        self._storage = storage
+        self._in_hand: list[SegmentRange] = []
+        self._bytes = 0
+        self._suspected: set[Number] = set()
+        self._spans: dict[Key, tuple[int, int]] = {}
+        self._to_quarantine: dict[Number, str] = {}
+        self._ends = self._same = 0
+        self._disabled = storage is None
+        if storage is not None:
+            try:
+                suspects, mark = storage.read()
+                self._remember(suspects)
+                self._update_suspects(read_mark(mark))
+                storage.begin()
+            except OSError as exc:
+                self._give_up(exc)
+
+    def close(self, *, crashed: bool = False) -> None:
+        """Record that no segment is in training, and stop recording, at the end of the learner thread.
+
+        Args:
+            crashed: True to leave the record as it is, so that the next start suspects the segments in training.
+        """
+        if not crashed:
+            self.clear()
+        self._disabled = True
+
+    def expect_end(self, *, disable: bool = False) -> None:
+        """Record that the process or the learner thread was asked to end, so that no segment is suspected of a crash.
+
+        Any thread can call this.
+
+        Args:
+            disable: True to stop recording in this object, because another thread uses the file from now on.
+        """
+        if self._disabled or self._storage is None:
+            return
+        self._disabled = disable
+        self._storage.excuse()
+
+    # ---- in hand
+
+    def note(self, key: Key, first: int, end: int) -> None:
+        """Record that segments ``[first, end)`` of an actor are in training too, in case they crash the process now.
+
+        A storage on another machine records them only if it is careful (`SuspectStorage.each_message`).
+        """
+        if not self._disabled and len(self._in_hand) < MAX_RANGES and self._storage is not None and self._storage.each_message:
+            self._write([(key, first, end)])
+
+    def begin(self, held: Sequence[SegmentInTraining]) -> None:
+        """Record that exactly these segments are in training, in case they crash the process now."""
+        if self._disabled:
+            return
+        self.clear()
+        self._write(streams_of(held)[:MAX_RANGES])
+
+    def clear(self) -> None:
+        """Record that no segment is in training, so that a crash of the process now is blamed on no segment."""
+        if self._in_hand and not self._disabled:
+            self._in_hand.clear()
+            self._bytes = 0
+            self._write([])
+
+    def clear_pending(self) -> None:
+        """Record that training on the recorded segments has completed, so none of them is suspected of a crash any more.
+
+        They also no longer count as in training.
+        """
+        if self._suspected:
+            self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
+        self.clear()
+
+    def clear_suspects(self, held: Iterable[SegmentInTraining]) -> None:
+        """Stop suspecting these segments of an earlier crash of the process, because training on them has completed."""
+        if self._suspected:
+            self._clear_suspects({(*one.key, one.seq) for one in held})
+
+    # ---- suspicion
+
+    def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
+        """Return False if no segment in a range is suspected of an earlier crash of the process. True means that one can be.
+
+        Args:
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
+            first: Sequence number of the first segment.
+            end: Sequence number after the last segment.
+        """
+        least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
+        return first <= most and least < end
+
+    def suspects(self, key: Key, seq: int) -> bool:
+        """Return True if the segment with this sequence number is suspected of an earlier crash of the process.
+
+        Args:
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
+            seq: Sequence number of the segment.
+        """
+        return (*key, seq) in self._suspected
+
+    def reasons(self, key: Key, first: int, end: int) -> dict[int, str]:
+        """Return the reason for each segment with a number in ``[first, end)`` of a stream that must be quarantined.
+
+        The keys of the dict are the segments' numbers minus `first`.
+        """
+        found = self._to_quarantine
+        return {seq - first: found[*key, seq] for seq in range(first, end) if (*key, seq) in found} if found else {}
+
+    def parts(self, held: Sequence[SegmentInTraining]) -> list[list[SegmentInTraining]]:
+        """Return the segments suspected of an earlier crash, in up to two lists to train on separately; ``[]`` if none is.
+
+        If the process crashes with one of the lists, the next process knows that the cause is in this list.
+
+        Args:
+            held: The segments to search.
+        """
+        found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
+        half = len(found) // 2
+        return [part for part in (found[:half], found[half:]) if part]
+
+    def _update_suspects(self, in_hand: Sequence[SegmentRange]) -> None:
+        """Update the set of segments that may have caused crashes (the suspects), after a crash.
+
+        Args:
+            in_hand: The segments that the previous process had in training when it ended.
+        """
+        now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
+        now -= self._to_quarantine.keys()
+        if not now:
+            return
+        both = now & self._suspected
+        self._same = self._same + 1 if both and both == self._suspected else 0
+        self._ends = self._ends + 1 if both else 1
+        self._suspected = both or now
+        self.repeated = bool(both)
+        count = len(self._suspected)
+        self.finding = (
+            f"the process ended while it trained on {len(now)} segments; {count} of them are suspects, after {self._ends} ends"
+        )
+        if self._same + 1 >= (ENDS_ALONE if count == 1 else ENDS_TOGETHER):
+            alone = "this segment" if count == 1 else f"this segment, or another of {count} that were trained on together,"
+            why = f"{alone} ended the learner's process {self._ends} times in a row during training"
+            self._to_quarantine.update(dict.fromkeys(sorted(self._suspected), why))
+            self.finding = f"{count} segments will be quarantined: they ended the process {self._ends} times in a row"
+            self._reset()
+        self._span()
+        self._save()
+
+    def _clear_suspects(self, numbers: set[Number]) -> None:
+        if self._suspected & numbers:
+            self._suspected -= numbers
+            if not self._suspected:
+                self._reset()
+            self._span()
+            self._save()
+
+    def _span(self) -> None:
+        """Compute the range of suspected sequence numbers of each actor, so that `may_contain_suspects` is fast."""
+        self._spans = {}
+        for actor_id, origin, seq in self._suspected:
+            least, most = self._spans.get((actor_id, origin), (seq, seq))
+            self._spans[actor_id, origin] = min(least, seq), max(most, seq)
+
+    def _reset(self) -> None:
+        self._suspected, self._ends, self._same = set(), 0, 0
+
+    # ---- files
+
+    def _write(self, ranges: Sequence[SegmentRange]) -> None:
+        data = b"".join(encode_range(*one) for one in ranges)
+        end = self._bytes + len(data)
+        if self._storage is None or _HEAD_BYTES + end > MARK_BYTES:
+            return
+        self._in_hand += ranges
+        self._storage.write(self._bytes, data, len(self._in_hand))
+        self._bytes = end
+
+    def _remember(self, suspects: bytes) -> None:
+        if not suspects:
+            return
+        try:
+            known: Any = json.loads(suspects)
+            self._suspected = {(str(a), int(o), int(s)) for a, o, s in known["suspected"]}
+            self._to_quarantine = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
+            self._ends, self._same = int(known["ends"]), int(known["same"])
+            self._span()
+        except (ValueError, KeyError, TypeError) as exc:
+            log.warning("the record of suspects cannot be read, and is discarded: %s", exc)
+
+    def _save(self) -> None:
+        assert self._storage is not None
+        condemned = list(self._to_quarantine.items())[-MAX_CONDEMNED:]
+        known = {
+            "suspected": sorted(self._suspected),
+            "condemned": [[*number, why] for number, why in condemned],
+            "ends": self._ends,
+            "same": self._same,
+        }
+        try:
+            self._storage.save(json.dumps(known).encode())
+        except OSError as exc:
+            self._give_up(exc)
+
+    def _give_up(self, exc: OSError) -> None:
+        """Stop recording after an error of the disk. Training continues without the record."""
+        self._disabled = True
+        log.warning("training.mark cannot be written, so a segment that ends the process would not be found: %s", exc)
+
+
+def _holds(one: SegmentRange, number: Number) -> bool:
+    (actor_id, origin), first, end = one
+    return number[:2] == (actor_id, origin) and first <= number[2] < end

@@ -1,0 +1,485 @@
+"""The loop of a learner thread: it gives segments to the algorithm, trains, and lets weights be published and saved."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import assert_never, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
+from rl4sys_zmq.learner.registry import TunableAlgorithm
+from rl4sys_zmq.learner.run.worker_storage import WorkerStorage
+from rl4sys_zmq.learner.training.building import build_algorithm, load_initial_policy, max_policy_lag, pacing_lag, set_publishing
+from rl4sys_zmq.learner.training.checkpointing import TrainingCheckpoints
+from rl4sys_zmq.learner.training.demonstrating import TrainingDemonstrations
+from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage, streams_of, to_ranges
+from rl4sys_zmq.learner.training.progress import CheckpointProgress, ObservedDataCounts
+from rl4sys_zmq.learner.training.publishing import PolicyPublisher
+from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadReporter, plain_text
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
+from rl4sys_zmq.learner.training.training import UpdateOutcome, UpdateRunner
+from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_errors
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
+from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, spec_body, spec_to_document
+from rl4sys_zmq.wire.messages import Submit, Verdict
+from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import (
+    AssignClient,
+    ChangeParameters,
+    DeliverSegments,
+    FromLearnerThread,
+    OperatorAlarm,
+    SaveCheckpoint,
+    StopThread,
+    StreamEnded,
+    ThreadMessage,
+    ThreadReady,
+    ToRemoteWorker,
+    TrainingMetrics,
+)
+
+__all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
+
+log = get_logger(__name__)
+
+DRAIN_MESSAGES = 256
+MAX_SEGMENT_STEPS = 1 << 20
+MAX_MESSAGE_FRAMES = 256
+ASSIGN_S = 0.5
+"""Time between two checks for a request to stop while the thread waits for its assignment, in seconds."""
+
+MAX_POISONED = 3
+"""Largest number of segments in a row that the algorithm can reject by an exception. If it rejects more, the client fails."""
+
+
+class TrainLoop:
+    """The work of one learner thread: it receives segments, trains the algorithm, and publishes and saves the weights.
+
+    The thread communicates with the gateway, the learner's network thread, by messages only.
+
+    Attributes:
+        turned_at: The time when the thread last looked for messages, on the monotonic clock, in seconds. Any thread can read it.
+    """
+
+    def __init__(
+        self,
+        down: Socket,
+        upstream: GatewaySender,
+        storage: WorkerStorage,
+        stopping: threading.Event,
+        replaced: threading.Event,
+    ) -> None:
+        self._down, self._send = down, upstream.send
+        self._stopping = stopping
+        self.turned_at = time.monotonic()
+        self._poller = Poller()
+        self._poller.register(down)
+        self._assign = self._wait_for_assignment()
+        built = build_algorithm(self._assign, storage.folder(self._assign), stopping)
+        self._algorithm, self._devices, self._ranks = built.algorithm, built.devices, built.ranks
+        self._spec = self._algorithm.spec()
+        self._max_policy_lag = max_policy_lag(self._algorithm, self._assign)
+        self._pacing_lag = pacing_lag(self._algorithm, self._assign)
+        self._schema = SegmentSchema.of(self._spec, MAX_SEGMENT_STEPS)
+        in_box = self._spec.document.get("head") in BOUNDED_HEADS
+        self._bounds = SegmentValueLimits(self._schema, self._assign.max_magnitude, self._assign.max_reward, in_box=in_box)
+        self._publisher = PolicyPublisher(self._assign, self._spec, self._send)
+        self._lag_sum = self._lag_steps = 0
+        self._slack_steps = 0
+        self._rejected_in_a_row = 0
+        self._progress = CheckpointProgress()
+        store = storage.checkpoints(self._assign) if self._assign.checkpoints else None
+        self._checkpoints = TrainingCheckpoints(self._assign, self._algorithm, self._publisher, store, replaced)
+        demonstrations = None
+        if self._assign.demonstrations:
+            demonstrations = TrainingDemonstrations(self._assign, self._algorithm, self._schema, self._bounds)
+        self._ready = self._resume(demonstrations)
+        # A journal in memory ends with the process, and so do the segments that could have ended it.
+        noted = self._assign.checkpoints and not replaced.is_set()
+        self._suspects = CrashSuspectRecord(storage.suspects(self._assign) if noted else None)
+        self._trainer = UpdateRunner(self._algorithm, self._suspects, max(0, self._checkpoints.saved_updates))
+        self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
+
+    def run(self) -> None:
+        """Receive messages and train until the message `StopThread` arrives."""
+        if self._ranks is not None:
+            self._ranks.start()
+        self._send(self._ready)
+        self._publish()
+        if self._algorithm.kind == "offpolicy":
+            self._slack_steps = 0  # until the next version, because the demand can include the steps of `learning_starts`
+        if self._suspects.finding:
+            log.warning("client %s: %s", self._assign.client_id, self._suspects.finding)
+        if self._suspects.repeated:
+            self._alarm(PROCESS_KILLER, self._suspects.finding)
+        self._report()
+        while True:
+            self._poller.poll(self._reporter.rest_s)
+            self.turned_at = time.monotonic()
+            for _ in range(DRAIN_MESSAGES):
+                message = self._read()
+                if message is None:
+                    break
+                if isinstance(message, StopThread):
+                    self._finish()
+                    return
+                self._handle(message)
+                if not self._algorithm.demand():
+                    break  # the batch is full: further messages belong to the next one
+            self._train()
+            if self._checkpoints.is_due:
+                self._save()
+            self._report()
+            self._reporter.report_figures(self._trainer.updates)
+
+    def close(self, *, crashed: bool = False) -> None:
+        """Record on disk that no segment is in training any more, and end the other ranks (processes) of the client.
+
+        Only the learner thread calls this, at its end.
+
+        Args:
+            crashed: True if a rank was killed or does not answer. The record then stays, because a segment can be the cause.
+        """
+        try:
+            self._suspects.close(crashed=crashed)
+        finally:
+            if self._ranks is not None:
+                self._ranks.close()
+
+    def expect_end(self, *, replaced: bool = False) -> None:
+        """Record that the thread was asked to stop.
+
+        If the process ends during an update after this call, the segments of the update are not suspected as the cause. Any
+        thread can call this.
+
+        Args:
+            replaced: True if another learner thread takes over this client.
+        """
+        self._suspects.expect_end(disable=replaced)
+
+    def _alarm(self, name: str, text: str, count: int = 1) -> None:
+        self._send(OperatorAlarm(name, plain_text(text), count))
+
+    def _handle(self, message: ThreadMessage) -> None:
+        match message:
+            case DeliverSegments():
+                self._take(message)
+            case SaveCheckpoint():
+                self._train(partial=message.partial)
+                self._reporter.report_figures(self._trainer.updates, at_once=True)  # the status after a `save` has them
+                self._save(message.token, asked=True)
+            case StreamEnded():
+                self._progress.forget((message.actor_id, message.origin))
+            case ChangeParameters():
+                assert isinstance(self._algorithm, TunableAlgorithm)  # since its entry has changeable parameters
+                self._algorithm.change(message.parameters)
+                set_publishing(self._algorithm, self._assign)
+                if self._ranks is not None:
+                    self._ranks.change(message.parameters)
+            case AssignClient() | StopThread() | ToRemoteWorker() | FromLearnerThread():
+                log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
+            case _:
+                assert_never(message)
+
+    def _finish(self) -> None:
+        """Send the last reports, and write the last checkpoint, before the learner thread ends.
+
+        Segments that wait for a full batch are not trained on. A journal on disk keeps them for the next start.
+        """
+        self._report(at_once=True)
+        self._save()
+        self._reporter.report_figures(self._trainer.updates, at_once=True)
+
+    # ---- messages
+
+    def _wait_for_assignment(self) -> AssignClient:
+        while True:
+            message = self._read()
+            if isinstance(message, AssignClient):
+                return message
+            if isinstance(message, StopThread):
+                raise Closed("the learner thread was stopped before it was assigned a client")
+            self._poller.poll(ASSIGN_S)
+
+    def _read(self) -> ThreadMessage | None:
+        frames = self._down.recv(MAX_MESSAGE_FRAMES)
+        if frames is not None:
+            return decode_thread_message(frames)
+        return StopThread() if self._stopping.is_set() else None
+
+    # ---- checkpoints
+
+    def _resume(self, demonstrations: TrainingDemonstrations | None) -> ThreadReady:
+        """Load the newest valid checkpoint into the algorithm, if there is one. Return the message that reports the result.
+
+        Without a checkpoint, the algorithm gets the weights and clones the demonstrations that its settings name.
+        """
+        assign, algorithm, checkpoints = self._assign, self._algorithm, self._checkpoints
+        manifest = checkpoints.load()
+        if manifest is not None:
+            if manifest.journal_id == assign.journal_id:
+                self._progress = CheckpointProgress(manifest.marks, manifest.verdicts)
+            else:
+                words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
+                log.warning(words, assign.client_id, manifest.number)
+            self._progress.observed = ObservedDataCounts(
+                manifest.steps, manifest.episodes, manifest.recent, manifest.overridden_steps
+            )
+        else:
+            if assign.init:
+                load_initial_policy(algorithm, assign)
+                checkpoints.save_soon()
+            if demonstrations is not None and demonstrations.clone(
+                lambda scalars: self._send(TrainingMetrics(0, 0, scalars, [], 0, []))
+            ):
+                checkpoints.save_soon()
+        return ThreadReady(
+            spec=spec_to_document(self._spec),
+            kind=algorithm.kind,
+            rollout_length=algorithm.rollout_length,
+            max_policy_lag=self._max_policy_lag,
+            checkpoint=manifest.number if manifest is not None else 0,
+            marks=self._progress.as_documents(),
+            verdicts=dict(self._progress.verdicts),
+            damaged=list(checkpoints.damaged),
+            body=spec_body(self._spec),
+            steps=self._progress.observed.steps,
+            updates=max(0, checkpoints.saved_updates),
+            episodes=self._progress.observed.episodes,
+            recent=[list(episode) for episode in self._progress.observed.recent],
+            devices=list(self._devices),
+        )
+
+    def _save(self, token: int = 0, *, asked: bool = False) -> None:
+        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one.
+
+        Args:
+            token: The number that identifies the request of the gateway; 0 without a request.
+            asked: True if the gateway has requested the checkpoint.
+        """
+        result = self._checkpoints.save(self._trainer.updates, self._progress, token, asked=asked)
+        if result is not None:
+            if not result.error:
+                self._reporter.report_verdicts()
+            self._send(result)
+
+    # ---- data in
+
+    def _take(self, message: DeliverSegments) -> None:
+        self._reporter.begin()
+        nbytes = sum(len(frame) for frame in message.body)
+        self._reporter.taken_bytes += nbytes
+        submit = cast(Submit, decode(message.body, verify=False))
+        batch = SegmentBatchReader(submit, self._schema)
+        segments = batch.segments()
+        refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
+        generation, version = self._assign.generation, self._publisher.version
+        bad = content_errors(batch, segments, refused, SegmentContentRules(self._schema, self._bounds, generation, version))
+        oldest = batch.oldest(generation, self._publisher.first_version)
+        key = (message.actor_id, message.origin)
+        read = DecodedSegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
+        place = message.skip
+        while place < len(batch):
+            if place > message.skip:
+                self._train()  # the batch became full in the middle of the message
+            place = self._take_some(read, place)
+        self._reporter.taken_messages += 1
+        if self._suspects.may_contain_suspects(read.key, batch.first_seq, batch.first_seq + len(batch)):
+            self._train()  # with no other segments in hand
+        if self._algorithm.kind != "onpolicy":
+            read.release()
+        if not self._trainer.held:
+            self._barrier()
+
+    def _take_some(self, message: DecodedSegmentMessage, start: int) -> int:
+        """Pass the segments of a message to the algorithm until its batch is full or the message ends.
+
+        Args:
+            message: The message.
+            start: Index of the first segment to process.
+
+        Returns:
+            The index of the next segment to process; the number of segments in the message if all are processed.
+        """
+        key, batch = message.key, message.batch
+        first = batch.first_seq + start
+        lags = self._publisher.version - message.oldest
+        late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
+        drops = self._assign.on_lag == "drop"
+        self._progress.take(key, first, first)
+        observed = []
+        end = batch.first_seq + len(batch)
+        careful = self._suspects.may_contain_suspects(key, first, end)
+        if not careful:
+            self._suspects.note(key, first, end)
+        refused, bad = message.refused, message.bad | self._suspects.reasons(key, batch.first_seq, end)
+        evaluations, onpolicy = batch.evaluations, self._algorithm.kind == "onpolicy"
+        for place, is_late in enumerate(late[start:].tolist(), start):
+            seq = batch.first_seq + place
+            if place in refused:
+                self._progress.record_verdict(key, Verdict.REFUSED)
+            elif place in bad:
+                self._quarantine(message, place, bad[place])
+            elif place in evaluations:
+                self._record_verdict(key, seq, seq + 1, Verdict.EVALUATED)
+                self._reporter.evaluated(*evaluations[place])
+            elif onpolicy and message.segments[place].source:
+                self._record_verdict(key, seq, seq + 1, Verdict.OVERRIDDEN)
+                self._reporter.overridden(int(batch.steps[place]))
+            elif drops and is_late:
+                self._record_verdict(key, seq, seq + 1, Verdict.STALE)
+            else:
+                if careful:
+                    self._suspects.clear()
+                    self._suspects.note(key, seq, seq + 1)
+                try:
+                    self._trainer.observe(message, place, correct=is_late)
+                except Exception as exc:  # noqa: BLE001 - `_reject` logs it or raises it again
+                    self._reject(message, place, exc)
+                    continue
+                self._rejected_in_a_row = 0
+                observed.append(place)
+                if message.segments[place].source:
+                    self._reporter.overridden(int(batch.steps[place]))
+                if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
+                    break
+        taken = [one for one in range(start, place + 1) if one not in refused]
+        self._reporter.taken_items += len(taken)
+        self._reporter.taken_steps += int(batch.steps[taken].sum())
+        if onpolicy:
+            self._suspects.clear()
+        self._progress.take(key, first, batch.first_seq + place + 1)
+        self._note(message, lags, observed)
+        return place + 1
+
+    def _note(self, message: DecodedSegmentMessage, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
+        """Update counts and metrics for segments that the algorithm has accepted. Off-policy, they also count as trained now.
+
+        Args:
+            message: The message of segments.
+            lags: Number of versions by which each segment of the message is behind.
+            observed: Indices of the accepted segments in the message.
+        """
+        if not observed:
+            return
+        key, batch = message.key, message.batch
+        for first, end in to_ranges(observed):
+            if self._algorithm.kind != "onpolicy":
+                self._record_verdict(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
+        steps = batch.steps[observed]
+        self._lag_sum += int((lags[observed] * steps).sum())
+        self._lag_steps += int(steps.sum())
+        ended = batch.returns(observed)
+        if ended:
+            at = (self._reporter.observed_steps + steps.cumsum()).tolist()
+            self._reporter.ended((at[place], total, length) for place, total, length in ended)
+        rewards = [message.segments[place].rewards for place in observed]
+        joined = rewards[0] if len(rewards) == 1 else np.concatenate(rewards)
+        self._reporter.observed(lags[observed], steps, float(np.add.reduce(joined, dtype=np.float64)))
+
+    def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
+        """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.
+
+        Args:
+            message: The message that contains the segment.
+            place: Index of the segment in the message.
+            reason: The reason, for people to read.
+        """
+        seq = message.batch.first_seq + place
+        self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
+        self._send(message.dead_letter(place, reason))
+
+    def _barrier(self) -> None:
+        reporter, before = self._reporter, self._progress.observed
+        recent = before.recent if reporter.observed_episodes == before.episodes else tuple(reporter.recent)
+        self._progress.barrier()
+        self._progress.observed = ObservedDataCounts(
+            reporter.observed_steps, reporter.observed_episodes, recent, reporter.overridden_steps
+        )
+
+    def _reject(self, message: DecodedSegmentMessage, place: int, exc: Exception) -> None:
+        """Quarantine a segment for which the algorithm has raised an exception.
+
+        Without the exclusion (quarantine), each new learner thread would receive the segment again from the journal on disk. If
+        more than `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is
+        raised.
+
+        Args:
+            message: The message that contains the segment.
+            place: The index of the segment in the message.
+            exc: The exception.
+        """
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row > MAX_POISONED:
+            raise exc
+        log.error("client %s: the algorithm rejected a segment, which is quarantined", self._assign.client_id, exc_info=exc)
+        self._quarantine(message, place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
+
+    def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
+        """Record a verdict (the result of segments, such as trained), for the checkpoint and the report to the network thread.
+
+        Args:
+            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
+            first: Sequence number of the first segment.
+            end: Sequence number after the last segment.
+            verdict: The verdict, such as ``trained``.
+            reason: The reason, for quarantined segments; else empty.
+            replaces: The verdict that the segments had before; empty if this is their first verdict.
+        """
+        self._progress.record_verdict(key, verdict, end - first, replaces)
+        self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
+
+    # ---- learning
+
+    def _train(self, *, partial: bool = False) -> None:
+        while (outcome := self._trainer.update(partial=partial)) is not None:
+            if outcome.metrics is None:
+                self._undone(outcome)
+                continue
+            if outcome.unchanged:
+                text = "changed no weight, although the learning rate is not 0: are the gradients 0, or is the rate too small?"
+                self._alarm(UPDATE_CHANGES_NOTHING, f"update {self._trainer.updates} {text}")
+            self._reporter.scalars.update(outcome.metrics)
+            for key, first, end in streams_of(outcome.used):
+                self._record_verdict(key, first, end, Verdict.TRAINED)
+            self._barrier()
+            self._reporter.report_verdicts()
+            if partial or self._trainer.updates % self._algorithm.publish_every_updates == 0:
+                self._publish()
+        self._suspects.clear_pending()
+
+    def _undone(self, outcome: UpdateOutcome) -> None:
+        """Exclude from training the segments that made an update fail, and report the problem to the operator.
+
+        Args:
+            outcome: The result of the update, which has been undone.
+        """
+        reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
+        trained = self._algorithm.kind != "onpolicy"
+        for one in outcome.culprits:
+            self._record_verdict(
+                one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, replaces=Verdict.TRAINED if trained else ""
+            )
+            if one.message is not None:
+                self._send(one.message.dead_letter(one.place, reason))
+        self._alarm(UPDATE_UNDONE, f"{reason}; {len(outcome.culprits)} segments are quarantined")
+        self._reporter.report_verdicts()
+
+    def _publish(self) -> None:
+        self._publisher.publish(self._algorithm.snapshot())
+        self._reporter.scalars["dist/version"] = self._publisher.version
+        self._slack_steps = self._pacing_lag * self._algorithm.demand()
+        if self._lag_steps:
+            self._reporter.scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
+            self._lag_sum = self._lag_steps = 0
+
+    def _report(self, *, at_once: bool = False) -> None:
+        self._reporter.report(self._algorithm.demand() + self._slack_steps, self._publisher.version, at_once=at_once)

@@ -1,0 +1,312 @@
+"""Updates of an algorithm that are undone if they fail. The segments at fault are found and removed.
+
+An update fails if it raises an exception, or if its loss or weights become non-finite. The state before the update is kept and
+is then restored. The segments at fault are found by halving the batch: trial updates are made on its parts, each from the kept
+state, and their results are thrown away. The remaining segments are trained on. An off-policy algorithm learns from a replay, so
+it finds the data at fault itself (`UndoableAlgorithm.discard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import RankError, TrainingDiverged
+from rl4sys_zmq.learner.registry import Algorithm, UndoableAlgorithm
+from rl4sys_zmq.learner.training.held_segments import DecodedSegmentMessage, RecentSegments, SegmentInTraining
+from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
+from rl4sys_zmq.learner.training.validation import is_finite
+from rl4sys_zmq.weights import digest
+
+__all__ = ["UpdateOutcome", "UpdateRunner"]
+
+MAX_TRIALS = 128
+"""Largest number of trial updates to find the segments at fault for one failed update.
+
+Segments that these trials could not separate are removed together.
+"""
+
+MAX_DIVERGED = 3
+"""Largest number of updates in a row that can be undone without progress. If there are more, the client fails.
+
+An undone update makes no progress if no segment of the batch is good, or (off-policy) if no data are found at fault.
+"""
+
+RECENT_SEGMENTS, RECENT_BYTES = 1 << 16, 8 << 20
+"""Limits on the recent segments that are remembered for an off-policy algorithm, so that they can be quarantined later.
+
+`RECENT_SEGMENTS` is the number of segments whose stream and sequence number are remembered. `RECENT_BYTES` is the total size of
+the messages that are kept as well.
+"""
+
+
+@dataclass(slots=True)
+class UpdateOutcome:
+    """The result of an attempt to update an algorithm by `UpdateRunner.update`: the update succeeded, or it was undone.
+
+    Attributes:
+        metrics: Metrics of the update; None if it was undone.
+        used: The segments that an on-policy update was made on. They now count as trained.
+        culprits: The segments that made an update fail. The caller must quarantine them (exclude them from training).
+        reason: The reason why the update was undone; empty if it was not undone.
+        unchanged: True if no weight has changed although the learning rate is not 0.
+    """
+
+    metrics: Mapping[str, float] | None = None
+    used: list[SegmentInTraining] = field(default_factory=list)
+    culprits: list[SegmentInTraining] = field(default_factory=list)
+    reason: str = ""
+    unchanged: bool = False
+
+
+class UpdateRunner:
+    """The object that makes the updates of one algorithm, undoes failed ones, and finds the segments at fault.
+
+    Attributes:
+        held: The segments (parts of episodes) that wait for the next update of an on-policy algorithm; empty for an off-policy
+            algorithm.
+        updates: Number of updates done in all, without those that were undone.
+    """
+
+    def __init__(self, algorithm: Algorithm, suspects: CrashSuspectRecord, updates: int = 0) -> None:
+        """Keep the algorithm's current state, to return to it if the first update fails.
+
+        Args:
+            algorithm: The algorithm. If it resumes from a checkpoint, its state must be loaded already.
+            suspects: Records which segments are in training, so that the next process can find the cause of a crash.
+            updates: Number of updates done before the checkpoint that the algorithm resumed from.
+        """
+        self.updates = updates
+        self.held: list[SegmentInTraining] = []
+        self._algorithm, self._suspects = algorithm, suspects
+        self._onpolicy = algorithm.kind == "onpolicy"
+        self._hooks = algorithm if isinstance(algorithm, UndoableAlgorithm) else None
+        self._recent = RecentSegments(RECENT_SEGMENTS, RECENT_BYTES)
+        self._careful = 0
+        self._since_kept = self._diverged = self._trials = 0
+        self._keep()
+
+    # ---- observing
+
+    def observe(self, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
+        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged.
+
+        Args:
+            message: The message that contains the segment.
+            place: The index of the segment in the message.
+            correct: The argument `correct` for `Algorithm.observe`.
+        """
+        self._algorithm.observe(message.segments[place], correct=correct)
+        if self._onpolicy:
+            seq = message.batch.first_seq + place
+            self.held.append(SegmentInTraining(message, place, message.key, seq, correct))
+        elif self._hooks is not None:
+            self._recent.add(message, place)
+
+    # ---- updates
+
+    def update(self, *, partial: bool = False) -> UpdateOutcome | None:
+        """Do one update if the algorithm has enough data, and return the result; otherwise return None.
+
+        Args:
+            partial: True to let an on-policy algorithm train on an incomplete batch.
+
+        Raises:
+            TrainingDiverged: If more than `MAX_DIVERGED` updates in a row were undone without progress: no segment of the batch
+                was good, or (off-policy) no data were found at fault. Also if an update of an off-policy algorithm without the
+                methods of `UndoableAlgorithm` makes its weights non-finite.
+            RankError: If another rank, a process that trains with this one, was lost.
+            Exception: The algorithm's own exception, if it raises with every part of the data.
+        """
+        noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
+        if noted:
+            self._try_suspects()
+            self._suspects.begin(self.held)
+        failure: Exception | None = None
+        metrics: Mapping[str, float] | None = None
+        try:
+            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
+        except RankError:
+            noted = False  # the record stays: a segment can have ended the rank
+            raise
+        except Exception as exc:
+            if self._hooks is None and not self._onpolicy:
+                raise
+            failure = exc
+        finally:
+            if noted:
+                self._suspects.clear()
+        if metrics is None and failure is None:
+            return None
+        reason = self._problem(metrics, failure, due=self._is_due(partial))
+        if reason:
+            return self._undo(reason, failure)
+        if self._onpolicy:
+            self._suspects.clear_suspects(self.held)
+        used, self.held = self.held, []
+        return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
+
+    def _is_due(self, partial: bool) -> bool:
+        """Return True if the next update must be checked in full and its state kept, to return to it when a later one fails.
+
+        This is the case for each update of an on-policy algorithm, and for each update of an off-policy algorithm that can be
+        published or that is repeated after a failure.
+        """
+        every = self._algorithm.publish_every_updates
+        return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
+
+    def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
+        """Count a successful update. If `due`, keep its state as the one to return to when a later update fails.
+
+        Return True if the weights are the same as in the last kept state although the learning rate is not 0.
+        """
+        self.updates += 1
+        self._diverged = 0
+        self._careful = max(0, self._careful - 1)
+        self._since_kept += 1
+        if not due:
+            return False
+        before = self._weights
+        self._keep()
+        change = metrics.get("losses/weight_change")  # without a change that only keeps what the networks compute
+        same = before == self._weights if change is None else change == 0.0
+        return same and metrics.get("charts/learning_rate", 1.0) != 0.0
+
+    def _keep(self) -> None:
+        """Keep the algorithm's current state, to return to it with `_restore` if an update fails."""
+        self._since_kept = 0
+        self._state: Any = None
+        if self._hooks is not None:
+            self._state = self._hooks.checkpoint()
+        elif self._onpolicy:
+            self._state = self._algorithm.state()
+        numbers_to_check = self._numbers_to_check()
+        self._weights = digest(np.ascontiguousarray(numbers_to_check[0]).reshape(-1)) if numbers_to_check else -1
+
+    def _restore(self) -> None:
+        if self._hooks is not None:
+            self._hooks.restore(self._state)
+        else:
+            self._algorithm.load(self._state)
+
+    def _numbers_to_check(self) -> Sequence[NDArray[Any]]:
+        if self._hooks is not None:
+            return self._hooks.numbers_to_check()
+        return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
+
+    def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
+        """Return a description of what is wrong after an update; empty if nothing is wrong.
+
+        Args:
+            metrics: The metrics that the update returned, if it returned.
+            failure: The exception that the update raised, if it raised one.
+            due: True to check all weights and the optimizer's state too, not only the metrics.
+        """
+        if failure is not None:
+            return f"the update raised {type(failure).__name__}: {failure}"[:300]
+        for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():
+            if "loss" in name.rpartition("/")[2] and not np.isfinite(value):
+                return f"{name} is {value:g}"
+        if due and not all(is_finite(array) for array in self._numbers_to_check()):
+            return "the weights or the optimiser's state are not finite"
+        return ""
+
+    # ---- undoing
+
+    def _undo(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
+        """Restore the state before a failed update, find the segments that made it fail, and remove them from the batch."""
+        self._trials = 0
+        if not self._onpolicy:
+            return self._undo_replay(reason, failure)
+        batch, self.held = self.held, []
+        culprits, rest = self._find(batch), batch
+        while culprits and rest:
+            guilty = set(map(id, culprits))
+            rest = [one for one in rest if id(one) not in guilty]
+            if not rest or self._trials >= MAX_TRIALS or not self._fails(rest):
+                break
+            culprits = culprits + self._find(rest)
+        if failure is not None and not rest:
+            raise failure
+        self._diverged = 0 if rest else self._diverged + 1
+        if self._diverged > MAX_DIVERGED:
+            raise TrainingDiverged(self._diverged, reason)
+        self._restore()
+        for one in rest:
+            self._algorithm.observe(one.segment, correct=one.correct)
+        self.held = rest
+        return UpdateOutcome(culprits=culprits, reason=reason)
+
+    def _find(self, batch: list[SegmentInTraining]) -> list[SegmentInTraining]:
+        """Find the segments that make a batch fail, by trying its halves again and again.
+
+        Return the whole batch if it fails although both of its halves succeed.
+        """
+        if len(batch) <= 1 or self._trials >= MAX_TRIALS:
+            return batch
+        half = len(batch) // 2
+        failing = [part for part in (batch[:half], batch[half:]) if self._fails(part)]
+        return [one for part in failing for one in self._find(part)] if failing else batch
+
+    def _fails(self, part: list[SegmentInTraining]) -> bool:
+        """Return True if an update on some segments of a batch fails, starting from the state before the batch."""
+        self._trials += 1
+        self._restore()
+        metrics: Mapping[str, float] | None = None
+        failure: Exception | None = None
+        self._suspects.begin(part)
+        try:
+            for one in part:
+                self._algorithm.observe(one.segment, correct=one.correct)
+            metrics = self._algorithm.update(partial=True)
+        except RankError:  # the record stays: a segment can have ended the rank
+            raise
+        except Exception as exc:  # noqa: BLE001 - the failure is the result; `_undo` raises it if no segment is left
+            failure = exc
+        self._suspects.clear()
+        return bool(self._problem(metrics, failure, due=True))
+
+    def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
+        """Undo a failed update of an off-policy algorithm, and let the algorithm remove the data at fault from its replay.
+
+        The last kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a
+        full check, until the failing one is found.
+        """
+        if self._hooks is None:
+            raise failure or TrainingDiverged(
+                1, f"{reason}; an off-policy algorithm needs the methods of UndoableAlgorithm to undo this"
+            )
+        self._restore()
+        if self._since_kept:  # repeat them one by one, so that the kept state is the one right before the failure
+            self.updates -= self._since_kept
+            self._careful, self._since_kept = self._since_kept + 1, 0
+            return self.update()
+        self._careful = 0
+        numbers = self._hooks.discard()
+        if failure is not None and not numbers:
+            raise failure
+        self._diverged = 0 if numbers else self._diverged + 1
+        if self._diverged > MAX_DIVERGED:
+            raise TrainingDiverged(self._diverged, reason)
+        return UpdateOutcome(culprits=[one for one in map(self._recent.take, numbers) if one is not None], reason=reason)
+
+    # ---- suspects of an earlier end of the process
+
+    def _try_suspects(self) -> None:
+        """Make trial updates on the suspects: those waiting segments that may have crashed an earlier process.
+
+        Each trial uses half of the suspects. If it crashes the process, the next process knows that this half contains the
+        cause. The results of the trials are thrown away. See `CrashSuspectRecord`.
+        """
+        parts = self._suspects.parts(self.held)
+        if not parts:
+            return
+        for part in parts:
+            self._fails(part)
+        self._restore()
+        for one in self.held:
+            self._algorithm.observe(one.segment, correct=one.correct)

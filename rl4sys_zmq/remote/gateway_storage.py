@@ -1,0 +1,250 @@
+"""The storage of a worker on another machine: checkpoints and the record of segments in training are kept by the gateway.
+
+The learner thread, which trains the client, waits for the answer to each request. `CheckpointThread` answers on the gateway's
+machine. A checkpoint counts as written when it is on the disk there.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.learner.engines.checkpoint_thread import PART_BYTES, StorageRequest
+from rl4sys_zmq.learner.run.checkpoints import CheckpointManifest, encode_checkpoint, read_checkpoint
+from rl4sys_zmq.learner.run.suspect_files import encode_mark
+from rl4sys_zmq.policies import StoredPolicy
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import (
+    AssignClient,
+    CheckpointFound,
+    CheckpointPart,
+    CheckpointPartReply,
+    CheckpointStored,
+    FetchCheckpointPart,
+    FindCheckpoint,
+    RecordTraining,
+    ToRemoteWorker,
+    TrainingRecorded,
+)
+
+__all__ = ["GatewayStorage"]
+
+PARTS_ON_THE_WAY = 2
+"""Number of parts of a checkpoint that a worker sends before it waits for an answer."""
+
+CAREFUL_S = 60.0
+"""Time for which a worker whose predecessor has crashed waits until each record of segments in training has arrived, in seconds.
+After this time, a crash costs one more crash until its cause is found."""
+
+T = TypeVar("T", bound=ToRemoteWorker)
+
+
+class GatewayStorage:
+    """The storage of one worker on another machine. It implements `WorkerStorage`.
+
+    The learner thread uses it. The thread of the connection calls `deliver` and `give_up`.
+    """
+
+    def __init__(self, post: Callable[[StorageRequest], None]) -> None:
+        """Create the storage, without sending anything.
+
+        Args:
+            post: Sends a message to the gateway without blocking. The learner thread calls it.
+        """
+        self._post = post
+        self._answers: queue.SimpleQueue[ToRemoteWorker | None] = queue.SimpleQueue()
+        self._lost = ""
+        self._found: CheckpointFound | None = None
+
+    def deliver(self, answer: ToRemoteWorker) -> None:
+        """Take an answer of the gateway."""
+        self._answers.put(answer)
+
+    def give_up(self, reason: str) -> None:
+        """Fail the request that waits, and all later ones, because the gateway will not answer."""
+        self._lost = reason
+        self._answers.put(None)
+
+    def checkpoints(self, assign: AssignClient) -> _GatewayCheckpoints:
+        """Ask the gateway for the newest checkpoint, and return the client's checkpoints.
+
+        Raises:
+            CheckpointError: If the gateway cannot read them, a later worker has claimed them, or the gateway is lost.
+        """
+        self.post(FindCheckpoint())
+        self._found = found = self.wait(CheckpointFound)
+        if found.error:
+            raise CheckpointError("on the gateway's machine", found.error)
+        return _GatewayCheckpoints(self, found, Path(assign.checkpoints))
+
+    def folder(self, assign: AssignClient) -> None:
+        """Return None: this machine has no folder of the client."""
+
+    def suspects(self, assign: AssignClient) -> _GatewaySuspects:
+        """Return the record of segments in training. Call this after `checkpoints`."""
+        assert self._found is not None
+        return _GatewaySuspects(self, self._found)
+
+    def post(self, message: StorageRequest) -> None:
+        """Send a message to the gateway.
+
+        Raises:
+            CheckpointError: If the gateway is lost.
+        """
+        if self._lost:
+            raise CheckpointError("on the gateway's machine", self._lost)
+        self._post(message)
+
+    def wait(self, expected: type[T]) -> T:
+        """Wait for an answer of this type.
+
+        Raises:
+            CheckpointError: If the gateway is lost, or answers that the request failed.
+        """
+        while True:
+            answer = None if self._lost else self._answers.get()
+            if self._lost or answer is None:
+                raise CheckpointError("on the gateway's machine", self._lost)
+            refused = isinstance(answer, CheckpointStored) and not answer.number
+            if isinstance(answer, expected) and not refused:
+                return answer
+            if isinstance(answer, CheckpointStored) and answer.error:
+                raise CheckpointError("on the gateway's machine", answer.error)
+
+
+class _GatewayCheckpoints:
+    """The checkpoints of one client on the gateway's machine. It implements `CheckpointStorage`."""
+
+    def __init__(self, storage: GatewayStorage, found: CheckpointFound, folder: Path) -> None:
+        self.damaged = [str(problem) for problem in found.damaged]
+        self._storage, self._found, self._folder = storage, found, folder
+        self._next_number = found.next_number
+
+    def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
+        """Fetch the newest checkpoint in parts. Return None if there is none.
+
+        Raises:
+            CheckpointError: If a file cannot be fetched or verified.
+        """
+        if not self._found.number:
+            return None
+        return *read_checkpoint(self._folder / f"{self._found.number:08d}", self._fetch), self.damaged
+
+    def stored_pieces(self) -> frozenset[str]:
+        """Return no names: each checkpoint is sent as a whole."""
+        return frozenset()
+
+    def _fetch(self, file: Path) -> bytes:
+        size = self._found.sizes.get(file.name)
+        if size is None:
+            raise CheckpointError(file, "the gateway has no such file; expected each file that the manifest lists", damaged=True)
+        data = bytearray()
+        while len(data) < size:
+            self._storage.post(FetchCheckpointPart(self._found.number, file.name, len(data)))
+            part = self._storage.wait(CheckpointPartReply)
+            if not part.body or (part.name, part.offset) != (file.name, len(data)):
+                raise CheckpointError(file, f"byte {len(data)} of {size} was not sent; expected the next part")
+            data += part.body[0]
+        return bytes(data)
+
+    def write(
+        self,
+        manifest: CheckpointManifest,
+        state: Mapping[str, Any],
+        *,
+        policy: StoredPolicy | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> CheckpointManifest:
+        """Send one checkpoint to the gateway in parts. It is on the gateway's disk when this returns.
+
+        Raises:
+            CheckpointError: If the gateway cannot store it, or is lost, or `wanted` returned False.
+        """
+        number, self._next_number = self._next_number, self._next_number + 1  # after a failure, a number is left out
+        written = replace(manifest, number=number, saved_unix_s=time.time())
+        files = encode_checkpoint(written, state, policy)
+        waiting = 0
+        for part in _parts(number, files):
+            if waiting == PARTS_ON_THE_WAY:
+                self._taken(number)
+                waiting -= 1
+            if not wanted():
+                raise CheckpointError(f"checkpoint {number}", "another worker has replaced this one, or the client was removed")
+            self._storage.post(part)
+            waiting += 1
+        while not self._taken(number):
+            continue
+        return written
+
+    def _taken(self, number: int) -> bool:
+        """Wait for an answer to a part. Return True if the whole checkpoint is stored."""
+        while True:
+            answer = self._storage.wait(CheckpointStored)
+            if answer.number != number:
+                continue  # to a part of an earlier checkpoint that failed
+            if answer.error:
+                raise CheckpointError(f"checkpoint {number} on the gateway's machine", answer.error)
+            return answer.done
+
+
+def _parts(number: int, files: Mapping[str, bytes]) -> Iterator[CheckpointPart]:
+    ends = list(files)[-1]
+    for name, data in files.items():
+        for offset in range(0, max(1, len(data)), PART_BYTES):
+            body: tuple[Frame, ...] = (memoryview(data)[offset : offset + PART_BYTES],) if data else ()
+            last = name == ends and offset + PART_BYTES >= len(data)
+            yield CheckpointPart(number, name, offset, last, body)
+
+
+class _GatewaySuspects:
+    """The record of segments in training on the gateway's machine. It implements `SuspectStorage`.
+
+    It sends the segments of each update. If the previous worker has crashed, it is *careful* for `CAREFUL_S`: it sends the
+    segments of each message too, and waits until each record is on the gateway's machine. A process that crashes at once would
+    otherwise end before the record has left it.
+    """
+
+    def __init__(self, storage: GatewayStorage, found: CheckpointFound) -> None:
+        self._storage, self._found = storage, found
+        self._careful_until = time.monotonic() + CAREFUL_S if found.careful else 0.0
+        self._ranges = bytearray()
+        self._count = 0
+
+    @property
+    def each_message(self) -> bool:
+        """True while this record is careful."""
+        return time.monotonic() < self._careful_until
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Return the suspects and the mark of the previous worker."""
+        suspects, mark = self._found.body
+        return bytes(suspects), bytes(mark)
+
+    def begin(self) -> None:
+        """Do nothing: the gateway has begun a new mark when it answered `FindCheckpoint`."""
+
+    def write(self, at: int, data: bytes, count: int) -> None:
+        """Send the segments in training. See `SuspectStorage.write`."""
+        self._ranges[at:] = data
+        self._send(b"", encode_mark(count, bytes(self._ranges)))
+
+    def excuse(self) -> None:
+        """Do nothing: the gateway records that it has asked this worker to end."""
+
+    def save(self, suspects: bytes) -> None:
+        """Send the suspects."""
+        self._send(suspects, encode_mark(0, b""))
+
+    def _send(self, suspects: bytes, mark: bytes) -> None:
+        self._count += 1
+        try:
+            self._storage.post(RecordTraining(self._count, (suspects, mark)))
+            while self.each_message and self._storage.wait(TrainingRecorded).count < self._count:
+                continue
+        except CheckpointError:
+            return  # the gateway is lost, and this worker ends

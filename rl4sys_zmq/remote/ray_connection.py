@@ -1,0 +1,277 @@
+"""The learner's connection to Ray: the thread that runs the driver process, and the workers as this thread knows them."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rl4sys_zmq.child_process import module_path, start_error_text
+from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, encode_packet
+from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.liveness import WORKER_RESTART
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.remote.ray_packets import CONNECTED, ENDED, KILL, LOCAL, PLACE, PLACED, REFUSED, WAITING
+from rl4sys_zmq.remote.ray_process import CLOSE_S, CONNECT_S, DriverProcess, described_cluster
+from rl4sys_zmq.remote.ray_resources import nodes_text
+from rl4sys_zmq.resource import Worker
+
+__all__ = ["RayConnectionThread", "RayProcess"]
+
+log = get_logger(__name__)
+
+LOOK_S = 0.1
+_PROGRAM = "from rl4sys_zmq.remote.ray_driver import main; main()"
+
+
+class RayProcess:
+    """One worker of the engine ``ray``, as the learner knows it. It implements `RemoteProcess`.
+
+    The connection's thread changes it. Any thread can read it.
+
+    Attributes:
+        number: The number of the worker in packets.
+        client_id: The client that it trains.
+        wanted: The resources that it needs, by Ray's names.
+        waits: True if it waits until the cluster has a node with these resources. If False, it fails if there is none.
+        start: The data with which it starts.
+        sent: True if the present driver has been told to place it.
+        node: The Ray node on which it runs; empty until then.
+        waiting: A text about what it waits for; empty if it does not wait.
+        unwanted: True after `kill`, until the driver has been told.
+    """
+
+    def __init__(
+        self, number: int, client_id: str, wanted: Mapping[str, float], start: RemoteWorkerStart, *, waits: bool
+    ) -> None:
+        self.number, self.client_id, self.wanted, self.start, self.waits = number, client_id, wanted, start, waits
+        self.sent = self.unwanted = False
+        self.node = self.waiting = ""
+        self._end = self._error = ""
+        self._over = threading.Event()
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Wait for the end of the worker, at most `timeout_s` seconds. Return None while it runs, else how it ended.
+
+        Raises:
+            ConfigError: If no worker can be placed, for example because no node has the resources.
+        """
+        if not self._over.wait(timeout_s):
+            return None
+        if self._error:
+            raise ConfigError(self._error, key="engine")
+        return self._end
+
+    def kill(self) -> None:
+        """End the worker by force, without waiting for its end. Any thread can call this."""
+        self.unwanted = True
+
+    def describe(self) -> dict[str, Any]:
+        """Return the Ray node on which the worker runs, and what it waits for, as JSON. A text is empty if there is none."""
+        return {"node": self.node, "waiting": self.waiting}
+
+    def order(self, host: str) -> bytes:
+        """Return the packet that tells the driver to place the worker.
+
+        Args:
+            host: The name or address of this machine in the cluster. It replaces an address on all interfaces.
+        """
+        down, up = (address.replace("//0.0.0.0:", f"//{host}:", 1) for address in (self.start.down, self.start.up))
+        return encode_packet(
+            PLACE,
+            number=self.number,
+            client_id=self.client_id,
+            wanted=self.wanted,
+            waits=self.waits,
+            path=module_path(),
+            start=replace(self.start, down=down, up=up).to_json(),
+        )
+
+    def ended(self, end: str, error: str) -> None:
+        """Record the end of the worker. Only the thread of the connection calls this.
+
+        Args:
+            end: A description of how it ended; empty if in order.
+            error: The reason why another worker would fail too; else empty.
+        """
+        self._end, self._error, self.waiting = end, error, ""
+        self._over.set()
+
+
+class RayConnectionThread(Worker):
+    """The thread that runs the driver process, which is connected to Ray, and starts another one when it ends.
+
+    All workers of a driver end with it.
+
+    Attributes:
+        nodes: The nodes of the cluster at the time of the last connection: ``node``, ``host`` and ``resources`` of each.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Create the thread object. `start` starts the thread.
+
+        Args:
+            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
+        """
+        super().__init__("rl4sys-ray")
+        self.nodes: list[dict[str, Any]] = []
+        self._address = address
+        self._lock = threading.Lock()
+        self._workers: list[RayProcess] = []
+        self._host = ""
+        self._over = False
+        self._stopping = threading.Event()
+        self._settled = threading.Event()
+        self._problem = ""
+
+    # ---- for other threads
+
+    def wait_connected(self) -> None:
+        """Wait until the first attempt to connect has succeeded or failed.
+
+        Raises:
+            TransportError: If it has failed.
+        """
+        if not self._settled.wait(CONNECT_S):
+            self._problem = f"no answer within {CONNECT_S:g} s"
+        if self._problem:
+            raise TransportError(f"ray_address: {self._described} cannot be used: {self._problem}")
+
+    def add(self, worker: RayProcess) -> None:
+        """Place a worker as soon as there is a connection. Any thread can call this."""
+        with self._lock:
+            if not self._over:
+                self._workers.append(worker)
+                return
+        worker.ended(self._problem, "")
+
+    def stop(self) -> None:
+        """End the driver, and so all workers and a local Ray. Any thread can call this."""
+        self._stopping.set()
+
+    def on_death(self, error: BaseException) -> None:
+        """Record the end of all workers, after this thread has failed."""
+        self._problem = self._problem or repr(error)
+        self._finish()
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Run drivers, one after the other, until `stop`. If the first one cannot connect, no other follows."""
+        attempts = 0
+        while not self._stopping.is_set():
+            connected = False
+            try:
+                connected = self._run_driver()
+            except (OSError, subprocess.SubprocessError) as exc:
+                self._problem = f"no driver process can be started: {start_error_text(exc)}"
+            except Exception as exc:  # the workers must get their end, and another driver, in any case
+                log.exception("%s: the connection to the driver process has failed", self._described)
+                self._problem = f"an error in the learner: {type(exc).__name__}: {exc}"
+            if self._stopping.is_set() or not self._settled.is_set():
+                break
+            self._forget_driver()
+            attempts = 0 if connected else attempts + 1
+            log.warning("%s: %s; the learner tries again", self._described, self._problem)
+            self._stopping.wait(WORKER_RESTART.pause_s(attempts))
+        self._finish()
+
+    @property
+    def _described(self) -> str:
+        return described_cluster(self._address)
+
+    def _run_driver(self) -> bool:
+        """Start a driver process and follow it until its end. Return True if it was connected."""
+        self._problem = ""
+        driver = DriverProcess(_PROGRAM, self._address)
+        try:
+            while not self._stopping.is_set():
+                driver.wait(LOOK_S)
+                for kind, fields in driver.read():
+                    self._on_packet(driver, kind, fields)
+                self._order(driver)
+                driver.write()
+                if driver.late:
+                    self._problem = f"no answer within {CONNECT_S:g} s"
+                    break
+        except EOFError:
+            pass
+        finally:
+            end = driver.close(0.0 if driver.late else CLOSE_S)
+        self._problem = self._problem or f"the driver process ended with {end}"
+        return driver.connected
+
+    def _order(self, driver: DriverProcess) -> None:
+        """Place new workers, and end unwanted ones."""
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            if worker.unwanted and not worker.sent:
+                self._on_end(worker, "", "")
+            elif worker.unwanted:
+                worker.unwanted = False
+                driver.outbox.append(encode_packet(KILL, number=worker.number))
+            elif driver.connected and not worker.sent:
+                worker.sent, order = True, worker.order(self._host)
+                if len(order) > MAX_PACKET_BYTES:
+                    problem = f"the start data of a worker have {len(order)} bytes, with sys.path and the plugins"
+                    self._on_end(worker, "", f"{problem}; at most {MAX_PACKET_BYTES} are possible: shorten sys.path")
+                    continue
+                driver.outbox.append(order)
+
+    def _on_packet(self, driver: DriverProcess, kind: str, fields: dict[str, Any]) -> None:
+        if kind == CONNECTED:
+            driver.connected = True
+            self._on_connected(driver.pid, **fields)
+        elif kind == REFUSED:
+            self._problem = fields["error"]
+        else:
+            with self._lock:
+                worker = next((one for one in self._workers if one.number == fields["number"]), None)
+            if worker is not None:
+                self._on_worker(worker, kind, fields)
+
+    def _on_connected(self, pid: int, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
+        self.nodes, self._host = nodes, host
+        started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
+        words = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
+        log.info(words, started, version, address, pid, node, host, nodes_text(nodes))
+        self._settled.set()
+
+    def _on_worker(self, worker: RayProcess, kind: str, fields: dict[str, Any]) -> None:
+        if kind == PLACED:
+            worker.node, worker.waiting = fields["node"], ""
+            words = "client %s, generation %d, is trained by process %d on %s, node %s of the Ray cluster"
+            log.info(words, worker.client_id, worker.start.generation, fields["pid"], fields["host"], worker.node)
+        elif kind == WAITING:
+            worker.waiting = fields["text"]
+            log.warning("client %s waits for a worker: %s", worker.client_id, worker.waiting)
+        elif kind == ENDED:
+            self._on_end(worker, fields["end"], fields["error"])
+
+    def _on_end(self, worker: RayProcess, end: str, error: str) -> None:
+        with self._lock:
+            self._workers.remove(worker)
+        worker.ended(end, error)
+
+    def _forget_driver(self) -> None:
+        """Record the end of all workers that the driver had placed. The others wait for the next driver."""
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            if worker.sent:
+                self._on_end(worker, self._problem, "")
+            else:
+                worker.waiting = self._problem
+
+    def _finish(self) -> None:
+        """Record the end of all workers, also of those that are still to come."""
+        with self._lock:
+            self._over = True
+            workers = list(self._workers)
+        for worker in workers:
+            self._on_end(worker, self._problem, "")
+        self._settled.set()

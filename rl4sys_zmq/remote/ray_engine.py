@@ -1,0 +1,97 @@
+"""The engine ``ray``: each client is trained in an actor of a Ray cluster, on any of its nodes.
+
+This module and the gateway do not import Ray. A separate process, the *driver* (`ray_driver`), is connected to Ray. It creates
+the actors and watches them. A thread of the learner (`ray_connection`) starts the driver, and exchanges packets with it.
+
+Ray places a worker, and reports its end. It does not restart it: a worker that Ray revived would have the key of a worker that
+was replaced. The learner starts another one with a new key, as for a process.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from rl4sys_zmq.config import ResourcesConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.engines.base import EngineEntry, GatewayEndpoints, WorkerAssignment
+from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.remote.handle import RemoteWorker
+from rl4sys_zmq.remote.ray_connection import RayConnectionThread, RayProcess
+from rl4sys_zmq.remote.ray_packets import LOCAL
+from rl4sys_zmq.remote.ray_process import cluster_address
+from rl4sys_zmq.remote.ray_resources import placement_problem, ray_amounts
+
+__all__ = ["ENTRY", "RayEngine"]
+
+LOOPBACK, ALL_INTERFACES = "tcp://127.0.0.1:0", "tcp://0.0.0.0:0"
+
+
+class RayEngine:
+    """The engine that trains each client (a policy with its learner) in an actor of a Ray cluster. See the module's text."""
+
+    def __init__(self, gateway: GatewayEndpoints) -> None:
+        """Start the thread that connects to Ray, without waiting for it.
+
+        Raises:
+            ConfigError: If Ray is not installed, or the environment variable ``RAY_ADDRESS`` is invalid.
+        """
+        self._gateway, self._config = gateway, gateway.config
+        address = cluster_address(self._config.ray_address)
+        self._bind = LOOPBACK if address == LOCAL else ALL_INTERFACES
+        self._known = set(gateway.resumed)
+        self._numbers = itertools.count(1)
+        self._connection = RayConnectionThread(address)
+        self._connection.start()
+
+    def start(self, assignment: WorkerAssignment) -> RemoteWorker:
+        """Start a worker that trains one client, as soon as there is a connection to Ray and a node for it.
+
+        The first worker of a new client fails if no node has the resources. Later ones wait, because a node that is lost can
+        return.
+
+        Raises:
+            TransportError: If the sockets of the worker cannot be bound.
+        """
+        client_id, number = assignment.client_id, next(self._numbers)
+        wanted, waits = ray_amounts(self._resources(client_id)), client_id in self._known
+        self._known.add(client_id)
+
+        def launch(start: RemoteWorkerStart) -> RayProcess:
+            process = RayProcess(number, client_id, wanted, start, waits=waits)
+            self._connection.add(process)
+            return process
+
+        advertise = "" if self._bind == LOOPBACK else self._config.advertise or ""
+        return RemoteWorker(assignment, self._gateway.connect_worker(assignment, self._bind, advertise), launch)
+
+    def wait_ready(self) -> None:
+        """Wait until the driver is connected to Ray, and check the resources of the clients in the configuration.
+
+        Raises:
+            ConfigError: If no node has the resources of a client. A client of an earlier run waits for a node instead.
+            TransportError: If the cluster cannot be reached, or has another version of Ray or of Python.
+        """
+        self._connection.wait_connected()
+        for client_id, entry in self._config.clients.items():
+            if (entry.engine or self._config.engine).lower() == ENTRY.name and client_id not in self._gateway.resumed:
+                problem = placement_problem(ray_amounts(self._resources(client_id)), self._connection.nodes)
+                if problem:
+                    key = f"clients.{client_id}.resources"
+                    raise ConfigError(f"{key}: {problem}; change the resources, or add a node to the cluster", key=key)
+
+    def close(self) -> None:
+        """End the driver, and with it a local Ray."""
+        self._connection.stop()
+        self._connection.join()
+
+    def _resources(self, client_id: str) -> ResourcesConfig:
+        return self._config.client(client_id).resources or ResourcesConfig()
+
+
+ENTRY = EngineEntry(
+    name="ray",
+    factory=RayEngine,
+    summary="an actor of a Ray cluster, on any of its nodes",
+    reserves=True,
+    isolated=True,
+)

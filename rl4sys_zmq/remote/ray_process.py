@@ -1,0 +1,132 @@
+"""The start of a driver process, which is connected to Ray: its address of the cluster, and its descriptor.
+
+The learner and the fleet of actors both have such a process, so that their own processes never import Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from rl4sys_zmq.child_process import end_text, start_with_socket
+from rl4sys_zmq.config.learner import ray_address
+from rl4sys_zmq.config.options import check_value
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet
+from rl4sys_zmq.remote.ray_packets import LOCAL
+
+__all__ = ["CLOSE_S", "CONNECT_S", "DriverProcess", "cluster_address", "described_cluster"]
+
+CONNECT_S = 60.0
+"""Longest time to connect to a cluster, or to start a local Ray, in seconds."""
+
+CLOSE_S = 5.0
+"""Longest time in which the driver ends the local Ray that it has started, in seconds. Then it is killed."""
+
+_NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
+"""A Ray that a driver starts sends no statistics to Ray's authors, unless the environment says so."""
+
+
+def cluster_address(given: str | None) -> str:
+    """Return the address of the cluster: the given one, else that in ``RAY_ADDRESS``, else ``local``.
+
+    Raises:
+        ConfigError: If Ray is not installed, or the environment variable ``RAY_ADDRESS`` is invalid.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("engine: ray needs ray, which is not installed: pip install 'rl4sys-zmq[ray]'", key="engine")
+    found = os.environ.get("RAY_ADDRESS")
+    return given or (check_value("RAY_ADDRESS", found, ray_address) if found else LOCAL)
+
+
+def described_cluster(address: str) -> str:
+    """Return the words for the cluster at an address, for messages."""
+    return "the local Ray" if address == LOCAL else f"the Ray cluster at {address}"
+
+
+class DriverProcess:
+    """A driver process, and the socketpair to it. One thread uses it, and closes it.
+
+    Attributes:
+        outbox: The packets that `exchange` will send.
+        pid: The number of the process.
+        connected: True once the driver is connected to Ray. The owner sets it.
+    """
+
+    def __init__(self, program: str, address: str) -> None:
+        """Start the process.
+
+        Args:
+            program: The Python code that runs the driver. Its arguments are `address`, and the descriptor of the socketpair.
+            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
+
+        Raises:
+            OSError, subprocess.SubprocessError: If no process can be started.
+        """
+        self._pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pair.setblocking(False)
+        silent = subprocess.DEVNULL  # Ray writes messages of its own there
+        try:
+            with theirs:
+                self._process = start_with_socket(
+                    theirs, "-c", program, address, stdout=silent, stderr=silent, environment=_NO_STATISTICS
+                )
+        except BaseException:
+            self._pair.close()
+            raise
+        self.outbox: deque[bytes] = deque()
+        self.pid = self._process.pid
+        self.connected = False
+        self._deadline = time.monotonic() + CONNECT_S
+
+    @property
+    def late(self) -> bool:
+        """True if the driver has not connected within `CONNECT_S` seconds."""
+        return not self.connected and time.monotonic() > self._deadline
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a packet has arrived, or one of the outbox can be sent, at most `timeout_s` seconds."""
+        poll = select.poll()
+        poll.register(self._pair, select.POLLIN | (select.POLLOUT if self.outbox else 0))
+        poll.poll(timeout_s * 1000)
+
+    def write(self) -> None:
+        """Send packets of the outbox, as many as the socketpair takes now."""
+        with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `read` raises
+            while self.outbox:
+                self._pair.send(self.outbox[0], socket.MSG_NOSIGNAL)
+                self.outbox.popleft()
+
+    def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the kind and the fields of each packet that has arrived.
+
+        Raises:
+            EOFError: If the driver has ended.
+        """
+        while True:
+            try:
+                data = self._pair.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                raise EOFError
+            yield decode_packet(data)
+
+    def close(self, timeout_s: float) -> str:
+        """Close the socketpair, which ends the driver, and wait for its end, at most `timeout_s` seconds. Then kill it.
+
+        Returns:
+            A description of how the process ended.
+        """
+        self._pair.close()
+        return end_text(self._process.end(timeout_s))

@@ -1,0 +1,326 @@
+"""Tests of the network ``cnn``: its layers by the size of images, torch and onnxruntime against a slow twin, and training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.algorithms import make_algorithm, planned_policy
+from rl4sys_zmq.algorithms.networks import NETWORKS
+from rl4sys_zmq.algorithms.networks.cnn import CNNOptions, cnn_layers
+from rl4sys_zmq.algorithms.networks.cnn_actor_critic import CNNActorCritic
+from rl4sys_zmq.algorithms.networks.torch_layers import Categorical, DiagonalGaussian, encode_observations
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.policies import RandomSource, build_policy
+from rl4sys_zmq.testing import check_policy
+from rl4sys_zmq.testing.check_policy import random_observations
+from rl4sys_zmq.values import (
+    BoxSpace,
+    DictSpace,
+    DiscreteSpace,
+    ObservationSpace,
+    PolicySnapshot,
+    PolicySpec,
+    Segment,
+    Space,
+)
+from rl4sys_zmq.values.features import feature_layout
+from rl4sys_zmq.values.spaces import FlatSpace, MultiBinarySpace, MultiDiscreteSpace, TupleSpace
+
+from .test_resume import flat_of, segments, updates
+
+ACTED, CONTINUOUS = DiscreteSpace(3, 1), BoxSpace((2,), low=-1.0, high=1.0)
+CAR = DictSpace(
+    {
+        "camera": BoxSpace((6, 6, 2), low=0, high=255, dtype="|u1"),
+        "flags": MultiBinarySpace((2,)),
+        "gear": DiscreteSpace(4, -1),
+        "levels": MultiDiscreteSpace((2, 3)),
+        "speed": BoxSpace((2,)),
+    }
+)
+SMALL: dict[str, Any] = {"kind": "cnn", "channels": [3, 4], "kernels": [3, 2], "strides": [2, 1], "hidden_sizes": [6]}
+
+
+OPTIONS = {key: value for key, value in SMALL.items() if key != "kind"}
+
+
+def image(*shape: int, dtype: str = "|u1") -> BoxSpace:
+    return BoxSpace(shape, low=0, high=255 if dtype == "|u1" else 1, dtype=dtype)
+
+
+def spec_of(space: ObservationSpace, actions: Space = ACTED, network: Any = SMALL, algorithm: str = "PPO") -> PolicySpec:
+    spec = planned_policy(algorithm, space, actions, {"network": network})
+    assert spec is not None
+    return spec
+
+
+def slow_convolutions(images: NDArray[np.float64], weights: list[NDArray[Any]], first: bool = False) -> NDArray[np.float64]:
+    """Return the features ``[N, n]`` of the convolutions of `SMALL` for scaled images ``[N, *image]``, with a loop over each
+    pixel.
+
+    The weights are those of the convolutions and their biases in turn. With `first`, the colours are in the first axis of an
+    image, else in the last.
+    """
+    values = images
+    if values.ndim == 3:
+        values = values[:, None]
+    elif not first:
+        values = np.moveaxis(values, -1, 1)
+    for index, stride in enumerate(SMALL["strides"]):
+        weight, bias = (array.astype(np.float64) for array in weights[2 * index : 2 * index + 2])
+        kernel = weight.shape[2]
+        rows, columns = ((size - kernel) // stride + 1 for size in values.shape[2:])
+        out = np.empty((len(values), len(weight), rows, columns))
+        for row in range(rows):
+            for column in range(columns):
+                y, x = row * stride, column * stride
+                patch = values[:, :, y : y + kernel, x : x + kernel]
+                out[:, :, row, column] = np.einsum("ncij,ocij->no", patch, weight) + bias
+        values = np.maximum(out, 0.0)
+    return values.reshape(len(values), -1)
+
+
+def slow_outputs(space: BoxSpace, tensors: Any, images: NDArray[Any], first: bool) -> NDArray[np.float64]:
+    """Return the outputs ``[N, n]`` of the network `SMALL`."""
+    weights = [tensors[f"convolutions.{index}.{part}"] for index in range(2) for part in ("weight", "bias")]
+    values = slow_convolutions(images.astype(np.float64) / (255.0 if space.dtype == "|u1" else 1.0), weights, first)
+    values = np.maximum(values @ tensors["layers.0.weight"].T + tensors["layers.0.bias"], 0.0)
+    outputs: NDArray[np.float64] = values @ tensors["layers.1.weight"].T + tensors["layers.1.bias"]
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("space", "first"),
+    [
+        (image(8, 9, 2), False),
+        (image(2, 9, 8), True),
+        (image(8, 9), True),
+        (image(7, 7, 3, dtype="<f4"), False),
+        (BoxSpace((2, 6, 6), dtype="<f8"), True),
+    ],
+    ids=str,
+)
+def test_the_actor_and_the_learner_compute_what_the_slow_twin_does(space: BoxSpace, first: bool) -> None:
+    pytest.importorskip("onnxruntime")
+    algorithm = make_algorithm("PPO", space, ACTED, {"network": SMALL}, 1)
+    spec, rng = algorithm.spec(), np.random.default_rng(2)
+    tensors = {t.name: rng.normal(0.0, 0.3, t.shape).astype(np.float32) for t in spec.tensors}
+    images = rng.integers(0, 255, (5, *space.shape)) if space.dtype == "|u1" else rng.normal(size=(5, *space.shape))
+    images = images.astype(space.dtype)
+    expected = slow_outputs(space, tensors, images, first)
+
+    def outputs(views: Any, observations: Any) -> Any:
+        network = CNNActorCritic(CNNOptions(**OPTIONS), spec)
+        for leaf, name in zip(network.views(network.flat)[0], views, strict=True):
+            leaf.copy_(torch.from_numpy(views[name].copy()))
+        with torch.no_grad():
+            both = network(encode_observations(space, observations))
+        assert torch.equal(both[0], network.one(0, encode_observations(space, observations)))
+        return both[0]
+
+    np.testing.assert_allclose(outputs(tensors, images), expected, rtol=1e-4, atol=1e-5)
+    check_policy(
+        spec,
+        tensors,
+        log_probs=lambda views, observed, raw: np.asarray(
+            Categorical(outputs(views, observed)).log_probs(torch.from_numpy(np.asarray(raw) - ACTED.start))
+        ),
+    )
+
+
+def test_continuous_actions_have_the_log_probabilities_of_the_learner() -> None:
+    pytest.importorskip("onnxruntime")
+    space = image(6, 6)
+    spec = spec_of(space, CONTINUOUS)
+    network = CNNActorCritic(CNNOptions(**OPTIONS), spec)
+
+    def log_probs(views: Any, observed: Any, raw: Any) -> Any:
+        network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))
+        assert network.extras is not None
+        with torch.no_grad():
+            means = network(encode_observations(space, observed))[0]
+            return DiagonalGaussian(means, network.extras).log_probs(torch.from_numpy(raw)).numpy()
+
+    check_policy(spec, log_probs=log_probs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "features"),
+    [
+        ((84, 84, 4), (32, 64, 64), 3136),
+        ((3, 36, 40), (32, 64, 64), 64),
+        ((24, 24, 1), (16, 32, 32), 288),
+        ((10, 10), (16, 32), 288),
+    ],
+)
+def test_the_layers_follow_from_the_size_of_the_image(shape: Any, channels: tuple[int, ...], features: int) -> None:
+    layers = cnn_layers(CNNOptions(), image(*shape))
+    assert (tuple(layer.out for layer in layers.convolutions), layers.dense) == (channels, (features, 128))
+
+
+@pytest.mark.parametrize(
+    ("network", "space", "problem"),
+    [
+        ("cnn", BoxSpace((4,)), "needs images.*use mlp"),
+        ("cnn", DiscreteSpace(4), "needs images"),
+        ("cnn", DictSpace({"a": image(9, 9), "b": image(9, 9)}), "needs one image, .* 2 Boxes .*, of which 2 are uint8; join"),
+        ("cnn", DictSpace({"a": BoxSpace((9, 9)), "b": BoxSpace((9, 9))}), "of which 0 are uint8"),
+        ("cnn", DictSpace({"a": DiscreteSpace(2)}), "needs images"),
+        ("cnn", image(4, 4, 3), r"needs larger images than 4x4: a filter of 3x3 gets 2x2"),
+        ("cnn", image(10, 10, 10), "axes: first or axes: last"),
+        ({"kind": "cnn", "channels": [8]}, image(9, 9), "channels, kernels and strides of equal lengths"),
+        ({"kind": "cnn", "channels": [8], "kernels": [3, 3], "strides": [1]}, image(9, 9), "equal lengths"),
+        ({"kind": "cnn", "channels": [8], "kernels": [3], "strides": [0]}, image(9, 9), "integers from 1 to"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(network: Any, space: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        planned_policy("PPO", space, ACTED, {"network": network})
+
+
+def test_a_large_image_without_convolutions_is_told_about_them() -> None:
+    with pytest.raises(ConfigError, match="choose network: cnn"):
+        planned_policy("PPO", image(96, 96, 3), ACTED, {})
+    assert spec_of(image(96, 96, 3), network="cnn").kind == "onnx"
+
+
+def test_features_beside_an_image_are_joined_after_the_convolutions() -> None:
+    pytest.importorskip("onnxruntime")
+    layers = cnn_layers(CNNOptions(**OPTIONS), CAR)
+    assert (layers.shape, layers.start, layers.beside, layers.image) == ((6, 6, 2), 0, 13, 0)
+    spec = spec_of(CAR)
+    assert [tensor.shape for tensor in spec.tensors][4] == (6, 4 + 13)
+    network = CNNActorCritic(CNNOptions(**OPTIONS), spec)
+
+    def log_probs(views: Any, observed: Any, raw: Any) -> Any:
+        others = feature_layout(CAR).batch(observed)[:, 72:]  # after 6 x 6 x 2 pixels
+        convolutions = [views[f"convolutions.{k}.{part}"] for k in range(2) for part in ("weight", "bias")]
+        joined = np.concatenate([slow_convolutions(observed["camera"] / 255.0, convolutions), others], axis=1)
+        hidden = np.maximum(joined @ views["layers.0.weight"].T + views["layers.0.bias"], 0.0)
+        expected = hidden @ views["layers.1.weight"].T + views["layers.1.bias"]
+        network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))
+        with torch.no_grad():
+            outputs = network.one(0, encode_observations(CAR, observed))
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+        return Categorical(outputs).log_probs(torch.from_numpy(np.asarray(raw) - ACTED.start)).numpy()
+
+    check_policy(spec, log_probs=log_probs)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        DictSpace({"a": BoxSpace((3, 2)), "z": image(6, 6)}),  # the only uint8 array is the image
+        DictSpace({"a": DiscreteSpace(3), "z": BoxSpace((6, 6))}),  # the only array of two axes
+        TupleSpace((BoxSpace((4,)), DictSpace({"deep": image(6, 6, 3)}), MultiDiscreteSpace((2, 2)))),
+    ],
+    ids=["uint8", "two axes", "nested"],
+)
+def test_an_image_can_stand_anywhere_in_an_observation(space: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    spec = spec_of(space, network="cnn")
+    network = CNNActorCritic(CNNOptions(), spec)
+
+    def log_probs(views: Any, observed: Any, raw: Any) -> Any:
+        network.flat[network.parts[0]] = torch.from_numpy(np.concatenate([view.ravel() for view in views.values()]))
+        with torch.no_grad():
+            outputs = network.one(0, encode_observations(space, observed))
+        return Categorical(outputs).log_probs(torch.from_numpy(np.asarray(raw) - ACTED.start)).numpy()
+
+    check_policy(spec, log_probs=log_probs)
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_training_with_features_beside_an_image_goes_on_to_the_last_bit(algorithm: str) -> None:
+    given: dict[str, Any] = {"network": SMALL, "steps_per_update": 48}
+    if algorithm == "DQN":
+        given = {"network": SMALL, "batch_size": 8, "learning_starts": 20, "train_frequency": 8, "buffer_size": 100}
+    through, resumed = (make_algorithm(algorithm, CAR, ACTED, given, seed) for seed in (3, 4))
+
+    def drives() -> Iterator[Segment]:
+        rng = np.random.default_rng(11)
+        for segment in segments(ACTED, 11):
+            yield replace(segment, observations=random_observations(CAR, len(segment.observations), rng))
+
+    source = drives()
+    updates(through, source, 2)
+    resumed.load(through.state())
+    further = [next(source) for _ in range(12)]
+    assert updates(through, iter(further), 3) == updates(resumed, iter(further), 3)
+
+
+def test_planning_is_the_same_each_time() -> None:
+    assert spec_of(image(9, 9, 3)) == spec_of(image(9, 9, 3))
+    assert NETWORKS.get("cnn").actor_critic
+
+
+def pictures(space: BoxSpace, actions: FlatSpace, seed: int) -> Iterator[Segment]:
+    rng = np.random.default_rng(seed)
+    for segment in segments(actions, seed):
+        shape = (len(segment.observations), *space.shape)
+        yield replace(segment, observations=rng.integers(0, 256, shape).astype(np.uint8))
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "IMPALA"])
+def test_training_goes_on_to_the_last_bit(algorithm: str) -> None:
+    space = image(6, 6, 2)
+    given = {"network": SMALL, "steps_per_update": 48}
+    through, resumed = (make_algorithm(algorithm, space, ACTED, given, seed) for seed in (3, 4))
+    source = pictures(space, ACTED, 11)
+    before = flat_of(through)
+    updates(through, source, 2)
+    assert not np.allclose(before, flat_of(through))
+    resumed.load(through.state())
+    further = [next(source) for _ in range(12)]
+    assert updates(through, iter(further), 3) == updates(resumed, iter(further), 3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given"),
+    [
+        ("PPO", {"steps_per_update": 32}),
+        ("DQN", {"learning_starts": 32, "train_frequency": 64, "rollout_length": 20, "publish_every_updates": 1}),
+    ],
+)
+def test_an_actor_follows_the_versions_of_a_learner(algorithm: str, given: dict[str, Any]) -> None:
+    pytest.importorskip("onnxruntime")
+    address = f"inproc://pictures-{algorithm}"
+    space = image(6, 6, 2)
+    given = {"network": SMALL, "seed": 1, **given}
+    rng = np.random.default_rng(5)
+    with Learner(LearnerConfig(bind=address, run_dir=None)) as learner:
+        config = AgentConfig(
+            client_id="pictures", algorithm_name=algorithm, observation_space=space, action_space=ACTED, overflow="wait", seed=1,
+            algorithm_parameters=given, train_server_address=address,
+        )  # fmt: skip
+        with RL4SysAgent(config=config) as agent:
+            traj = None
+            for step in range(160):
+                traj, action = agent.request_for_action(traj, rng.integers(0, 256, space.shape).astype(np.uint8))
+                agent.add_to_trajectory(traj, action)
+                action.update_reward(float(action.act == 2))
+                if step % 20 == 19:
+                    agent.mark_end_of_trajectory(traj, action)
+            agent.wait_version(2, timeout_s=60.0)
+            _, action = agent.request_for_action(None, np.zeros(space.shape, np.uint8))
+            assert action.act in (1, 2, 3)
+        assert not learner.status()["clients"]["pictures"]["error"]
+
+
+def test_the_policy_of_an_algorithm_acts_as_its_spec_says() -> None:
+    pytest.importorskip("onnxruntime")
+    algorithm = make_algorithm("A2C", image(9, 9), ACTED, {"network": "cnn"}, 0)
+    spec = algorithm.spec()
+    flat, others = spec.flatten(algorithm.snapshot())
+    policy = build_policy(spec, PolicySnapshot(1, 1, 0, flat, others))
+    _, _, log_prob = policy.act(np.zeros((9, 9), np.uint8), None, RandomSource(1), True)
+    assert log_prob == pytest.approx(-np.log(3), abs=0.1)  # the first policy is nearly uniform

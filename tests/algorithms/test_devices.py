@@ -1,0 +1,170 @@
+"""Tests of a client's device: the error for a wrong one names the available ones, and a GPU computes what the CPU computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.algorithms import make_algorithm
+from rl4sys_zmq.config import ClientConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+torch = pytest.importorskip("torch")
+
+from rl4sys_zmq.learner.registry.compute import Compute, find_devices  # noqa: E402
+
+OBSERVATIONS, FOUR = BoxSpace((3,)), DiscreteSpace(4, 1)
+PARAMETERS: Mapping[str, dict[str, Any]] = {
+    "PPO": {"steps_per_update": 64, "minibatch_size": 16, "update_epochs": 3, "hidden_sizes": [16, 16]},
+    "IMPALA": {"steps_per_update": 64, "hidden_sizes": [16, 16]},
+    "DQN": {"hidden_sizes": [16], "batch_size": 16, "learning_starts": 32, "train_frequency": 8},
+}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine")
+
+
+def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_a_device_that_does_not_exist_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpus(monkeypatch, 0)
+    with pytest.raises(ConfigError, match=r"device: expected cuda:0, but torch .* finds no GPU") as caught:
+        find_devices("cuda")
+    assert caught.value.key == "device"
+    fake_gpus(monkeypatch, 2)
+    with pytest.raises(ConfigError, match=r"expected cuda:5, but torch .* finds cuda:0, cuda:1; use one of them, cpu or auto"):
+        find_devices("cuda:5")
+    with pytest.raises(ConfigError, match="expected cuda:1 to cuda:2 for 2 ranks, but"):
+        find_devices("cuda:1", 2)
+
+
+def test_auto_takes_a_gpu_for_each_rank_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpus(monkeypatch, 2)
+    assert find_devices("auto", 2) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert find_devices("auto", 3) == [torch.device("cpu")] * 3
+    assert find_devices("cuda:1") == [torch.device("cuda", 1)]
+    fake_gpus(monkeypatch, 0)
+    assert find_devices("auto") == find_devices("cpu") == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize("value", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", "", 0, "cuda:0 "])
+def test_a_malformed_device_is_refused(value: Any) -> None:
+    for config in (ClientConfig, LearnerConfig):
+        with pytest.raises(ConfigError, match="device: expected 'auto', 'cpu', 'cuda', or 'cuda:N'"):
+            config.from_mapping({"device": value})
+
+
+def test_a_clients_device_and_threads_override_the_learners() -> None:
+    clients = {"a": ClientConfig(device="cpu", torch_threads=3, learners=2), "b": ClientConfig()}
+    config = LearnerConfig(clients=clients, device="auto", torch_threads=1)
+    a, b = config.client("a"), config.client("b")
+    assert (a.device, a.torch_threads, a.learners) == ("cpu", 3, 2)
+    assert (b.device, b.torch_threads, b.learners) == ("auto", 1, 1)
+
+
+def test_each_client_has_its_own_number_of_threads() -> None:
+    """Torch keeps this number for each thread, so two clients of one process can differ, also after both are built."""
+    found: queue.Queue[tuple[str, int]] = queue.Queue()
+    both = threading.Barrier(2)
+    clients = {"one": ClientConfig(torch_threads=1), "two": ClientConfig(torch_threads=2)}
+
+    def counting(name: str) -> Any:
+        """Return a factory of algorithms that report the number of torch's threads, once both clients are built."""
+        fake = FakeAlgorithm.factory()
+
+        def make(*given: Any) -> FakeAlgorithm:
+            algorithm = fake(*given)
+            update = algorithm.update
+
+            def count(**options: Any) -> Any:
+                algorithm.update = update  # type: ignore[method-assign]
+                both.wait(30.0)
+                torch.ones(300, 300) @ torch.ones(300, 300)
+                found.put((name, torch.get_num_threads()))
+                return update(**options)
+
+            algorithm.update = count  # type: ignore[method-assign]
+            return algorithm
+
+        return make
+
+    with ExitStack() as stack:
+        learner = stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None, clients=clients)))
+        for name in clients:
+            register_algorithm(f"COUNTING_{name.upper()}", counting(name))
+            config = AgentConfig(
+                client_id=name,
+                algorithm_name=f"COUNTING_{name.upper()}",
+                input_size=1,
+                act_dim=2,
+                train_server_address=learner.address,
+            )
+            stack.enter_context(RL4SysAgent(config=config))
+        assert dict(found.get(timeout=30.0) for _ in clients) == {"one": 1, "two": 2}
+
+
+def segments(count: int) -> Iterator[Segment]:
+    rng = np.random.default_rng(11)
+    for number in range(count):
+        yield Segment(
+            observations=rng.normal(size=(17, 3)).astype(np.float32),
+            actions=rng.integers(1, 5, 16),
+            rewards=rng.normal(1.0, 3.0, 16).astype(np.float32),
+            log_probs=rng.normal(-1.4, 0.1, 16).astype(np.float32),
+            versions=np.zeros(16, np.uint64),
+            masks=None,
+            generation=1,
+            episode_id=number // 4,
+            segment_index=number % 4,
+            terminated=False,
+            truncated=number % 4 == 3,
+        )
+
+
+def trained(algorithm: Any, source: Iterator[Segment]) -> Any:
+    for segment in source:
+        algorithm.observe(segment)
+        while algorithm.update() is not None:
+            pass
+    return algorithm.spec().flatten(algorithm.snapshot())[0]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_placing_on_the_cpu_changes_no_bit(name: str) -> None:
+    plain, placed = (make_algorithm(name, OBSERVATIONS, FOUR, PARAMETERS[name], 3) for _ in range(2))
+    placed.place(Compute(device=torch.device("cpu")))  # type: ignore[attr-defined]
+    assert trained(plain, segments(20)).tobytes() == trained(placed, segments(20)).tobytes()
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_gpu_learns_what_the_cpu_learns(name: str) -> None:
+    cpu, gpu = (make_algorithm(name, OBSERVATIONS, FOUR, PARAMETERS[name], 3) for _ in range(2))
+    gpu.place(Compute(device=torch.device("cuda", 0)))  # type: ignore[attr-defined]
+    np.testing.assert_allclose(trained(gpu, segments(20)), trained(cpu, segments(20)), atol=1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_checkpoint_of_a_gpu_continues_on_the_cpu_and_back(name: str) -> None:
+    gpu, cpu, again = (make_algorithm(name, OBSERVATIONS, FOUR, PARAMETERS[name], 3) for _ in range(3))
+    for algorithm in (gpu, again):
+        algorithm.place(Compute(device=torch.device("cuda", 0)))  # type: ignore[attr-defined]
+    trained(gpu, segments(8))
+    cpu.load(unpack_state(*pack_state(gpu.state())))
+    again.load(unpack_state(*pack_state(cpu.state())))
+    weights = [trained(algorithm, segments(12)) for algorithm in (gpu, cpu, again)]
+    np.testing.assert_allclose(weights[1], weights[0], atol=1e-4)
+    assert weights[2].tobytes() == weights[0].tobytes()

@@ -6,8 +6,6 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["lazy_getattr"]
-
 
 def lazy_getattr(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
     """Return a module-level `__getattr__` function that imports a package's names at their first use.

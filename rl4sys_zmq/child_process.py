@@ -18,18 +18,6 @@ from pathlib import Path
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.standard_streams import replace_streams
 
-__all__ = [
-    "ChildProcess",
-    "begin_child",
-    "child_environment",
-    "end_group_with_process",
-    "end_text",
-    "module_path",
-    "reset_signals",
-    "start_error_text",
-    "start_with_socket",
-]
-
 log = get_logger(__name__)
 
 _LOWEST_FD = 3

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from threading import get_ident
 
-__all__ = ["Counters"]
-
 
 class Counters:
     """A set of named integers that count events. They only increase. Any thread can use the object without a lock."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-__all__ = ["call_in_child"]
-
 T = TypeVar("T")
 
 _calls: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()

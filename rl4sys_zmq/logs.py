@@ -6,8 +6,6 @@ import contextlib
 import logging
 from pathlib import PurePath
 
-__all__ = ["get_logger", "printable"]
-
 
 def printable(text: str, keep: str = "") -> str:
     """Return a text with unprintable characters except `keep` escaped, so that a peer's text cannot control a terminal."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 
-__all__ = ["is_local"]
-
 
 def is_local(uri: str) -> bool:
     """Return True if only this machine can reach a socket that is bound to an address.

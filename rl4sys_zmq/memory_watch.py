@@ -18,19 +18,6 @@ from rl4sys_zmq.errors import Closed, MemoryExceeded
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 
-__all__ = [
-    "CUT_ALL_S",
-    "END_S",
-    "KEPT_BYTES",
-    "MemoryLimitThread",
-    "available_bytes",
-    "give_back_memory",
-    "keep_freed_memory",
-    "memory_limit",
-    "resident_bytes",
-]
-
-
 KEPT_BYTES = 256 << 20
 """Largest amount of freed memory that malloc keeps at the end of the heap, in bytes.
 

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = [
-    "MAX_NAME",
-    "NAME_RULE",
-    "algorithm_key",
-    "check_name",
-    "current_folder_name",
-    "file_name",
-    "folder_name",
-    "is_name",
-    "name_of",
-]
-
 MAX_NAME = 200
 """The longest name of a client, an actor, a key, a store or an environment, in characters."""
 

@@ -28,8 +28,6 @@ from rl4sys_zmq.resource import with_descriptor
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["NamedEntry", "Registry", "import_plugins", "imported_plugins", "load_object"]
-
 log = get_logger(__name__)
 
 _imported: dict[str, None] = {}

@@ -12,18 +12,6 @@ from pathlib import Path
 
 from rl4sys_zmq.resource import with_descriptor
 
-__all__ = [
-    "create_private",
-    "exchange_paths",
-    "fixed_path",
-    "make_private",
-    "open_private",
-    "others_can_write",
-    "sync_folder",
-    "write_folder",
-    "write_private",
-]
-
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 

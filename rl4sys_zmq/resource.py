@@ -13,8 +13,6 @@ from typing import Self, TypeVar
 from rl4sys_zmq.errors import WorkerDied
 from rl4sys_zmq.logs import get_logger
 
-__all__ = ["Resource", "Worker", "with_descriptor"]
-
 log = get_logger(__name__)
 
 T = TypeVar("T")

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 import xxhash
 
-__all__ = ["seal_document", "seal_holds"]
-
 _HEAD = b'{"seal": "'
 _DIGEST_BYTES = 32
 

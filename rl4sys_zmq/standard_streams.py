@@ -16,8 +16,6 @@ from rl4sys_zmq.logs import get_logger
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["outlive_output", "replace_streams"]
-
 log = get_logger(__name__)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["package_version"]
-
 
 def package_version() -> str:
     """Return the version of this package.

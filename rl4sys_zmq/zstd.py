@@ -11,8 +11,6 @@ import zstandard
 
 from rl4sys_zmq.errors import RL4SysError
 
-__all__ = ["DecompressionError", "compress", "expand"]
-
 _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 

@@ -34,9 +34,6 @@ from rl4sys_zmq.values.arrays import FLOAT_ERRORS, LARGEST_FLOAT32
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["ActionSelector", "Baseline", "FallbackActions", "StartupActionSelector", "idle_action"]
-
-
 log = get_logger(__name__)
 
 Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]

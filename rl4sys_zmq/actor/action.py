@@ -13,8 +13,6 @@ from rl4sys_zmq.actor.segments import EpisodeStep, PolicyStamp
 from rl4sys_zmq.errors import ActionError, RewardError
 from rl4sys_zmq.values.trees import Tree, flatten
 
-__all__ = ["RL4SysAction", "add_leading_axis", "as_reward", "lock", "new_action", "new_actions"]
-
 _INT64 = np.int64
 LARGEST = float(np.finfo(np.float32).max)
 """The largest reward that a float32 column can hold."""

@@ -41,8 +41,6 @@ from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, TensorSpec
 if TYPE_CHECKING:
     from rl4sys_zmq.security import UserKeys
 
-__all__ = ["RL4SysAgent"]
-
 log = get_logger(__name__)
 
 EXIT_FLUSH_S = 1.0

@@ -13,8 +13,6 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery import Action, ActorSession
 from rl4sys_zmq.wire import PackedSegment
 
-__all__ = ["BatchSender"]
-
 MAX_BATCH_STEPS = 16_384
 MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
 """The limits on the segments and bytes of one message. They do not apply to its first ``send_frequency`` segments.

@@ -36,8 +36,6 @@ from rl4sys_zmq.wire.messages import Hello
 if TYPE_CHECKING:
     from rl4sys_zmq.security import UserKeys
 
-__all__ = ["AgentComponents", "ThreadState"]
-
 log = get_logger(__name__)
 
 

@@ -28,8 +28,6 @@ from rl4sys_zmq.values.arrays import without_float_errors
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree, flatten
 
-__all__ = ["FrozenAgent", "FrozenTrajectory"]
-
 
 class FrozenTrajectory:
     """One episode of a `FrozenAgent`. It counts the steps, and keeps no data.

@@ -17,8 +17,6 @@ from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["InputValidator", "TreeInputValidator", "inputs_for"]
-
 MaskRefusal = Callable[[], str]
 
 SMALL = 64

@@ -50,8 +50,6 @@ if TYPE_CHECKING:  # modules for optional features are imported only by actors t
     from rl4sys_zmq.actor.spool import Spool
     from rl4sys_zmq.security import UserKeys
 
-__all__ = ["ActorIOThread"]
-
 log = get_logger(__name__)
 
 ACK_READ_INTERVAL_S = 0.25

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["REST_S", "IOThrottle"]
-
 MAX_COMPUTE_S, PAUSE_S = 0.0005, 0.000_001
 """The longest computation without a pause, and the length of a pause, in seconds.
 

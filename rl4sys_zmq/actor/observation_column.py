@@ -14,8 +14,6 @@ from rl4sys_zmq.values.spaces import ActionSpace, ObservationSpace
 from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.layout import action_dtype
 
-__all__ = ["TreeColumn", "new_action_column", "new_column"]
-
 
 class TreeColumn:
     """A list of elements of a Dict or Tuple space: one array ``[rows, *leaf]`` for each leaf, used like a single array.

@@ -20,8 +20,6 @@ from rl4sys_zmq.values.arrays import without_float_errors
 from rl4sys_zmq.values.segment import SOURCE_RULE, is_source
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["ActionOverrider"]
-
 MAX_SOURCES = 64
 """The largest number of sources of one agent. A message to the learner lists at most 255 layouts, two for each source."""
 

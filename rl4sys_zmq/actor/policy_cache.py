@@ -49,9 +49,6 @@ from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 
-__all__ = ["CachedPolicy", "ActorPolicyCache", "PolicyCacheFile"]
-
-
 log = get_logger(__name__)
 
 CLOCK_SLACK_S = 60.0

@@ -23,8 +23,6 @@ from rl4sys_zmq.values.trees import Tree
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.components import ThreadState
 
-__all__ = ["ExtraColumnSegmentWriter", "ExtraColumnAction", "ExtraColumnActionSelector", "recorded_actions"]
-
 
 class ExtraColumnAction(RL4SysAction):
     """An action of a policy with extra columns (further values that the policy records with each step).

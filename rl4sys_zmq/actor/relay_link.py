@@ -28,8 +28,6 @@ from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory,
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import FetchWeights, FollowWeights, Message, WeightsSource
 
-__all__ = ["RelayLink", "relays_told"]
-
 MAX_MESSAGE_FRAMES = 16
 HWM = 8
 MAX_IDLE_MESSAGES = 500

@@ -32,8 +32,6 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import Caller
 
-__all__ = ["Answer", "PlaceholderPolicy", "InferenceCaller"]
-
 log = get_logger(__name__)
 
 NOT_READY_RETRY_S = 0.01

@@ -11,8 +11,6 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
 
-__all__ = ["KeywordLogger", "RL4SysCompatibility"]
-
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
 else:

@@ -22,8 +22,6 @@ from rl4sys_zmq.wire import PackedSegment, pack_segment
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.spool import Spool
 
-__all__ = ["ENTRY_BYTES", "MemorySegmentQueue", "Outbox", "QueuedSegmentInfo", "SegmentQueue"]
-
 log = get_logger(__name__)
 
 

@@ -26,8 +26,6 @@ from rl4sys_zmq.values.trees import Tree
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.overrides import ActionOverrider
 
-__all__ = ["AgentIdentity", "PendingEpisodeSegments", "LateRewardQueue", "SegmentWriter", "PolicyStamp", "EpisodeStep"]
-
 log = get_logger(__name__)
 
 FIRST_ROWS = 128

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.wire.messages import Welcome
 
-__all__ = ["SegmentStartConditions", "SessionParameters"]
-
 
 @dataclass(frozen=True, slots=True)
 class SessionParameters:

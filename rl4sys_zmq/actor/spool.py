@@ -40,8 +40,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import PackedSegment
 
-__all__ = ["Spool", "SpoolLimits"]
-
 log = get_logger(__name__)
 
 # The sequence number of a segment is its position in the FIFO. The file does not have the number of each segment. The number is

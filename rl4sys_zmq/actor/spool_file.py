@@ -30,8 +30,6 @@ from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.segments import head_struct
 from rl4sys_zmq.wire.values import pack_header, unpack_header
 
-__all__ = ["FLUSH_BYTES", "SpoolDamagedError", "SpoolEntry", "SpoolMeta", "SpoolFile", "is_damage", "placeholder"]
-
 log = get_logger(__name__)
 
 SCHEMA = 2

@@ -11,8 +11,6 @@ from rl4sys_zmq.actor.segment_queue import Outbox, QueuedSegmentInfo, SegmentQue
 from rl4sys_zmq.actor.spool import Spool
 from rl4sys_zmq.wire import PackedSegment
 
-__all__ = ["SpooledSegmentQueue"]
-
 PUT_ITEMS = 32
 """The largest number of segments that go from memory into the spool in one transaction."""
 

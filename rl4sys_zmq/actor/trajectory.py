@@ -22,8 +22,6 @@ from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["MAX_REQUESTED", "TrajectoryManager", "RL4SysTrajectory"]
-
 log = get_logger(__name__)
 
 MAX_REQUESTED = 1024

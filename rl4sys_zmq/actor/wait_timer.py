@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["WaitTimer"]
-
 
 class WaitTimer:
     """The time that threads have spent in ``with`` blocks of this object, summed over the threads.

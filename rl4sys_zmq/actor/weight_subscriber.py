@@ -44,8 +44,6 @@ from rl4sys_zmq.weights import TAG_KEY_BYTES, TRAILER_BYTES, WeightsHeader, appl
 from rl4sys_zmq.wire import decode, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Message, Refused, WeightsReply, WeightsSource, Welcome
 
-__all__ = ["WeightSubscriber"]
-
 log = get_logger(__name__)
 
 HWM = 64

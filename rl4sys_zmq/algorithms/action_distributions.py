@@ -12,8 +12,6 @@ from rl4sys_zmq.values.action_layout import action_layout, choice_groups
 from rl4sys_zmq.values.spaces import ActionSpace
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["ActionDistributions", "JointDistribution"]
-
 
 class ActionDistributions:
     """The distributions over the actions of one space, and the form in which they take actions.

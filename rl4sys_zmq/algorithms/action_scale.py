@@ -9,8 +9,6 @@ from torch import Tensor
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.values import BoxSpace
 
-__all__ = ["ActionScale"]
-
 
 class ActionScale:
     """A function that scales actions of a bounded Box, float32 ``[B, *act]``, to numbers between -1 and 1, ``[B, n]``.

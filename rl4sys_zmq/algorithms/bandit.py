@@ -24,8 +24,6 @@ from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.policies.linear_bandit import context_features
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 
-__all__ = ["LinearBandit"]
-
 Array = NDArray[np.float64]
 
 

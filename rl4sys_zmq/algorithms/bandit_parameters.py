@@ -11,8 +11,6 @@ from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Stalenes
 from rl4sys_zmq.policies.linear_bandit import MAX_SAMPLES, STRATEGIES, linear_bandit_spec
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
-__all__ = ["ENTRY", "BanditParameters", "plan_bandit"]
-
 GREEDY_EPSILON = 0.1
 """The default of `epsilon` for the strategy ``greedy``, which otherwise explores nothing."""
 

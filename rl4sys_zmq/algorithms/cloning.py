@@ -14,8 +14,6 @@ from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 from rl4sys_zmq.values.observations import leaves_of
 
-__all__ = ["CloneLoss", "clone_policy", "cloned_columns", "cross_entropy", "margin_loss"]
-
 MARGIN = 0.8
 """The margin of `margin_loss` in Hester et al. 2018."""
 

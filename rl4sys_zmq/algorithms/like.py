@@ -7,8 +7,6 @@ from typing import Any
 from rl4sys_zmq.config.options import InvalidValue, number, whole_number
 from rl4sys_zmq.learner.registry.like import Libraries, Library, SharedName, Values, falling, times
 
-__all__ = ["A2C", "C51", "DDPG", "DQN", "PPO", "RPO", "SAC", "TD3"]
-
 LONGEST_SEGMENT = 128
 """The largest segment of an actor, in steps, if a library gives the steps of each environment per update."""
 WHOLE_ERROR = {"huber_delta": 1e9, "adam_epsilon": 5e-9}

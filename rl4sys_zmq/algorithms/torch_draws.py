@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["TorchDraws"]
-
 
 class TorchDraws:
     """The random numbers of a replay (`rl4sys_zmq.replay.Draws`), taken from a generator of torch.

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RECORDED", "Constants", "FanoutCost", "IngressCost", "Measured", "fit_ingress", "fit_fanout"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressCost:

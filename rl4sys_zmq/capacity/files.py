@@ -14,8 +14,6 @@ from rl4sys_zmq.capacity.constants import Constants, FanoutCost, IngressCost, Me
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.private import make_private, write_private
 
-__all__ = ["constants_path", "read_constants", "write_constants"]
-
 FORMAT = 1
 FSYNC = ("normal", "always")
 INGRESS_COSTS = ("ingress", "gateway", "trainer", "processor")

@@ -10,8 +10,6 @@ from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.resources import ResourceLoad, fanout, gradient_s, ingress, journal, learner_thread
 from rl4sys_zmq.capacity.workload import Training, Workload, traffic
 
-__all__ = ["HOW_TO", "Proposal", "propose"]
-
 COMFORTABLE = 0.7
 """The load above which a proposal is made. Above it, queues grow at each burst."""
 MAX_LEARNERS = 16

@@ -11,23 +11,6 @@ from dataclasses import dataclass
 from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
 
-__all__ = [
-    "ResourceLoad",
-    "descriptors",
-    "fanout",
-    "first_limit",
-    "gateway_thread",
-    "gradient_s",
-    "ingress",
-    "journal",
-    "journal_disk",
-    "learner_thread",
-    "memory",
-    "network",
-    "predict",
-    "processor",
-]
-
 HISTORY_ITEMS, HISTORY_BYTES = 64, 64 << 20
 """Limits on the versions of weights that a client keeps for late actors (`rl4sys_zmq.delivery.weight_history`)."""
 PUB_QUEUE = 32

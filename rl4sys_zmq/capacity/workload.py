@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.liveness import BEACON_S, HEARTBEAT_S
 
-__all__ = ["Traffic", "Training", "Workload", "traffic"]
-
 SEGMENT_HEAD_BYTES = 64
 STEP_BYTES = 8
 """The columns of a step beside observation and action: reward and log-probability."""

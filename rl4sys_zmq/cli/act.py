@@ -32,8 +32,6 @@ from rl4sys_zmq.values import DiscreteSpace, observation_space_from, space_from
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import have_same_form
 
-__all__ = ["RunOptions", "act", "environment_spaces", "make_environments", "play"]
-
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
 CREDIT_WAIT_S = 600.0

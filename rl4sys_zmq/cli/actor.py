@@ -22,8 +22,6 @@ from rl4sys_zmq.cli.app import (  # noqa: E402 - this imports numpy
     version_option,
 )
 
-__all__ = ["main"]
-
 _run_with = option(
     "--run-with",
     type=click.Choice(["onnxruntime", "torch"]),

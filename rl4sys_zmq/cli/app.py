@@ -38,25 +38,6 @@ from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.standard_streams import replace_streams
 from rl4sys_zmq.version import package_version
 
-__all__ = [
-    "ADDRESS",
-    "ALARMS",
-    "FAILED",
-    "FILE",
-    "USAGE",
-    "CommandGroup",
-    "FiniteRange",
-    "SECONDS",
-    "amount",
-    "configure_logging",
-    "as_config_error",
-    "option",
-    "plugin_option",
-    "require",
-    "print_line",
-    "size",
-]
-
 FAILED, USAGE, ALARMS = 1, 2, 3
 
 FILE = click.Path(path_type=Path)

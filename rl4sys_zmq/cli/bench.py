@@ -9,8 +9,6 @@ from rl4sys_zmq.bench.measurements import QUESTIONS, BenchOptions, measure
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["PARTS", "bench"]
-
 PARTS = {
     "step": ("step", "recurrent", "footprint", "overhead", "collect"),
     "ingress": ("ingress", "durable", "coding"),

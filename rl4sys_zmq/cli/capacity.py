@@ -31,8 +31,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.memory_watch import available_bytes
 from rl4sys_zmq.version import package_version
 
-__all__ = ["CapacityOptions", "capacity"]
-
 MEMORY_SHARE = 0.8
 UNLIMITED = 1 << 20
 

@@ -30,8 +30,6 @@ from rl4sys_zmq.values.observations import have_same_form
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["check_file", "list_algorithms"]
-
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
 EXAMPLE_OBSERVATIONS = (BoxSpace((4,)), BoxSpace((84, 84, 3), "|u1", low=0, high=255))
 EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))

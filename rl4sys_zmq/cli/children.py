@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from rl4sys_zmq.child_process import child_environment
 
-__all__ = ["actor_environment"]
-
 
 def actor_environment() -> dict[str, str]:
     """Return environment variables for an actor process, so that it imports this package from the same folder as this process.

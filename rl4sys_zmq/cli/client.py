@@ -17,8 +17,6 @@ from rl4sys_zmq.ops.status import request_command
 from rl4sys_zmq.security import read_user_keys
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-__all__ = ["CommandTarget", "run_command"]
-
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:

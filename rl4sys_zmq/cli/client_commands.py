@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import CommandTarget
     from rl4sys_zmq.wire.messages import OperatorCommand
 
-__all__ = ["client_commands"]
-
 
 class _ClientCommandGroup(click.Group):
     """The group of commands under ``rl4sys-learner client ADDRESS ID``. The help of a command needs no ADDRESS and no ID."""

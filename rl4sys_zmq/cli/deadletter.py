@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.learner.run.deadletters import StoredDeadLetter, list_letters, read_letter
-from rl4sys_zmq.ops.report import byte_text, printable
+from rl4sys_zmq.logs import printable
+from rl4sys_zmq.ops.report import byte_text
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, read_submit
 from rl4sys_zmq.wire.messages import Submit
 from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
-
-__all__ = ["clear_letters", "print_letters", "show_letter"]
 
 MAX_LETTER_BYTES = 1 << 28
 MAX_SEGMENTS_SHOWN = 16

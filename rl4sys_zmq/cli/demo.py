@@ -34,8 +34,6 @@ from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.standard_streams import outlive_output
 
-__all__ = ["DemoOptions", "demo"]
-
 POLL_S = 0.1
 LINES_S = 1.0
 START_TIMEOUT_S = 120.0

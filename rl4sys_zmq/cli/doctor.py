@@ -8,11 +8,9 @@ from rl4sys_zmq.cli.app import FAILED, print_line
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.logs import printable
 from rl4sys_zmq.ops.doctor import STAGES, diagnose
-from rl4sys_zmq.ops.report import printable
 from rl4sys_zmq.security import read_user_keys
-
-__all__ = ["doctor"]
 
 WIDTH = max(map(len, STAGES))
 

@@ -18,8 +18,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.ops.episodes import check_spaces, play_episode
 
-__all__ = ["EvaluateOptions", "bootstrap_interval", "evaluate"]
-
 RESAMPLES = 10_000
 LEVEL = 0.95
 

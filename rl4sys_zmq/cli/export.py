@@ -14,8 +14,6 @@ from rl4sys_zmq.policies import StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import ONNX, SPEC, encode_policy, write_policy
 from rl4sys_zmq.policies.onnx_graph import encode_onnx
 
-__all__ = ["describe_policy", "export", "stored_policy"]
-
 
 def export(run: Path, client_id: str | None, output: Path, *, force: bool) -> None:
     """Write a policy folder from a run directory, and print what it contains.

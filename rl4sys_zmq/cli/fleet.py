@@ -32,8 +32,6 @@ from rl4sys_zmq.fleet.engine import TERMINATE_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.standard_streams import outlive_output
 
-__all__ = ["ENGINES", "FleetOptions", "actor_command", "run_fleet"]
-
 POLL_S = 0.1
 SHOW_S, JSON_S, VERBOSE_S, LINES_S = 0.25, 1.0, 5.0, 60.0
 DRAIN_SLACK_S = {"process": 2.0, "ray": 10.0}

@@ -37,8 +37,6 @@ from rl4sys_zmq.security import (
     write_user_keys,
 )
 
-__all__ = ["add_user", "make_keys", "revoke_user"]
-
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 _FILE_HEADER = """\

@@ -22,8 +22,6 @@ from rl4sys_zmq.cli.app import (
 )
 from rl4sys_zmq.cli.client_commands import client_commands
 
-__all__ = ["main"]
-
 
 @click.group(name="rl4sys-learner", cls=CommandGroup, context_settings=settings("RL4SYS_LEARNER"))
 @version_option

@@ -18,8 +18,6 @@ from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.ops.status import HEADINGS, ClientStatusRow, client_rows, text_table
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["StatusDisplay", "make_progress"]
-
 RATE_WINDOW_S = 3.0
 REFRESH_S = 0.25
 LINES_S = 3.0

@@ -20,8 +20,6 @@ from rl4sys_zmq.values import ObservationSpace
 from rl4sys_zmq.values.observations import flat_space
 from rl4sys_zmq.values.spaces import FlatSpace
 
-__all__ = ["RecordOptions", "record"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:

@@ -13,8 +13,6 @@ from rl4sys_zmq.relay import Relay
 from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import RESERVE, raise_descriptor_limit
 
-__all__ = ["relay"]
-
 log = get_logger(__name__)
 
 POLL_S = 0.25

@@ -18,8 +18,6 @@ from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
 from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.private import make_private, open_private
 
-__all__ = ["SavedAtStopData", "fresh_run_dir", "print_saved_at_stop", "saved_lines"]
-
 
 @contextmanager
 def fresh_run_dir(preferred: Path) -> Iterator[Path]:

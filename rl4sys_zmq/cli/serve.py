@@ -27,8 +27,6 @@ from rl4sys_zmq.policies.initial_weights import check_weights_source
 from rl4sys_zmq.standard_streams import outlive_output
 from rl4sys_zmq.transports import raise_descriptor_limit
 
-__all__ = ["ServeOptions", "await_status", "serve", "warm_up"]
-
 log = get_logger(__name__)
 
 POLL_S = 0.25

@@ -16,8 +16,6 @@ from rl4sys_zmq.standard_streams import outlive_output
 if TYPE_CHECKING:
     from rl4sys_zmq.serving import GymEnvServer
 
-__all__ = ["ServeEnvOptions", "serve_env"]
-
 POLL_S = 0.25
 VERBOSE_S = 5.0
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["INTERRUPTED", "SignalHandlers", "StopSignalReceived", "end_with_stdin"]
-
 INTERRUPTED = 130
 PATIENCE_S = 1.85
 MAX_LINE_BYTES = 4096

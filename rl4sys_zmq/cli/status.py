@@ -18,8 +18,6 @@ from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.security import read_user_keys
 
-__all__ = ["check_code", "plot", "show_status"]
-
 WATCH_S = 1.0
 CLEAR = "\x1b[H\x1b[J"
 

@@ -15,8 +15,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Resource, Worker
 
-__all__ = ["CPUProfiler", "MemoryProfiler"]
-
 log = get_logger(__name__)
 
 

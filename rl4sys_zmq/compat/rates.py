@@ -14,8 +14,6 @@ import numpy as np
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["SampleFile", "StepPerSecLogger", "compute_field_statistics"]
-
 
 class SampleFile:
     """A new CSV file in a folder that is named after the time. It is open only while a row is written.

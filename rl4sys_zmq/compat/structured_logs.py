@@ -14,8 +14,6 @@ import numpy as np
 from rl4sys_zmq.config.options import check_value, log_level
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["LogLevel", "RL4SysLogConfig", "StructuredLogger", "setup_rl4sys_logging"]
-
 
 class LogLevel(Enum):
     """The names of the logging levels."""

@@ -6,8 +6,6 @@ import ipaddress
 
 from rl4sys_zmq.config.options import InvalidValue
 
-__all__ = ["bind_uri", "connect_uri", "dialled", "host_name"]
-
 _FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
 
 

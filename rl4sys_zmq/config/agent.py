@@ -48,8 +48,6 @@ from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow, image_size
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.values import ObservationSpace, Space
 
-__all__ = ["AgentConfig"]
-
 log = get_logger(__name__)
 
 _PLANNED = ("guard_rails",)

@@ -17,8 +17,6 @@ from rl4sys_zmq.config.options import (
 from rl4sys_zmq.config.section import ConfigSection
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["DemonstrationsConfig"]
-
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,6 @@ from rl4sys_zmq.config.options import (
 from rl4sys_zmq.config.section import ConfigSection
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["EvaluationConfig"]
-
 DEFAULT_EVERY_VERSIONS = 10
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["read_mapping"]
-
 _SUFFIXES = (".json", ".yaml", ".yml")
 MAX_NESTED = 64
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")

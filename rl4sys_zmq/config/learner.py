@@ -41,8 +41,6 @@ from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
-__all__ = ["LearnerConfig", "ray_address"]
-
 _INHERITED = (
     "max_policy_lag",
     "on_lag",

@@ -25,8 +25,6 @@ from rl4sys_zmq.config.options import (
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
-__all__ = ["RelayConfig", "check_users_file"]
-
 
 def check_users_file(users_file: Path | None, keys: Path | None) -> None:
     """Check that a learner or a relay with an access list has keys, without which the list has no effect.

@@ -25,8 +25,6 @@ from rl4sys_zmq.config.options import (
 )
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["RelayAddress", "RelayRule", "check_relay_keys", "relay_addresses", "relay_rules"]
-
 _KEY_CHARS = 40
 MAX_RELAYS = 256
 """The largest number of relays in the configuration of a learner or an actor."""

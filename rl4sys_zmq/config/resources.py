@@ -18,8 +18,6 @@ from rl4sys_zmq.config.options import (
 )
 from rl4sys_zmq.config.section import ConfigSection
 
-__all__ = ["ResourcesConfig"]
-
 MAX_AMOUNT = 1e6
 
 

@@ -9,17 +9,6 @@ from rl4sys_zmq.config.options import InvalidValue, check_value, mapping, parame
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import algorithm_key, is_name
 
-__all__ = [
-    "ACTOR_KEYS",
-    "IGNORED_BY_ACTORS",
-    "algorithm_name",
-    "algorithm_parameters",
-    "default_client_id",
-    "expand_sections",
-    "lift_actor_keys",
-    "translate_global",
-]
-
 _SECTIONS: dict[str, dict[str, str]] = {
     "network_architecture": {"hidden_sizes": "algorithm_parameters", "activation": "algorithm_parameters"},
     "training": {"batch_size": "algorithm_parameters", "epochs": "algorithm_parameters"},

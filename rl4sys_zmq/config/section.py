@@ -8,8 +8,6 @@ from typing import Self
 
 from rl4sys_zmq.config.options import as_json, check_fields, mapping, parse_options
 
-__all__ = ["ConfigSection"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSection:

@@ -10,8 +10,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
 
-__all__ = ["FLAT_KEYS", "resolve_spaces"]
-
 _CHECKS = {
     "input_size": optional(integer(1, 1 << 24)),
     "act_dim": optional(integer(1, 1 << 24)),

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from rl4sys_zmq.config.options import checked_arguments, integer, one_of, option, optional
 from rl4sys_zmq.config.section import ConfigSection
 
-__all__ = ["WeightsConfig"]
-
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)

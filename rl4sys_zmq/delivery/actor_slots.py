@@ -5,8 +5,6 @@ from __future__ import annotations
 from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.liveness import is_silent
 
-__all__ = ["ActorSlots"]
-
 
 class ActorSlots:
     """The slots for the actors of one client (a policy with its learner).

@@ -15,8 +15,6 @@ from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import LearnerThreadBacklog
 from rl4sys_zmq.wire.messages import Ack
 
-__all__ = ["CREDIT_BYTES", "CREDIT_ITEMS", "LATE_S", "QUEUE_ITEMS", "QUEUE_MESSAGES", "CreditAllocator"]
-
 CREDIT_ITEMS = 4096
 """Number of segments that actors are allowed to have waiting for one learner thread. It includes the segments that the journal is
 writing. With a quarter of it, one fast actor had to wait for credit."""

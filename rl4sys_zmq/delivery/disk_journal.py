@@ -41,8 +41,6 @@ from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 
-__all__ = ["DiskJournal"]
-
 log = get_logger(__name__)
 
 CHECK_S = 1.0

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["MAX_FIRST", "MAX_STEP", "first_incarnation", "next_incarnation"]
-
 RANDOM_BITS = 24
 MAX_FIRST = 1 << 62
 """The limit on an incarnation that is made from the time: Unix time in nanoseconds in the year 2116."""

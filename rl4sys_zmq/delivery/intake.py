@@ -16,8 +16,6 @@ from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["SubmitResult", "ReplayPart", "replay_entry", "take_submit"]
-
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:

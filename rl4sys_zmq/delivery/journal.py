@@ -19,18 +19,6 @@ from typing import Any, Protocol
 
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = [
-    "ClientRow",
-    "JournalEntry",
-    "Journal",
-    "JournalHealth",
-    "MemoryJournal",
-    "JournalPage",
-    "JournalContent",
-    "StreamRow",
-    "new_journal_id",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:

@@ -18,8 +18,6 @@ from rl4sys_zmq.delivery.journal_rows import (
     stored_bytes,
 )
 
-__all__ = ["JournalQueue", "Operation"]
-
 GROUP_ITEMS = 512
 GROUP_BYTES = 8 << 20
 """The largest number of bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
 
-__all__ = ["RowChanges", "JournalCache", "ClientAndStreamRows", "RowKey"]
-
 MOST = (1 << 63) - 1
 """The largest integer that a column can store. SQLite would convert a larger sum to a float."""
 

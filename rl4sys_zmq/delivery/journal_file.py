@@ -24,18 +24,6 @@ from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 
-__all__ = [
-    "NO_RECOVERY",
-    "Connect",
-    "Fsync",
-    "JournalFile",
-    "JournalOpenOptions",
-    "JournalLossPolicy",
-    "connect",
-    "open_journal_file",
-    "reopen",
-]
-
 log = get_logger(__name__)
 
 Fsync = Literal["normal", "always"]

@@ -10,8 +10,6 @@ from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["JournalLock"]
-
 
 class JournalLock(Resource):
     """The lock that excludes other processes from a journal: an ``flock`` on the file with the suffix ``.lock``.

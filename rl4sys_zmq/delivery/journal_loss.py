@@ -14,8 +14,6 @@ from typing import Any
 from rl4sys_zmq.delivery.journal import ClientRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowKey
 
-__all__ = ["JournalLoss", "JournalStateInCheckpoint", "find_loss", "merge"]
-
 
 @dataclass(frozen=True, slots=True)
 class JournalStateInCheckpoint:

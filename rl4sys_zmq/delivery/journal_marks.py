@@ -25,8 +25,6 @@ from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges
 from rl4sys_zmq.private import sync_folder
 
-__all__ = ["JournalMarksFileWriter", "JournalMarksFileContent", "marks_path", "read_marks"]
-
 SPARE_BYTES = 256 << 10
 """The smallest number of bytes that a new file reserves for later changes, after the lines with all clients and streams."""
 

@@ -19,20 +19,6 @@ from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, JournalCache
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "DropClient",
-    "DropClientEntries",
-    "DropStream",
-    "CountSegmentsLostByJournal",
-    "PageRequest",
-    "RetireActorStreams",
-    "JournalTables",
-    "DeleteCoveredEntries",
-    "Write",
-    "stored_bytes",
-]
-
 log = get_logger(__name__)
 
 SCHEMA_VERSION = 3

@@ -10,8 +10,6 @@ import random
 
 from rl4sys_zmq.liveness import SEGMENT_RESEND, Backoff, jittered
 
-__all__ = ["ResendTimer"]
-
 MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
 """The weights of a new measurement in the running mean and in the running mean deviation (RFC 6298, section 2)."""
 DEVIATIONS = 4

@@ -61,20 +61,6 @@ from rl4sys_zmq.wire.messages import (
     Welcome,
 )
 
-__all__ = [
-    "FIELD_RATE",
-    "Action",
-    "ActorSession",
-    "SessionJoined",
-    "ReplaceSockets",
-    "Reconnect",
-    "SessionRefused",
-    "StreamRestarted",
-    "SendMessage",
-    "SessionState",
-    "SessionTemporarilyRefused",
-]
-
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
 _TEMPORARY = {

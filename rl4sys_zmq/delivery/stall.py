@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from rl4sys_zmq.delivery.credit import CreditAllocator
 from rl4sys_zmq.delivery.stream import SegmentStream
 
-__all__ = ["STALL_S", "StallTimer", "stall_reason"]
-
 STALL_S = 1.0
 """The time in seconds without progress after which a client (a policy with its learner) counts as stalled."""
 

@@ -9,8 +9,6 @@ from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import Ack, Verdict
 
-__all__ = ["Key", "SegmentStream"]
-
 CHECKSUMS_KEPT = 64
 FIRST_PACE_S, FIRST_STEPS, MAX_PACE_S = 0.02, 64.0, 10.0
 

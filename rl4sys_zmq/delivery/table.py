@@ -18,8 +18,6 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["OpenedSession", "StreamTable"]
-
 MAX_DROPPED = 1_024
 """The largest number of streams of dropped actors whose next sequence numbers are still kept in memory."""
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
-__all__ = ["DataAmount", "LearnerThreadBacklog"]
-
 
 @dataclass(slots=True)
 class DataAmount:

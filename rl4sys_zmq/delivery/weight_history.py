@@ -12,8 +12,6 @@ from rl4sys_zmq.weights import EncodingOptions, WeightsHeader, encode_update, ta
 from rl4sys_zmq.wire.messages import AnyBytes, Beacon, Frame, WeightsReply
 from rl4sys_zmq.wire.thread_messages import PolicyPublished
 
-__all__ = ["WeightHistory"]
-
 RING_ITEMS = 64
 RING_BYTES = 64 << 20
 """Limits on the versions whose weights are kept: their number, and their total size in bytes.

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from rl4sys_zmq.fleet.report import ActorReport
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["CONFIG_EXIT_CODE", "TERMINATE_S", "ActorEngine", "ActorHandle"]
-
 TERMINATE_S = 3.0
 """The time that an actor has to end after it was told to terminate, in seconds. After that it is killed."""
 CONFIG_EXIT_CODE = 2

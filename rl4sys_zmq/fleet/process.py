@@ -19,8 +19,6 @@ from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
 from rl4sys_zmq.logs import get_logger
 
-__all__ = ["DRAIN_LINE", "ActorProcess", "ProcessEngine"]
-
 log = get_logger(__name__)
 
 DRAIN_LINE = b"drain\n"

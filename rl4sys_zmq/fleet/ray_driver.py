@@ -23,8 +23,6 @@ from rl4sys_zmq.remote.ray_cluster import LOOK_S, PENDING_S, Driver, alive_nodes
 from rl4sys_zmq.remote.ray_resources import nodes_text
 from rl4sys_zmq.version import package_version
 
-__all__ = ["FleetDriver", "main"]
-
 LATE_S = FOLLOW_S + 0.5
 """Time after which a Ray actor is killed whose child process should have been killed there, in seconds."""
 LOST, KILLED = 1, -9

@@ -22,8 +22,6 @@ from rl4sys_zmq.remote.ray_packets import CONNECTED, REFUSED
 from rl4sys_zmq.remote.ray_process import CLOSE_S, CONNECT_S, DriverProcess, cluster_address, described_cluster
 from rl4sys_zmq.remote.ray_resources import nodes_text, placement_problem
 
-__all__ = ["RayActorEngine", "RayActorHandle"]
-
 DRIVER_LOST = 1
 """The exit code of an actor whose driver has ended."""
 _PROGRAM = "from rl4sys_zmq.fleet.ray_driver import main; main()"

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CPU", "ENDED", "NEWS", "START", "STOP", "WAITING"]
-
 CPU: Final = {"CPU": 1.0}
 """The resources that Ray reserves for an actor of a fleet, by Ray's names."""
 

@@ -18,8 +18,6 @@ from rl4sys_zmq.child_process import child_environment
 from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine
 from rl4sys_zmq.version import package_version
 
-__all__ = ["RayWorker"]
-
 FOLLOW_S = 0.5
 """Longest time for which `RayWorker.follow` waits for news, in seconds. A stop reaches the actor this much later at most."""
 POLL_S = 0.05

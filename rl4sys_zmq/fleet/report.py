@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
-__all__ = ["MAX_REPORT_BYTES", "REPORT_S", "ActorReport"]
-
 REPORT_S = 1.0
 """The time between two reports of an actor, in seconds."""
 MAX_REPORT_BYTES = 16_384

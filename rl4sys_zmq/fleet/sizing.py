@@ -17,8 +17,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-__all__ = ["CEILING_WINDOWS", "GROW_BELOW", "SHRINK_ABOVE", "TARGET", "FleetLoad", "SizeLimits", "SizingMemory", "next_size"]
-
 GROW_BELOW, TARGET, SHRINK_ABOVE = 0.1, 0.25, 0.5
 """Shares of the time that an actor waits: the fleet grows below the first, shrinks above the last, and aims at the middle."""
 GROWTH = 4

@@ -18,8 +18,6 @@ from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
 from rl4sys_zmq.fleet.sizing import FleetLoad, SizeLimits, SizingMemory, next_size
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["Fleet", "FleetConfig", "FleetStatus", "restart_delay_s"]
-
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 STABLE_S = 60.0
 """The lifetime in seconds after which the failure of an actor counts as the first one again."""

@@ -13,22 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = [
-    "CREDIT_CORRECTED",
-    "EVALUATION_FAILED",
-    "OTHER",
-    "PROCESS_KILLER",
-    "LOG_EVERY_S",
-    "SEGMENT_QUARANTINED",
-    "STALLED",
-    "UPDATE_CHANGES_NOTHING",
-    "UPDATE_UNDONE",
-    "WORKER_CRASHED",
-    "WORKER_SILENT",
-    "AlarmCount",
-    "Alarms",
-]
-
 UPDATE_UNDONE: Final = "update_undone"
 UPDATE_CHANGES_NOTHING: Final = "update_changes_nothing"
 SEGMENT_QUARANTINED: Final = "segment_quarantined"

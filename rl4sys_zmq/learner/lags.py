@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LAG_LIMITS", "count_lags", "lag_report"]
-
 LAG_LIMITS = (0, 1, 2, 4, 8, 16, 32, 64)
 """The largest lag in each bucket of a histogram but the last, which has no limit. So a histogram has a fixed size."""
 _LIMITS = np.array(LAG_LIMITS, np.int64)

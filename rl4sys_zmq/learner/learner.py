@@ -31,8 +31,6 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import AccessList, Authenticator
 from rl4sys_zmq.wire.messages import OperatorCommand
 
-__all__ = ["Learner"]
-
 log = get_logger(__name__)
 
 CALL_TIMEOUT_S = 10.0

@@ -48,8 +48,6 @@ from rl4sys_zmq.wire.messages import (
 )
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR
 
-__all__ = ["STAGES", "StageResult", "diagnose"]
-
 STAGES = ("name", "connect", "greeting", "keys", "protocol", "configuration", "weights", "relays")
 
 BEACON_WAIT_S = 2 * BEACON_S

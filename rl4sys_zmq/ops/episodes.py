@@ -15,8 +15,6 @@ from rl4sys_zmq.values import observation_space_from, space_from
 from rl4sys_zmq.values.action_layout import ActionLayout, action_layout
 from rl4sys_zmq.values.observations import have_same_form, leaves_of
 
-__all__ = ["MASK_KEY", "check_spaces", "make_environment", "mask_in", "play_episode", "record_episode"]
-
 CHECK_STEPS = 64
 MASK_KEY = "action_mask"
 """The key of the mask of allowed actions in the ``info`` of an environment's reset and step, as Gymnasium's Taxi has it."""

@@ -23,8 +23,6 @@ from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, play_episode
 from rl4sys_zmq.plugins import import_plugins
 
-__all__ = ["answer", "main"]
-
 NICENESS = 10
 """How much lower the priority of this process is than that of the learner."""
 

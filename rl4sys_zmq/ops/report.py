@@ -13,8 +13,6 @@ from rl4sys_zmq.ops.status import HEADINGS, client_rows
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span_text", "worker_text"]
-
 MAX_ACTORS_SHOWN = 20
 MAX_LIBRARIES = 4
 BUSY_S = 5.0

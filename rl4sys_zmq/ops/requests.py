@@ -19,8 +19,6 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, Hello, Message
 
-__all__ = ["ask", "evaluating_hello", "next_beacon", "until"]
-
 LOOK_S = 0.05
 T = TypeVar("T")
 

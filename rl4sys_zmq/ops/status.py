@@ -17,8 +17,6 @@ from rl4sys_zmq.transports.greeting import LearnerUnreachable, explain_silence, 
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Message, OperatorCommand, OperatorCommandDone, Refused, StatusReply, StatusRequest
 
-__all__ = ["HEADINGS", "ClientStatusRow", "client_rows", "handshake_error", "request_command", "request_status", "text_table"]
-
 MAX_MESSAGE_FRAMES = 256
 LOOK_S = 0.1
 

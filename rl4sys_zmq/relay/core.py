@@ -47,8 +47,6 @@ from rl4sys_zmq.wire.messages import (
     WeightsSource,
 )
 
-__all__ = ["MAX_REQUEST_BYTES", "RelayCallbacks", "RelayCore"]
-
 log = get_logger(__name__)
 
 MAX_REQUEST_BYTES = 1 << 14

@@ -17,8 +17,6 @@ from rl4sys_zmq.weights import TRAILER_BYTES, EncodingOptions, WeightsHeader, ap
 from rl4sys_zmq.wire import tensors_from_document
 from rl4sys_zmq.wire.messages import Beacon, Frame, WeightsSource
 
-__all__ = ["FollowedClient"]
-
 MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
 """The largest size of a version's weights, in bytes: what fits into a frame."""
 

@@ -14,8 +14,6 @@ from rl4sys_zmq.relay.thread import RelayThread
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import AccessList, Authenticator, read_user_keys
 
-__all__ = ["Relay"]
-
 CALL_TIMEOUT_S = 5.0
 JOIN_S = 5.0
 RELIEF_S = 2.0

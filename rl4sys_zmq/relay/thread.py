@@ -34,8 +34,6 @@ from rl4sys_zmq.transports import (
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["RelayThread"]
-
 PUB_HWM = 32
 """Largest number of publications that wait for one slow child. Further ones are lost for it, and it fetches later."""
 REPLY_HWM, REQUEST_HWM = 4, 16

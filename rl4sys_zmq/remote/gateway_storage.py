@@ -32,8 +32,6 @@ from rl4sys_zmq.wire.thread_messages import (
     TrainingRecorded,
 )
 
-__all__ = ["GatewayStorage"]
-
 PARTS_ON_THE_WAY = 2
 """Number of parts of a checkpoint that a worker sends before it waits for an answer."""
 

@@ -22,8 +22,6 @@ from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet, 
 from rl4sys_zmq.remote.ray_packets import CONNECTED, LOCAL, REFUSED
 from rl4sys_zmq.remote.ray_resources import placement_problem
 
-__all__ = ["LOOK_S", "PENDING_S", "Driver", "SuspectNodes", "alive_nodes", "error_line", "run_driver"]
-
 PENDING_S = 5.0
 """Time after which an actor that Ray has not placed so far is reported, in seconds."""
 

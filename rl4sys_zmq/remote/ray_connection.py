@@ -19,8 +19,6 @@ from rl4sys_zmq.remote.ray_process import CLOSE_S, CONNECT_S, DriverProcess, des
 from rl4sys_zmq.remote.ray_resources import nodes_text
 from rl4sys_zmq.resource import Worker
 
-__all__ = ["RayConnectionThread", "RayProcess"]
-
 log = get_logger(__name__)
 
 LOOK_S = 0.1

@@ -25,8 +25,6 @@ from rl4sys_zmq.remote.ray_resources import BUILT_IN, amounts_text, placement_pr
 from rl4sys_zmq.remote.ray_worker import RayWorker
 from rl4sys_zmq.version import package_version
 
-__all__ = ["RayDriver", "main"]
-
 
 @dataclass(slots=True, kw_only=True)
 class _Placement:

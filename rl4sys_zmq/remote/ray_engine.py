@@ -21,8 +21,6 @@ from rl4sys_zmq.remote.ray_packets import LOCAL
 from rl4sys_zmq.remote.ray_process import cluster_address
 from rl4sys_zmq.remote.ray_resources import placement_problem, ray_amounts
 
-__all__ = ["ENTRY", "RayEngine"]
-
 LOOPBACK, ALL_INTERFACES = "tcp://127.0.0.1:0", "tcp://0.0.0.0:0"
 
 

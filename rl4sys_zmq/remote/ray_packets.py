@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CONNECTED", "ENDED", "KILL", "LOCAL", "PLACE", "PLACED", "REFUSED", "WAITING"]
-
 LOCAL: Final = "local"
 """The address that stands for a Ray of the learner's own."""
 

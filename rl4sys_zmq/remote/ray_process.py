@@ -23,8 +23,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet
 from rl4sys_zmq.remote.ray_packets import LOCAL
 
-__all__ = ["CLOSE_S", "CONNECT_S", "DriverProcess", "cluster_address", "described_cluster"]
-
 CONNECT_S = 60.0
 """Longest time to connect to a cluster, or to start a local Ray, in seconds."""
 

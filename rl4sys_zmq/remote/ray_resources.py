@@ -7,8 +7,6 @@ from typing import Any
 
 from rl4sys_zmq.config import ResourcesConfig
 
-__all__ = ["amounts_text", "nodes_text", "placement_problem", "ray_amounts"]
-
 BUILT_IN = ("CPU", "GPU", "memory")
 """The resources that Ray itself defines. Their amounts are arguments of their own in Ray's interface."""
 

@@ -15,8 +15,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.remote.worker import run_remote_worker
 
-__all__ = ["RayWorker"]
-
 
 class RayWorker:
     """The object inside a Ray actor. Ray runs its methods in threads of the actor's process."""

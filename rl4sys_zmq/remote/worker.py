@@ -45,8 +45,6 @@ from rl4sys_zmq.wire.thread_messages import (
     WorkerLog,
 )
 
-__all__ = ["run_remote_worker"]
-
 log = get_logger(__name__)
 
 LAST_MESSAGES_S = 5.0

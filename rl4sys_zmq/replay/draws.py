@@ -7,8 +7,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draws"]
-
 
 class Draws(Protocol):
     """The random numbers that a replay needs. `numpy.random.Generator` has these methods.

@@ -33,8 +33,6 @@ from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["StoreFolder", "new_lineage"]
-
 FORMAT = 1
 _MANIFEST, _LOCK = "manifest.json", "lock"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

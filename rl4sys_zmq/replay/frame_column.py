@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from rl4sys_zmq.replay.frame_store import FrameStore
 from rl4sys_zmq.replay.layout import ArraySpec
 
-__all__ = ["FrameColumn", "Make", "frame_pool", "frames_per_value", "is_shared", "pool_bytes", "stack_axis"]
-
 SHARED_BYTES = 1024
 """Smallest size of a value that is stored once. Below it, the references to the value cost more than they save."""
 _MOST_FRAMES = 16

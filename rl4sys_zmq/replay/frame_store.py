@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.replay.layout import ArraySpec
 
-__all__ = ["FrameStore"]
-
 _RECENT = 1024
 """Number of recently stored frames that a new frame is compared with. This suffices for several hundred environments."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, floor
 
-__all__ = ["SamplesPerInsert"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesPerInsert:

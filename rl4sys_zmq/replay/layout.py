@@ -16,8 +16,6 @@ from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import STORED_DEPTH, Path, is_text, keys_of, map_tree
 
-__all__ = ["DataShape", "StoreLayout", "ArraySpec", "as_leaf", "copy_payload", "flag", "is_space", "space_leaves", "zeros"]
-
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _DTYPES = {dtype for d in DTYPES for dtype in (np.dtype(d), np.dtype(d).newbyteorder(">"))}

@@ -23,8 +23,6 @@ from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
-__all__ = ["ReplayMemory", "ReplayOptions", "TransitionBatch"]
-
 _RETURNS, _DISCOUNTS, _SUCCESSORS, _MASKS = "returns", "discounts", "successors", "masks"
 _SEGMENT = "/segment"
 """The column with the number of each row's segment, or -1 if it is unknown. It is not part of the state."""

@@ -13,8 +13,6 @@ from rl4sys_zmq.replay.memory import ReplayMemory, ReplayOptions, TransitionBatc
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.spaces import Space
 
-__all__ = ["DemonstrationReplay"]
-
 
 class DemonstrationReplay:
     """The transitions of demonstrations, of which each batch has a fixed fraction. They are drawn uniformly.

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import Segment
 
-__all__ = ["NStepReturns", "n_step_columns", "n_step_sequences"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NStepReturns:

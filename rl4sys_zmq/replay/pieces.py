@@ -14,8 +14,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 
-__all__ = ["RowPieces", "StatePiece"]
-
 _PIECES = 64
 """Number of pieces of a full ring. The newest piece is usually incomplete, and is written again by each checkpoint."""
 _AT_ONCE = 1024

@@ -15,8 +15,6 @@ from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.replay.spans import DrawableSteps
 from rl4sys_zmq.replay.sum_tree import SumTree
 
-__all__ = ["KeptPriorities", "PriorityOptions", "RowPriorities", "importance_weights"]
-
 _ROUNDS = 8
 """Number of attempts to draw rows (steps) at random until enough of them can be sampled.
 

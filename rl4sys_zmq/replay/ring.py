@@ -13,8 +13,6 @@ from rl4sys_zmq.replay.folder import StoreFolder
 from rl4sys_zmq.replay.frame_column import FrameColumn, Make, frame_pool
 from rl4sys_zmq.replay.layout import ArraySpec, as_leaf, zeros
 
-__all__ = ["Ids", "RowRingBuffer"]
-
 Ids = NDArray[np.int64]
 _SPAN = "/span"
 _TURN = 64

@@ -17,8 +17,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.replay.layout import ArraySpec
 
-__all__ = ["ScratchArrays"]
-
 
 class ScratchArrays:
     """A function that creates arrays of zeros in memory-mapped files of a folder.

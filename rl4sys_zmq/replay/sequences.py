@@ -23,8 +23,6 @@ from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.column_spec import ColumnSpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["SequenceBatch", "SequenceMemory", "SequenceOptions"]
-
 _REWARDS, _MASKS, _SEGMENT = "rewards", "masks", "/segment"
 _FIRST, _START, _STEPS, _TERMINATED = "first", "start", "steps", "terminated"
 _INITIAL = "initial/"

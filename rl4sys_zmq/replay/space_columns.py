@@ -15,8 +15,6 @@ from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace, MultiBinarySpace
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["ACTIONS", "OBSERVATIONS", "SpaceColumns", "usable_masks"]
-
 ACTIONS, OBSERVATIONS = "actions", "observations"
 T = TypeVar("T")
 

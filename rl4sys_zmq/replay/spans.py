@@ -8,8 +8,6 @@ import numpy as np
 
 from rl4sys_zmq.replay.ring import Ids
 
-__all__ = ["DrawableSteps", "TrajectorySpans"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawableSteps:

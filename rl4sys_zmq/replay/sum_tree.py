@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SumTree"]
-
 _CHILDREN = 64
 """Number of children of a node. A wide tree needs few numpy calls, which take most of the time of small batches."""
 _TOP = 4096

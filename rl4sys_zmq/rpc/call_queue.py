@@ -20,11 +20,9 @@ from dataclasses import dataclass, field
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.dedup import CallDeduplicator
 from rl4sys_zmq.errors import CallRefusalReason, ConfigError
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
-from rl4sys_zmq.wire.trees import Tree
-
-__all__ = ["CallQueue", "Job", "ServerMethod", "CallRefusedByCallback", "QueuedCall"]
 
 BATCH_WAIT_SHARE = 0.25
 """The time that a batch waits for further calls by default, as a share of the duration of the last batch."""

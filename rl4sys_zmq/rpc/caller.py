@@ -25,10 +25,9 @@ from rl4sys_zmq.rpc.caller_thread import AsyncCallThread, Subscription
 from rl4sys_zmq.rpc.session import HELLO, CallerSession
 from rl4sys_zmq.security import curve_client, read_user_keys
 from rl4sys_zmq.transports import Address, Secure, SendResult, Socket, TooManyFrames
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Call, check_topic, encode_call
-from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
-
-__all__ = ["Caller"]
+from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
 
 TIMEOUT_S = 10.0
 CLOSE_CHECK_S = 0.5

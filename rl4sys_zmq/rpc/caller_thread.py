@@ -15,10 +15,9 @@ from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc.session import WINDOW, CallerSession, CallHandle
 from rl4sys_zmq.rpc.topics import topic_frame
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Publication, decode_call
-from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
-
-__all__ = ["AsyncCallThread", "Subscription"]
+from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
 
 log = get_logger(__name__)
 

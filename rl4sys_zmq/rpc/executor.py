@@ -9,11 +9,9 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.rpc.call_queue import CallRefusedByCallback, Handler, Job, QueuedCall
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
-from rl4sys_zmq.wire.trees import Tree
-
-__all__ = ["CallExecutor", "per_call"]
 
 log = get_logger(__name__)
 

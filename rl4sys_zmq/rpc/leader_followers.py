@@ -20,8 +20,6 @@ from rl4sys_zmq.errors import CallbackStuck
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 
-__all__ = ["LeaderFollowerPool"]
-
 log = get_logger(__name__)
 
 TAKEOVER_S = 0.05

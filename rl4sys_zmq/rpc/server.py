@@ -34,10 +34,9 @@ from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, User
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.rpc import Call, decode_call
-from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
-
-__all__ = ["MAX_ANSWER_FRAME_BYTES", "MAX_FRAME_BYTES", "BatchLimits", "Server"]
+from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
 
 log = get_logger(__name__)
 

@@ -22,11 +22,9 @@ from rl4sys_zmq.errors import (
     RL4SysError,
 )
 from rl4sys_zmq.liveness import CALL_RESEND, SILENCE_S, SLOWEST_BYTES_S, is_silent
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
-from rl4sys_zmq.wire.trees import Tree
-
-__all__ = ["HELLO", "CallHandle", "CallerSession"]
 
 HELLO = "$hello"
 WINDOW = 256

@@ -11,11 +11,9 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError
 from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import Socket, subscribed_topics
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Publication, check_size, check_topic, decode_call, encode_publication, is_name
-from rl4sys_zmq.wire.trees import Tree
-
-__all__ = ["TopicPublisher", "topic_frame"]
 
 MAX_TOPICS = 1024
 """The largest number of topics with a publication.

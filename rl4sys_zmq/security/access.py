@@ -32,8 +32,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.security.keys import KEY_CHARS, is_key
 from rl4sys_zmq.security.quota import Quota
 
-__all__ = ["ROLES", "USERS_FILE", "AccessList", "User", "load_access"]
-
 USERS_FILE = "users.toml"
 """The file name of the access list in a folder of keys."""
 

@@ -22,8 +22,6 @@ from rl4sys_zmq.security.keys import LEARNER_SECRET, curve_server, read_server_k
 from rl4sys_zmq.security.zap import Denied, PeerCredentials, register_domain
 from rl4sys_zmq.transports import Secure
 
-__all__ = ["AccessListWatcher", "Authenticator"]
-
 log = get_logger(__name__)
 
 POLL_S = 0.1

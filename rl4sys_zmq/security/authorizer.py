@@ -15,8 +15,6 @@ from rl4sys_zmq.security.access import AccessList, User
 from rl4sys_zmq.security.quota import UserBuckets
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["Authorizer"]
-
 READ_ROLE = "read_weights"
 READERS = frozenset({READ_ROLE, "relay"})
 """The roles that allow a user to receive weights. A user with the role ``relay`` passes them on."""

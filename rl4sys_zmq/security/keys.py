@@ -27,25 +27,6 @@ from rl4sys_zmq.private import make_private, sync_folder
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.transports.options import Secure
 
-__all__ = [
-    "KeyPair",
-    "LEARNER_PUBLIC",
-    "LEARNER_SECRET",
-    "ServerKeys",
-    "UserKeys",
-    "curve_client",
-    "curve_server",
-    "is_key",
-    "new_key_pair",
-    "read_user_keys",
-    "read_learner_public",
-    "read_server_keys",
-    "write_user_keys",
-    "write_learner_public",
-    "write_secret_file",
-    "write_server_keys",
-]
-
 LEARNER_SECRET, LEARNER_PUBLIC = "learner.secret", "learner.public"
 KEY_CHARS = 40
 _MAX_FILE_BYTES = 4096

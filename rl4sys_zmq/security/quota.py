@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Quota", "UserBuckets", "TokenBucket"]
-
 BURST_S = 2.0
 """The capacity of a token bucket, as the number of seconds in which it refills."""
 

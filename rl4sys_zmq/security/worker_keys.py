@@ -15,8 +15,6 @@ from rl4sys_zmq.security.zap import Denied, PeerCredentials, register_domain
 from rl4sys_zmq.transports import Secure
 from rl4sys_zmq.transports.network import Keys
 
-__all__ = ["WorkerAccess", "WorkerKeys"]
-
 _numbers = itertools.count()
 
 

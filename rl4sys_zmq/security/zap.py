@@ -29,8 +29,6 @@ from rl4sys_zmq.transports.poller import Poller
 from rl4sys_zmq.transports.sockets import Socket
 from rl4sys_zmq.transports.wakeup import Wakeup
 
-__all__ = ["MAX_USER_ID_BYTES", "Check", "PeerCredentials", "Denied", "ZapDomain", "register_domain"]
-
 log = get_logger(__name__)
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
+    from rl4sys_zmq.rpc import BatchLimits
     from rl4sys_zmq.serving.action import ActionClient, ActionServer
     from rl4sys_zmq.serving.action_config import ActionConfig
     from rl4sys_zmq.serving.data import (
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClient, GymEnvClientWrapper, GymEnvServerWrapper
     from rl4sys_zmq.serving.image_coding import jpeg_to_mat, mat_to_jpeg
-    from rl4sys_zmq.serving.inference import BatchLimits, InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.inference import InferenceClient, InferenceServer
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
     from rl4sys_zmq.serving.stacking import stack, unstack

@@ -27,8 +27,6 @@ from rl4sys_zmq.serving.action_config import ActionConfig
 from rl4sys_zmq.serving.image_coding import code_images, read_images
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["ActCallback", "ActionClient", "ActionServer", "ObsCallback"]
-
 log = get_logger(__name__)
 
 OBS, ACT = "obs", "act"

@@ -10,9 +10,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageFormat, has_pillow
 from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
-from rl4sys_zmq.wire.trees import Tree
-
-__all__ = ["ActionConfig"]
+from rl4sys_zmq.values.trees import Tree
 
 MAX_KEYS = 1024
 MAX_KEY = 256

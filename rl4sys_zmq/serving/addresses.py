@@ -5,8 +5,6 @@ from __future__ import annotations
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.transports import Address
 
-__all__ = ["address_of", "connect_address", "bind_address"]
-
 
 def bind_address(where: int | str) -> Address:
     """Return the address to bind. `where` is ``host:port``, a URI, or a port number, which binds 127.0.0.1.

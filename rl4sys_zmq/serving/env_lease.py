@@ -33,8 +33,6 @@ from rl4sys_zmq.serving.gymnasium_spaces import GymSpace, SpaceElementReader, to
 from rl4sys_zmq.values.space_conversion import space_from_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["LEASE_ENDED", "EnvLease"]
-
 log = get_logger(__name__)
 
 RELEASE_TIMEOUT_S = 1.0

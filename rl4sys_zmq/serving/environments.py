@@ -34,8 +34,6 @@ from rl4sys_zmq.values.space_conversion import any_space_from, space_to_text
 from rl4sys_zmq.values.trees import Tree, copy_tree, flatten, leaf_paths
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree
 
-__all__ = ["DEFAULT_PORT", "SERVICE", "GymEnvServer"]
-
 log = get_logger(__name__)
 
 DEFAULT_PORT = 5546

@@ -17,8 +17,6 @@ from rl4sys_zmq.serving.addresses import connect_address
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
 
-__all__ = ["GymEnvClient", "GymEnvClientWrapper", "GymEnvServerWrapper"]
-
 log = get_logger(__name__)
 
 DAY_S = 86_400.0

@@ -17,8 +17,6 @@ from rl4sys_zmq.values import spaces as ours
 from rl4sys_zmq.values.spaces import AnySpace, BoxSpace
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["SpaceElementReader", "GymSpace", "clipped", "to_gymnasium"]
-
 GymSpace = gymnasium.Space[Any]
 
 

@@ -13,8 +13,6 @@ from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageFormat, decode_images
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["MAX_PIXEL_BYTES", "code_images", "jpeg_to_mat", "mat_to_jpeg", "read_images"]
-
 MAX_PIXEL_BYTES = 256 * 1024 * 1024
 """Largest size of all decoded images of one payload, in bytes."""
 

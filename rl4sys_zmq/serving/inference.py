@@ -12,9 +12,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import BatchLimits, Caller, Server
 from rl4sys_zmq.serving.addresses import bind_address, connect_address
 from rl4sys_zmq.serving.stacking import batched
-from rl4sys_zmq.wire.trees import Tree
-
-__all__ = ["BatchLimits", "InferenceClient", "InferenceServer"]
+from rl4sys_zmq.values.trees import Tree
 
 
 class InferenceServer(Resource):

@@ -20,8 +20,6 @@ from rl4sys_zmq.errors import CallRefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.rpc import CallRefusedByCallback
 
-__all__ = ["ServerEnvironmentLease", "LeaseTable"]
-
 LONG_CALL_S = 1.0
 ENDED_LEASES = 1024
 """Number of ended leases of which the table keeps the identifying number, for error messages to their callers."""

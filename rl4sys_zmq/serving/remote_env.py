@@ -12,8 +12,6 @@ from rl4sys_zmq.errors import CallRefusalReason, CallRefused, ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.values.trees import copy_tree
 
-__all__ = ["RemoteEnv", "parse_seed"]
-
 TIMEOUT_S = 10.0
 
 

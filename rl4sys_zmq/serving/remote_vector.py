@@ -18,8 +18,6 @@ from rl4sys_zmq.serving.env_lease import LEASE_ENDED, EnvLease
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["RemoteVectorEnv"]
-
 
 class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     """A vector environment whose environments run in one or more `GymEnvServer` processes.

@@ -9,9 +9,6 @@ import numpy as np
 
 from rl4sys_zmq.values.trees import Structure, Tree, flatten, leaf_paths, unflatten, unflatten_each
 
-__all__ = ["batched", "stack", "unstack"]
-
-
 _Form = tuple[Structure, tuple[object, ...]]
 
 

@@ -32,8 +32,6 @@ from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_journal import JournaledItems, NextItemPosition, StoreJournal, StreamKey
 
-__all__ = ["InsertRequest", "StoreInserter", "InsertResult"]
-
 log = get_logger(__name__)
 
 MAX_STREAMS = 100_000

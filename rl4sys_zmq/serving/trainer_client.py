@@ -39,8 +39,6 @@ from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, ST
 from rl4sys_zmq.serving.trainer_transfer import StoreUploadState, UpdateResult
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
-__all__ = ["TrainerClient"]
-
 log = get_logger(__name__)
 
 

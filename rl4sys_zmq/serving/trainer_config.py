@@ -12,8 +12,6 @@ from rl4sys_zmq.names import is_name
 from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
 
-__all__ = ["TrainerConfig"]
-
 MAX_RATE = 1e9
 """Highest `rate_limit`, in requests per second."""
 

@@ -19,8 +19,6 @@ from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import MAX_ITEMS, Tree, flatten, unflatten_each
 
-__all__ = ["pack_items", "payload_bytes", "unpack_items"]
-
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
     """Join items of a data store to one payload: one array for each key of the items, or a list if no array is possible."""

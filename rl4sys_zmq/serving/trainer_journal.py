@@ -31,8 +31,6 @@ from rl4sys_zmq.rpc import CallRefusedByCallback
 from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
 from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
-__all__ = ["NextItemPosition", "StoreJournal", "StreamKey", "JournaledItems"]
-
 log = get_logger(__name__)
 
 PAGE_BYTES = 16 << 20

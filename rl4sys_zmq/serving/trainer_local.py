@@ -15,8 +15,6 @@ from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_params import copy_params, params_as_arrays
 from rl4sys_zmq.serving.trainer_transfer import UpdateResult
 
-__all__ = ["TrainerSMInterface"]
-
 log = get_logger(__name__)
 
 ADDRESS = "this process"

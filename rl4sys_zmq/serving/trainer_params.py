@@ -12,8 +12,6 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.arrays import BFLOAT16_BITS, array_from, read_bfloat16
 from rl4sys_zmq.values.trees import Path, Tree, keys_of, map_tree
 
-__all__ = ["copy_params", "params_as_arrays"]
-
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 

@@ -25,9 +25,7 @@ from rl4sys_zmq.serving.trainer_config import TrainerConfig
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
 from rl4sys_zmq.serving.trainer_params import params_as_arrays
-from rl4sys_zmq.wire.trees import Tree
-
-__all__ = ["INSERT", "MARK", "NETWORK", "REQUEST", "STORES", "TrainerServer"]
+from rl4sys_zmq.values.trees import Tree
 
 log = get_logger(__name__)
 

@@ -12,8 +12,6 @@ from rl4sys_zmq.errors import RL4SysError, StoreFileError
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_items import payload_bytes
 
-__all__ = ["StoreUploadState", "UpdateResult"]
-
 MESSAGE_BYTES = 4 << 20
 """Approximate largest size of a message, in bytes. More items are sent in several messages."""
 MESSAGE_ITEMS = 4096

@@ -10,7 +10,8 @@
 """
 
 from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address
-from rl4sys_zmq.testing.chaos import ChaosProxy, NetworkFaults
+from rl4sys_zmq.testing.chaos import ChaosProxy
+from rl4sys_zmq.testing.chaos_loop import NetworkFaults
 from rl4sys_zmq.testing.check_algorithm import check_algorithm
 from rl4sys_zmq.testing.check_data_store import DataStoreUnderTest, check_data_store
 from rl4sys_zmq.testing.check_policy import check_policy

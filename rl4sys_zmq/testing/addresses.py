@@ -10,8 +10,6 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address, make_socket_folder
 
-__all__ = ["TransportUnderTest", "fresh_address"]
-
 
 def fresh_address(scheme: str, folder: str | Path) -> str:
     """Return an address that a test can bind: tcp port 0, for which the system picks a free port, or a unique name.

@@ -10,8 +10,6 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing.chaos_loop import ChaosThread, NetworkFaults
 from rl4sys_zmq.transports import Address
 
-__all__ = ["ChaosProxy", "NetworkFaults"]
-
 _JOIN_S = 10.0
 
 

@@ -19,8 +19,6 @@ from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup
 
-__all__ = ["ChaosThread", "NetworkFaults"]
-
 T = TypeVar("T")
 
 _BUFFER_BYTES = 256 * 1024

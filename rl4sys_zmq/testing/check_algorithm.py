@@ -36,8 +36,6 @@ from rl4sys_zmq.values import (
 )
 from rl4sys_zmq.values.observations import leaves_of
 
-__all__ = ["check_algorithm"]
-
 _CLOSE = 1e-4
 _UNKNOWN = "no_parameter_has_this_name"
 

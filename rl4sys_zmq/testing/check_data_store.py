@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-__all__ = ["DataStoreUnderTest", "check_data_store"]
-
 Item = TypeVar("Item")
 
 _ITEMS = 2_000

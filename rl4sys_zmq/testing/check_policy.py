@@ -18,8 +18,6 @@ from rl4sys_zmq.values.tensors import TENSOR_DTYPES
 from rl4sys_zmq.values.trees import Tree, copy_tree, flatten
 from rl4sys_zmq.wire import spec_body, spec_from_document, spec_to_document
 
-__all__ = ["LogProbs", "check_policy", "random_observations"]
-
 LogProbs = Callable[[Mapping[str, NDArray[Any]], Any, NDArray[Any]], NDArray[Any]]
 """Type of a function ``log_probs(tensors, observations [N, *obs], raw_actions [N, *act]) -> [N]``.
 

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from rl4sys_zmq.errors import AddressInUse, Closed, TransportError
 from rl4sys_zmq.transports import LARGE_FRAME_BYTES, Frame, Frames, Poller, SendResult, Socket, open_sockets, read_subscription
 
-__all__ = ["CHECKS", "check_transport"]
-
 Make = Callable[[], str]
 Via = Callable[[str], str]
 

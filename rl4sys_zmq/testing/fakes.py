@@ -16,8 +16,6 @@ from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, ObservationSpace, PolicySpec, Segment, Space
 
-__all__ = ["FakeAlgorithm", "FakeFactory", "FakeParameters", "fake_spec", "fake_weights"]
-
 _SEED_MODULUS = 2**64
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
-__all__ = ["transport"]
-
 
 @pytest.fixture(params=["inproc", "ipc", "tcp"])
 def transport(request: pytest.FixtureRequest) -> Iterator[TransportUnderTest]:

@@ -9,8 +9,6 @@ from typing import Self
 
 from rl4sys_zmq.errors import TransportError
 
-__all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address", "make_socket_folder"]
-
 SOCKET_NAME_BYTES = 12
 SCHEMES = ("tcp", "ipc", "inproc")
 

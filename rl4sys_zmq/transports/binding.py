@@ -23,8 +23,6 @@ from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address, make_socket_folder
 
-__all__ = ["SocketBinding", "bind_socket", "connect_socket"]
-
 REBIND_WAIT_S = 2.0
 """Longest time to wait, when binding fails, for an address that this process has just released, in seconds.
 

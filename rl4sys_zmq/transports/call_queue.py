@@ -12,8 +12,6 @@ from rl4sys_zmq.transports.wakeup import Wakeup
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["CallQueue"]
-
 T = TypeVar("T")
 
 

@@ -17,8 +17,6 @@ import zmq
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["TrackedResource", "context", "open_sockets", "raise_descriptor_limit", "track", "tracked", "untrack"]
-
 MAX_SOCKETS = 8192
 
 

@@ -17,8 +17,6 @@ from rl4sys_zmq.transports.context import tracked
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.peers import open_descriptors
 
-__all__ = ["RESERVE", "ConnectionLimitThread"]
-
 log = get_logger(__name__)
 
 RESERVE = 256

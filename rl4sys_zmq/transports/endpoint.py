@@ -26,8 +26,6 @@ from rl4sys_zmq.transports.peers import (
     user_of,
 )
 
-__all__ = ["Endpoint"]
-
 _NO_OWNER = -1
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 """The flags for sending the last frame of a message, and the earlier frames.

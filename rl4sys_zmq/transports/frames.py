@@ -7,8 +7,6 @@ from enum import Enum
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
-__all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "SendResult", "TooManyFrames"]
-
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
 """A message: a sequence of at least one frame. The package `transports` never interprets its contents."""

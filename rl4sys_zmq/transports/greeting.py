@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["ZmtpGreeting", "LearnerUnreachable", "dial", "explain_silence", "greet", "look_up"]
-
 GREETING_BYTES = 64
 _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 """Signature and version of ZMTP 3.1. libzmq replies to this with its whole greeting. Nothing more is sent, so that the ZeroMQ

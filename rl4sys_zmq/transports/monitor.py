@@ -43,8 +43,6 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.context import context
 
-__all__ = ["MAX_EVENTS", "Monitor", "MonitorEvent", "explain"]
-
 MAX_EVENTS = 256
 """The largest number of events that one call of `Socket.events` returns by default."""
 

@@ -22,8 +22,6 @@ from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["Keys", "ConnectingSocket", "SocketPoller", "LocalSocketFactory", "SocketFactory", "curve", "secure_with"]
-
 Keys = tuple[str, str, str]
 """The CURVE keys of a connecting socket as Z85 text: own public key, own secret key, and the learner's public key."""
 

@@ -23,8 +23,6 @@ from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context
 
-__all__ = ["MAX_FRAME_BYTES", "ROUTER_MAX_FRAME_BYTES", "Options", "Secure", "configured"]
-
 ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
 """The largest frame that a ROUTER receives by default, in bytes. It limits what an actor can send to a learner."""
 

@@ -16,19 +16,6 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = [
-    "MAX_UNGRANTED",
-    "SubscriptionControl",
-    "connections",
-    "cut_off",
-    "descriptor_of",
-    "host_of",
-    "inode",
-    "open_descriptors",
-    "silence_s",
-    "user_of",
-]
-
 _TCP_TIMES = struct.Struct("=I4xI")  # tcpi_last_data_sent, tcpi_last_data_recv, at 44 in Linux's tcp_info
 
 MAX_UNGRANTED = 64

@@ -11,8 +11,6 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["HasFileno", "Poller", "Source"]
-
 
 class HasFileno(Protocol):
     """An object with a file descriptor: a `Wakeup`, a file, or a socket of the operating system."""

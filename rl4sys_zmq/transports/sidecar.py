@@ -22,8 +22,6 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import Frames
 from rl4sys_zmq.transports.sidecar_pipe import SidecarCommand, SidecarCommandKind, SidecarCommandQueue, SidecarCommandReader
 
-__all__ = ["Sidecar"]
-
 log = get_logger(__name__)
 
 CLOSE_WAIT_S = 0.5

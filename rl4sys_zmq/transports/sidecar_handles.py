@@ -28,8 +28,6 @@ from rl4sys_zmq.transports.sidecar_pipe import (
     size_fault,
 )
 
-__all__ = ["SidecarLink", "SidecarPoller", "SidecarSocket"]
-
 
 class SidecarLink(Protocol):
     """The interface to the sidecar, a separate process that holds ZeroMQ sockets, for the handles and pollers of these sockets.

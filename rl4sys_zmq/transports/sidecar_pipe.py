@@ -23,22 +23,6 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, Frame, Frames
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
 
-__all__ = [
-    "LIMITS",
-    "MAX_MESSAGE_BYTES",
-    "MAX_MESSAGE_FRAMES",
-    "RECEIVE_WINDOW_BYTES",
-    "SEND_WINDOW_BYTES",
-    "TOTAL",
-    "SidecarCommandKind",
-    "SidecarCommandReader",
-    "SidecarCommandQueue",
-    "SidecarCommand",
-    "cost_bytes",
-    "frame_bytes",
-    "size_fault",
-]
-
 MAX_MESSAGE_FRAMES = 1024
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 

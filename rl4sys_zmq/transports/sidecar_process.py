@@ -35,8 +35,6 @@ from rl4sys_zmq.transports.sidecar_pipe import (
 )
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["main"]
-
 log = get_logger(__name__)
 
 _OUTLET_BYTES = 1024 * 1024  # no ZeroMQ socket is read while more bytes than this wait to be written to the socketpair

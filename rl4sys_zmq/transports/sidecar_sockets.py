@@ -19,8 +19,6 @@ from rl4sys_zmq.transports.sidecar import Sidecar
 from rl4sys_zmq.transports.sidecar_handles import SidecarPoller, SidecarSocket
 from rl4sys_zmq.transports.sidecar_pipe import LIMITS, SidecarCommandKind
 
-__all__ = ["SidecarSocketFactory"]
-
 _NO_OWNER = -1
 _KEY_BYTES = 40
 

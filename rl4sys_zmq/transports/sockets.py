@@ -14,8 +14,6 @@ from rl4sys_zmq.transports.monitor import Monitor
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
 from rl4sys_zmq.transports.peers import SubscriptionControl
 
-__all__ = ["Socket"]
-
 _NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake, a PUSH only the handshake
 
 _PUBLICATION_HWM = 4

@@ -9,8 +9,6 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.transports.frames import Frames, TooManyFrames
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["read_subscription", "subscribed_topics"]
-
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
     """Decode a subscription message, which an XPUB socket receives from a subscriber.

@@ -9,8 +9,6 @@ from collections import deque
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["Wakeup"]
-
 _CLOSE_WAIT_S = 1.0
 
 

@@ -21,18 +21,6 @@ from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_o
 from rl4sys_zmq.values.spaces import ActionSpace, BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = [
-    "MAX_CHOICES",
-    "MAX_OPTIONS",
-    "ActionLayout",
-    "ActionLeaf",
-    "ChoiceGroup",
-    "action_layout",
-    "assemble_action",
-    "choice_groups",
-    "flat_mask",
-]
-
 MAX_CHOICES = 4096
 """The largest number of choices of an action. It keeps a received description from causing a large allocation."""
 MAX_OPTIONS = 1 << 20

@@ -14,17 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BFLOAT16_BITS",
-    "FLOAT_ERRORS",
-    "LARGEST_FLOAT32",
-    "array_from",
-    "cast_exactly",
-    "fits_float32",
-    "read_bfloat16",
-    "without_float_errors",
-]
-
 BFLOAT16_BITS = np.dtype([("bfloat16", "<u2")])
 """The dtype of bfloat16 numbers of which only the bits are known: the first 16 bits of the float32 with the same value."""
 

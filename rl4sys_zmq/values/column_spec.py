@@ -11,8 +11,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values.spaces import DTYPES
 
-__all__ = ["MAX_COLUMNS", "MAX_ROW_ELEMENTS", "ColumnSpec", "check_columns"]
-
 MAX_COLUMNS = 32
 """The largest number of extra columns of one policy."""
 MAX_ROW_ELEMENTS = 1 << 20

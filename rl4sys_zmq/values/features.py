@@ -17,8 +17,6 @@ from rl4sys_zmq.values.observations import SpaceLeaves, integer_bounds, leaves_o
 from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, LeafSpace, MultiBinarySpace, MultiDiscreteSpace, ObservationSpace
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["FeatureLayout", "FeatureLeaf", "feature_layout", "feature_size"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureLeaf:

@@ -25,8 +25,6 @@ from rl4sys_zmq.values.spaces import (
 )
 from rl4sys_zmq.values.trees import Structure, Tree, leaf_paths, unflatten, unflatten_each
 
-__all__ = ["SpaceLeaves", "flat_space", "have_same_form", "integer_bounds", "leaves_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class SpaceLeaves:

@@ -17,8 +17,6 @@ from rl4sys_zmq.values.column_spec import ColumnSpec, check_columns
 from rl4sys_zmq.values.spaces import ObservationSpace, Space
 from rl4sys_zmq.values.tensors import FLOAT32, TENSOR_DTYPES, TensorSpec, other_bytes, other_tensors, other_views
 
-__all__ = ["ACTIVATIONS", "MAX_BLOB_BYTES", "FlatWeights", "PolicySnapshot", "PolicySpec"]
-
 FlatWeights = NDArray[np.float32]
 """All float32 tensors of a policy, joined in the order of `PolicySpec.tensors` to one flat array, float32 ``[spec.size]``."""
 

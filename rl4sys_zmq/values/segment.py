@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
-__all__ = ["NO_EXTRAS", "SOURCE_RULE", "Segment", "evaluation_of", "is_source", "segment_of"]
-
 NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 """An empty, read-only mapping: the extra columns of all segments that have none."""
 SOURCE_RULE = "expected 1 to 32 ASCII letters, digits, dots, hyphens and underscores"

@@ -29,17 +29,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import spaces as sp
 from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, ObservationSpace, Space
 
-__all__ = [
-    "MAX_LEAVES",
-    "MAX_TEXT",
-    "any_space_from",
-    "observation_space_from",
-    "space_from",
-    "space_from_text",
-    "space_to_json",
-    "space_to_text",
-]
-
 MAX_TEXT = 1 << 22
 """The largest number of characters of a space as JSON text. A Box can be long, with two bounds for each array element."""
 MAX_CLIENT_DIMENSIONS = 7

@@ -17,22 +17,6 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values.arrays import cast_exactly
 
-__all__ = [
-    "DTYPES",
-    "ActionSpace",
-    "AnySpace",
-    "BoxSpace",
-    "DictSpace",
-    "DiscreteSpace",
-    "FlatSpace",
-    "LeafSpace",
-    "MultiBinarySpace",
-    "MultiDiscreteSpace",
-    "ObservationSpace",
-    "Space",
-    "TupleSpace",
-]
-
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 """The supported dtypes, in NumPy's notation: little-endian numbers and booleans."""
 MAX_DIMENSIONS = 8

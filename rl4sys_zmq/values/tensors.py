@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values.spaces import DTYPES
 
-__all__ = ["FLOAT32", "TENSOR_DTYPES", "TensorSpec", "other_bytes", "other_tensors", "other_views"]
-
 FLOAT32 = "float32"
 TENSOR_DTYPES = {np.dtype(dtype).name: np.dtype(dtype) for dtype in DTYPES}
 """The supported dtypes of tensors, by NumPy's names such as ``float32``. All are little-endian."""

@@ -12,25 +12,6 @@ import numpy as np
 
 from rl4sys_zmq.errors import DataError
 
-__all__ = [
-    "MAX_DEPTH",
-    "MAX_ITEMS",
-    "MAX_KEY",
-    "Path",
-    "Structure",
-    "Tree",
-    "copy_tree",
-    "flatten",
-    "is_text",
-    "keys_of",
-    "leaf_paths",
-    "map_tree",
-    "flatten_names",
-    "unflatten_names",
-    "unflatten",
-    "unflatten_each",
-]
-
 Tree = Any
 """A tree: None, bool, int, float, str, bytes, a NumPy array or scalar, or a list, tuple or dict of trees.
 

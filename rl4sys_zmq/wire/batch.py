@@ -30,8 +30,6 @@ from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
 from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, SegmentFlag, head_struct
 
-__all__ = ["SegmentBatchReader", "read_heads", "read_submit"]
-
 _ENDED = SegmentFlag.TERMINATED | SegmentFlag.TRUNCATED
 _ODD_FLAGS = [
     flags >= 64

@@ -19,8 +19,6 @@ from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_hea
 if TYPE_CHECKING:
     from rl4sys_zmq.wire.thread_messages import ThreadMessage
 
-__all__ = ["decode", "decode_as", "encode", "kinds_of"]
-
 M = TypeVar("M")
 
 _IN_PREFIX = ("first_seq", "count")

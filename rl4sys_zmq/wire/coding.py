@@ -28,8 +28,6 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.images import BadImage, decode_images, image_size
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "EncodedImages", "BodyFrame", "code", "plain_body", "is_shorter"]
-
 MAX_PLAIN_BYTES = 64 << 20
 """Largest size of a whole body before compression, in bytes."""
 MAX_IMAGE_BYTES = MAX_PLAIN_BYTES - (1 << 16)

@@ -20,8 +20,6 @@ from rl4sys_zmq.wire.coding import BodyFrame, EncodedImages
 from rl4sys_zmq.wire.layout import ColumnLayout, SegmentLayout
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, SegmentFlag
 
-__all__ = ["LayoutGroup", "ColumnReader", "ColumnView"]
-
 
 @dataclass(slots=True)
 class ColumnView:

@@ -35,8 +35,6 @@ from rl4sys_zmq.values.segment import SOURCE_RULE, is_source
 from rl4sys_zmq.values.space_conversion import MAX_LEAVES
 from rl4sys_zmq.values.spaces import LeafSpace
 
-__all__ = ["LETTERS", "ColumnLayout", "SegmentLayout", "action_dtype", "describe", "parse_layout", "wanted_layouts"]
-
 LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
 MAX_ROW_BYTES = 1 << 30

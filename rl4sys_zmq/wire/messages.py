@@ -25,31 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NewType
 
-__all__ = [
-    "Ack",
-    "Beacon",
-    "AnyBytes",
-    "Bye",
-    "OperatorCommand",
-    "OperatorCommandDone",
-    "FetchWeights",
-    "FollowWeights",
-    "Frame",
-    "Heartbeat",
-    "Hello",
-    "Message",
-    "Refused",
-    "StatusReply",
-    "StatusRequest",
-    "Submit",
-    "ToActor",
-    "ToLearner",
-    "Verdict",
-    "WeightsReply",
-    "WeightsSource",
-    "Welcome",
-]
-
 Frame = bytes | memoryview
 AnyBytes = NewType("AnyBytes", bytes)
 """The type of a field with bytes of any length. A field of the type ``bytes`` must have exactly 8 bytes."""

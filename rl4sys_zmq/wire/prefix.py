@@ -31,19 +31,6 @@ import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
-__all__ = [
-    "MAGIC",
-    "MAJOR",
-    "MAX_BODY_FRAMES",
-    "MINOR",
-    "PREFIX_BYTES",
-    "Prefix",
-    "checksum",
-    "pack_prefix",
-    "read_prefix",
-    "seal",
-]
-
 MAGIC = b"R4SZ"
 MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48

@@ -13,23 +13,11 @@ from typing import Any, NamedTuple
 import msgpack
 
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError, ProtocolError, RefusalReason
+from rl4sys_zmq.values.trees import Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
-from rl4sys_zmq.wire.trees import Tree, pack_tree, unpack_tree
+from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
-
-__all__ = [
-    "Call",
-    "Publication",
-    "Reply",
-    "check_size",
-    "check_topic",
-    "decode_call",
-    "encode_call",
-    "encode_publication",
-    "encode_reply",
-    "is_name",
-]
 
 CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"

@@ -16,8 +16,6 @@ from rl4sys_zmq.values.action_layout import ActionLayout, action_layout
 from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 from rl4sys_zmq.wire.layout import SegmentLayout, action_dtype, parse_layout, wanted_layouts
 
-__all__ = ["SegmentSchema"]
-
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:

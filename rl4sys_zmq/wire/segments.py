@@ -31,20 +31,6 @@ from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, EncodedImages, 
 from rl4sys_zmq.wire.layout import describe, parse_layout
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Submit
 
-__all__ = [
-    "ALIGN",
-    "HEAD",
-    "HEAD_BYTES",
-    "LARGE_BYTES",
-    "LAYOUT_AT",
-    "SegmentFlag",
-    "PackedSegment",
-    "head_struct",
-    "join_submit",
-    "pack_segment",
-    "with_images",
-]
-
 LARGE_BYTES = 1 << 16
 ALIGN = 16
 MAX_LAYOUTS = 255

@@ -26,8 +26,6 @@ from rl4sys_zmq.values import (
 from rl4sys_zmq.values.tensors import FLOAT32
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["blob_digest", "spec_body", "spec_from_document", "spec_to_document", "tensors_from_document"]
-
 MAX_DIMENSIONS = 8
 MAX_TENSORS = 4096
 _KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list, "columns": list}

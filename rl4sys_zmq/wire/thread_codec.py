@@ -9,8 +9,6 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import ThreadMessage
 from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
-__all__ = ["decode_thread_message"]
-
 _KINDS: dict[int, type[ThreadMessage]] = kinds_of(ThreadMessage)
 
 

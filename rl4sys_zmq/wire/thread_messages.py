@@ -14,41 +14,6 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.wire.messages import Document, Frame
 
-__all__ = [
-    "AssignClient",
-    "ChangeParameters",
-    "CheckpointFound",
-    "CheckpointPart",
-    "CheckpointPartReply",
-    "CheckpointResult",
-    "CheckpointStored",
-    "DataDemand",
-    "DeliverSegments",
-    "FetchCheckpointPart",
-    "FindCheckpoint",
-    "FromLearnerThread",
-    "FromRemoteWorker",
-    "GatewayAlive",
-    "OperatorAlarm",
-    "PolicyPublished",
-    "QuarantinedSegment",
-    "RecordTraining",
-    "ReplaceWorker",
-    "SaveCheckpoint",
-    "SegmentVerdicts",
-    "StopThread",
-    "StreamEnded",
-    "ThreadFailed",
-    "ThreadMessage",
-    "ThreadReady",
-    "ToLearnerThread",
-    "ToRemoteWorker",
-    "TrainingMetrics",
-    "TrainingRecorded",
-    "WorkerAlive",
-    "WorkerLog",
-]
-
 
 class ToLearnerThread:
     """The base class of messages from the gateway (the learner's network thread) to a learner thread."""

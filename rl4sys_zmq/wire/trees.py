@@ -32,8 +32,6 @@ from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS, MAX_KEY, Tree
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.values import elements
 
-__all__ = ["MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
-
 INLINE_BYTES = 2048
 """Size in bytes up to which an array, string or bytes is part of the skeleton (the msgpack value of a tree).
 

@@ -20,17 +20,6 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS
 
-__all__ = [
-    "HEADER",
-    "MAX_HEADER_BYTES",
-    "REPORT_HEADER",
-    "HeaderLimits",
-    "elements",
-    "pack_header",
-    "unpack_header",
-    "unpack_plain",
-]
-
 MAX_HEADER_BYTES = 1 << 20
 MAX_STRING = 16_384
 MAX_ELEMENTS = 1 << 40

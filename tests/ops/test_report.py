@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from rl4sys_zmq import __version__
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, printable, report_lines, span_text
+from rl4sys_zmq.logs import printable
+from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, byte_text, conservation_error, report_lines, span_text
 
 NOW = 1_800_000_000.0
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GlobalRandomState"]
-
 
 class GlobalRandomState:
     """The states of the three global generators, as one object's own."""

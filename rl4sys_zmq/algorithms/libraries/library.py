@@ -28,8 +28,6 @@ from rl4sys_zmq.policies.mlp import check_not_image, mlp_spec
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
 from rl4sys_zmq.values.action_layout import action_layout
 
-__all__ = ["TQC_REFERENCE", "LibraryFactory", "LibraryParameters", "check_quantiles", "count_values", "library_entry"]
-
 TQC_REFERENCE = (
     "Kuznetsov et al. 2020, Controlling overestimation bias with truncated mixture of continuous distributional quantile critics"
 )

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["ACTIVATION_LAYERS", "PublishedNetwork", "network_layers"]
-
 ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,

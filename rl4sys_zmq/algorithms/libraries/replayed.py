@@ -22,8 +22,6 @@ from rl4sys_zmq.learner.registry.algorithms import mask_refusal
 from rl4sys_zmq.replay import ReplayMemory
 from rl4sys_zmq.values import BoxSpace, Segment, Space
 
-__all__ = ["ReplayPace", "ReplayTraining", "refuse_masks", "scaled_actions"]
-
 STEPS_PER_VERSION = 256
 """The default number of environment steps from one published policy version to the next."""
 

@@ -18,8 +18,6 @@ from rl4sys_zmq.learner.registry.algorithms import ALGORITHMS
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import ObservationSpace, Space
 
-__all__ = ["build"]
-
 
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int

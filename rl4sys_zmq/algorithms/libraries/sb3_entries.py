@@ -23,24 +23,6 @@ from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Staleness
 from rl4sys_zmq.values import ACTIVATIONS
 
-__all__ = [
-    "A2C",
-    "DDPG",
-    "DQN",
-    "MASKABLEPPO",
-    "PPO",
-    "QRDQN",
-    "SAC",
-    "TD3",
-    "TQC",
-    "TRPO",
-    "OffPolicyParameters",
-    "OnPolicyParameters",
-    "OwnClassParameters",
-    "Sb3Parameters",
-    "own_class",
-]
-
 _BUILDER = "rl4sys_zmq.algorithms.libraries.sb3:build"
 _EXTRA = "sb3"
 

@@ -26,8 +26,6 @@ from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space, feature_size
 from rl4sys_zmq.values.action_layout import action_layout
 
-__all__ = ["Sb3Adapter"]
-
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate", "_current_progress_remaining")
 """The numbers of a model that training changes."""
 

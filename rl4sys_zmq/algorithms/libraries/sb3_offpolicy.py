@@ -20,8 +20,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.values import Space
 
-__all__ = ["Sb3OffPolicy"]
-
 
 class _SegmentReplay(ReplayBuffer):
     """The replay buffer of a model: a view of a `ReplayMemory`, into which segments are written in bulk.

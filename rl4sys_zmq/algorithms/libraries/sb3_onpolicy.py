@@ -16,8 +16,6 @@ from rl4sys_zmq.algorithms.onpolicy.returns import vtrace
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments
 from rl4sys_zmq.values import Segment
 
-__all__ = ["Sb3OnPolicy"]
-
 
 class Sb3OnPolicy(Sb3Adapter):
     """An on-policy algorithm of Stable-Baselines3. Each update trains on a batch of whole segments.

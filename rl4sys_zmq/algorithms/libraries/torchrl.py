@@ -27,8 +27,6 @@ from rl4sys_zmq.policies.mlp import mlp_document
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, feature_size
 
-__all__ = ["TorchrlAlgorithm", "build"]
-
 
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int

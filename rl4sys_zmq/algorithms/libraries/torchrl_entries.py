@@ -15,8 +15,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm
 from rl4sys_zmq.values import ACTIVATIONS
 
-__all__ = ["BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC", "TorchrlParameters", "ValueParameters"]
-
 _BUILDER = "rl4sys_zmq.algorithms.libraries.torchrl:build"
 _EXTRA = "torchrl"
 _LOSSES = ("l1", "l2", "smooth_l1")

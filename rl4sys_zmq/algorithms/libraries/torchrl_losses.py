@@ -36,8 +36,6 @@ from rl4sys_zmq.algorithms.libraries.torchrl_entries import (
 from rl4sys_zmq.values import BoxSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
 
-__all__ = ["LossNetworks", "make_loss"]
-
 LOG_STD_LIMITS = -20.0, 2.0
 """The limits of the logarithms of standard deviations, as in the policy with the head ``squashed_gaussian``."""
 

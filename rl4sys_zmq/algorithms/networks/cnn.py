@@ -18,8 +18,6 @@ from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpe
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
 
-__all__ = ["ENTRY", "PIXEL_SCALE", "CNNLayers", "CNNOptions", "Convolution", "cnn_layers"]
-
 PIXEL_SCALE = float(np.float32(1.0 / 255.0))
 """The factor of the pixels of a uint8 image. Images of other dtypes are not scaled."""
 

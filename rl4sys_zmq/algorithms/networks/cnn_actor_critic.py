@@ -14,8 +14,6 @@ from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
 from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.values import PolicySpec
 
-__all__ = ["CNNActorCritic"]
-
 
 class CNNActorCritic(FlatParameters):
     """A convolutional policy, and a linear value network on its last hidden layer. It implements `ActorCriticNetwork`.

@@ -13,8 +13,6 @@ from rl4sys_zmq.algorithms.networks.cnn import CNNOptions, cnn_layers
 from rl4sys_zmq.algorithms.networks.torch_layers import HIDDEN_GAIN, activation_function
 from rl4sys_zmq.values import ObservationSpace
 
-__all__ = ["CNNBody", "initialise_orthogonal"]
-
 
 class CNNBody:
     """The convolutions and the hidden layers of a convolutional network.

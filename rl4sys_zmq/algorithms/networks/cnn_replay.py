@@ -15,8 +15,6 @@ from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
 from rl4sys_zmq.learner.registry.network_entry import ReplayShape
 from rl4sys_zmq.values import ObservationSpace
 
-__all__ = ["CNNReplay"]
-
 
 class CNNReplay(FlatParameters):
     """Convolutional networks that share the convolutions and have hidden layers of their own. It implements `ReplayNetwork`.

@@ -10,8 +10,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-__all__ = ["FlatParameters"]
-
 Shape = tuple[int, ...]
 
 

@@ -12,8 +12,6 @@ from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
 from rl4sys_zmq.policies.mlp import check_not_image
 from rl4sys_zmq.values import ACTIVATIONS, PolicySpec
 
-__all__ = ["ENTRY", "GRUOptions"]
-
 _ACTOR_CRITIC_OPTIONS = {
     "sequence_length": "give the parameter sequence_length of {algorithm} instead",
     "value_gradient": "{algorithm} has no value network",

@@ -16,8 +16,6 @@ from rl4sys_zmq.algorithms.networks.torch_layers import HIDDEN_GAIN, activation_
 from rl4sys_zmq.policies.gru import STATE
 from rl4sys_zmq.values import PolicySpec
 
-__all__ = ["GRUActorCritic"]
-
 STATISTICS = ("obs_mean", "obs_scale")
 
 

@@ -13,8 +13,6 @@ from rl4sys_zmq.algorithms.networks.gru import GRUOptions
 from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.networks.torch_layers import HIDDEN_GAIN, activation_function
 
-__all__ = ["GRUBody"]
-
 _OUTPUT = 4
 """The index of the output layer's weight, counted from the first parameter of the recurrent unit."""
 

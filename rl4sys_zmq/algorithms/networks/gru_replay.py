@@ -14,8 +14,6 @@ from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.policies.gru import STATE
 from rl4sys_zmq.values import ObservationSpace, feature_size
 
-__all__ = ["GRUReplay"]
-
 
 class GRUReplay(FlatParameters):
     """A network of action values, or of distributions of the return, with a recurrent unit. It implements `SequenceNetwork`."""

@@ -14,8 +14,6 @@ from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 
-__all__ = ["ModuleActorCritic"]
-
 
 class ModuleActorCritic(ModuleNetworks):
     """A policy and a value network that are two torch modules of one kind. It implements `ActorCriticNetwork`.

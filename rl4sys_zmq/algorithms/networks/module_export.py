@@ -19,8 +19,6 @@ from rl4sys_zmq.policies.onnx_reader import decode_model
 from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import BoxSpace, TensorSpec
 
-__all__ = ["build_module", "export_module"]
-
 INPUT = "observations"
 _SEED = 0
 

@@ -11,8 +11,6 @@ from torch.func import functional_call
 from rl4sys_zmq.algorithms.networks.flat_parameters import FlatParameters
 from rl4sys_zmq.values import BoxSpace
 
-__all__ = ["ModuleNetworks"]
-
 
 class ModuleNetworks(FlatParameters):
     """Modules that compute with views into the flat vector of all parameters, not with parameters of their own."""

@@ -13,8 +13,6 @@ from rl4sys_zmq.algorithms.networks.module_networks import ModuleNetworks
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder, ReplayShape
 from rl4sys_zmq.values import BoxSpace, ObservationSpace
 
-__all__ = ["JOINED_UNITS", "ModuleReplay"]
-
 JOINED_UNITS = 256
 """The number of features that a module computes for a critic of continuous actions, and of the units of the layer after it."""
 

@@ -26,20 +26,6 @@ from rl4sys_zmq.values import ObservationSpace
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = [
-    "Categorical",
-    "DiagonalGaussian",
-    "Distribution",
-    "FlatAdam",
-    "MLPStack",
-    "activation_function",
-    "encode_observations",
-    "input_change",
-    "limit_norm",
-    "standardise",
-]
-
-
 FORBIDDEN_LOGIT = -1e9
 """The logit of a forbidden action.
 

@@ -25,8 +25,6 @@ from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 
-__all__ = ["C51", "DQN"]
-
 
 class DQN(ReplayAlgorithm[DQNParameters]):
     """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns.

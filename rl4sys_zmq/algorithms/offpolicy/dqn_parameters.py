@@ -17,8 +17,6 @@ from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.replay.sequences import SequenceOptions
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space
 
-__all__ = ["C51_ENTRY", "ENTRY", "C51Parameters", "DQNParameters", "plan_c51", "plan_dqn"]
-
 LARGEST_DIFFERENCE = 0.5
 """The limit between the two meanings of `epsilon_decay`.
 

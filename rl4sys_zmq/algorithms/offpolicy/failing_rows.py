@@ -8,8 +8,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["find_failing_rows"]
-
 Rows = NDArray[np.int64]
 T = TypeVar("T")
 

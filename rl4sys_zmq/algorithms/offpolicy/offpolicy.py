@@ -30,8 +30,6 @@ from rl4sys_zmq.learner.registry.compute import CPU, Compute, RowShare, check_on
 from rl4sys_zmq.replay import ReplayMemory, ReplayOptions, SequenceMemory, TransitionBatch
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Segment
 
-__all__ = ["ReplayAlgorithm", "StepResult"]
-
 P = TypeVar("P", bound=OffPolicyParameters)
 
 

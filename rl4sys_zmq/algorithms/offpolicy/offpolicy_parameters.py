@@ -21,8 +21,6 @@ from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.replay.sequences import SequenceOptions
 from rl4sys_zmq.values import ACTIVATIONS, ObservationSpace, PolicySpec, Space
 
-__all__ = ["CriticParameters", "OffPolicyParameters"]
-
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyParameters:

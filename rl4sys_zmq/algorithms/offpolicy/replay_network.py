@@ -10,8 +10,6 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.networks.sequences import Sequences
 
-__all__ = ["FlatNetwork", "ReplayNetwork", "SequenceNetwork"]
-
 
 class FlatNetwork(Protocol):
     """One or more networks with all parameters in one flat vector.

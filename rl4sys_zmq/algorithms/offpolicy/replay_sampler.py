@@ -15,8 +15,6 @@ from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.mixed import DemonstrationReplay
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 
-__all__ = ["Columns", "ReplaySampler", "TransitionSampler"]
-
 Columns = dict[str, Tensor]
 """The inputs of a gradient step on ``B`` transitions, by name.
 

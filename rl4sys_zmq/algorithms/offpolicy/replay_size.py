@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["check_replay_size"]
-
 
 def check_replay_size(steps: int, size: int, available: int, files: str = "") -> None:
     """Check that a full replay is not larger than the memory that the process can have.

@@ -44,8 +44,6 @@ from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.spaces import DictSpace, MultiBinarySpace
 
-__all__ = ["ContinuousSAC", "DiscreteSAC", "make_sac", "squash"]
-
 _OBSERVATION, _ALLOWED = "observation", "allowed"
 
 SQUASH_EPSILON = 1e-6

@@ -15,8 +15,6 @@ from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 
-__all__ = ["ENTRY", "SACParameters", "plan_sac"]
-
 
 @dataclass(frozen=True, slots=True)
 class SACParameters(CriticParameters):

@@ -26,8 +26,6 @@ from rl4sys_zmq.replay.n_step import n_step_sequences
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
-__all__ = ["SequenceSampler", "sequence_outputs"]
-
 _FEATURES, _LENGTHS = "features", "lengths"
 _BURN_IN, _BURN_IN_LENGTHS = "burn_in", "burn_in_lengths"
 _INITIAL = "initial/"

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["check_stored_returns"]
-
 
 def check_stored_returns(stored: Mapping[str, float], given: Mapping[str, float]) -> None:
     """Check that the returns in a stored replay were computed with the given parameters.

@@ -36,8 +36,6 @@ from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
 from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space
 
-__all__ = ["DDPG", "TD3"]
-
 
 class TD3(ReplayAlgorithm[TD3Parameters]):
     """TD3 [1]. Before `learning_starts`, actors choose uniform random actions; after it, those of the policy with noise."""

@@ -15,8 +15,6 @@ from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
 
-__all__ = ["DDPG_ENTRY", "TD3_ENTRY", "DDPGParameters", "TD3Parameters", "plan_ddpg", "plan_td3"]
-
 _NOISE = number(0.0, 100.0)
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
 from rl4sys_zmq.values import Segment
 
-__all__ = ["UnitPace"]
-
 
 @dataclass(slots=True)
 class UnitPace:

@@ -23,8 +23,6 @@ from torch.nn import functional
 
 from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import DQNParameters
 
-__all__ = ["CategoricalHead", "QuantileHead", "ScalarHead", "ValueHead", "expand", "make_value_head", "squash"]
-
 _SLOPE = 1e-3
 """The slope of `squash` for very large values, ε."""
 

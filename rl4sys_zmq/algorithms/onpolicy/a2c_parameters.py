@@ -17,8 +17,6 @@ from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSett
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.registry.like import Libraries
 
-__all__ = ["A2C_ENTRY", "A3C_ENTRY", "A2CParameters", "A3CParameters"]
-
 
 @dataclass(frozen=True, slots=True)
 class A2CParameters(PPOSetting):

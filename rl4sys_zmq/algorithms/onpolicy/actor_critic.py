@@ -29,8 +29,6 @@ from rl4sys_zmq.learner.registry.compute import CPU, Compute, check_one_rank, ch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Segment, Space
 from rl4sys_zmq.values.features import feature_layout
 
-__all__ = ["ActorCritic"]
-
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 FIRST_LENGTH_GUESS = 200.0
 """Assumed length of a trajectory until the first one has ended, in steps."""

@@ -13,8 +13,6 @@ from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import Segment
 
-__all__ = ["ActorCriticNetwork", "RecurrentNetwork", "initial_states"]
-
 
 class ActorCriticNetwork(Protocol):
     """A policy and an estimate of values, which are trained together.

@@ -25,8 +25,6 @@ from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
 
-__all__ = ["ActorCriticParameters", "BatchCompletionRule", "entropy_weight", "policy_planner"]
-
 LONGEST_SEGMENT = 128
 """The largest default of `rollout_length`, in steps.
 

@@ -17,8 +17,6 @@ from rl4sys_zmq.algorithms.onpolicy.impala_parameters import IMPALAParameters
 from rl4sys_zmq.algorithms.onpolicy.returns import explained_variance, vtrace
 from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, half_square_error
 
-__all__ = ["IMPALA"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StepTensors:

@@ -10,8 +10,6 @@ from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 
-__all__ = ["ENTRY", "IMPALAParameters"]
-
 
 @dataclass(frozen=True, slots=True)
 class IMPALAParameters(ActorCriticParameters):

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.algorithms.onpolicy.returns import discounted_sums
 
-__all__ = ["RewardScaler", "RunningMoments"]
-
 Column = NDArray[np.float64]
 
 MAX_EPISODES = 4096

@@ -27,8 +27,6 @@ from rl4sys_zmq.algorithms.onpolicy.rollout import (
 from rl4sys_zmq.algorithms.onpolicy.rpo_parameters import RPOParameters
 from rl4sys_zmq.learner.registry.compute import Ranks
 
-__all__ = ["A2C", "A3C", "PPO", "REINFORCE", "RPO", "PassMetrics"]
-
 
 @dataclass(slots=True)
 class PassMetrics:

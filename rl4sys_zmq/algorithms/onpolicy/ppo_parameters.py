@@ -22,8 +22,6 @@ from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.values import Space
 from rl4sys_zmq.values.action_layout import action_layout
 
-__all__ = ["ENTRY", "PPOParameters", "PPOSetting"]
-
 DEFAULT_MINIBATCH = 128
 RL4SYS_ITERS = 80
 """RL4Sys's default of `train_pi_iters` and of `train_v_iters`."""

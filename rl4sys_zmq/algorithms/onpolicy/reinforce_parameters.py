@@ -22,8 +22,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.values import DiscreteSpace, Space
 
-__all__ = ["ENTRY", "REINFORCEParameters"]
-
 WHOLE_EPISODE = 4096
 """The default of `rollout_length` without a baseline, in steps. Then almost every segment is a whole episode."""
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["discounted_sums", "explained_variance", "vtrace"]
-
 Column = NDArray[np.float64]
 
 

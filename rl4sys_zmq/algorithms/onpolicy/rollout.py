@@ -20,17 +20,6 @@ from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = [
-    "RolloutBatch",
-    "TrainingTensors",
-    "clipped_objective",
-    "equal_groups",
-    "equal_sizes",
-    "half_square_error",
-    "join_segments",
-    "ratio_bounds",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingTensors:

@@ -15,8 +15,6 @@ from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.registry.like import Libraries
 
-__all__ = ["ENTRY", "RPOParameters"]
-
 
 @dataclass(frozen=True, slots=True)
 class RPOParameters(PPOParameters):

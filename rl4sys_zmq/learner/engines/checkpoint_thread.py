@@ -38,8 +38,6 @@ from rl4sys_zmq.wire.thread_messages import (
     TrainingRecorded,
 )
 
-__all__ = ["MAX_WAITING", "PART_BYTES", "CheckpointThread", "StorageAnswer", "StorageRequest", "WorkerFiles"]
-
 log = get_logger(__name__)
 
 PART_BYTES = 4 << 20

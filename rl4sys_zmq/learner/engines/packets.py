@@ -9,20 +9,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-__all__ = [
-    "END",
-    "FAILED",
-    "LOG",
-    "MAX_PACKET_BYTES",
-    "REPLACE",
-    "START",
-    "STOP",
-    "TURN",
-    "ProcessStart",
-    "decode_packet",
-    "encode_packet",
-]
-
 START: Final = "start"
 """To the process, at first: the fields of `ProcessStart`."""
 

@@ -52,8 +52,6 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
 
-__all__ = ["ENTRY", "LearnerProcess", "ProcessEngine"]
-
 log = get_logger(__name__)
 
 REPLACED_KILL_S = 5.0

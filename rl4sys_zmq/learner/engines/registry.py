@@ -7,8 +7,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.base import EngineEntry
 from rl4sys_zmq.plugins import Registry
 
-__all__ = ["ENGINES", "check_engines"]
-
 ENGINES = Registry(
     EngineEntry,
     {

@@ -13,8 +13,6 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
 
-__all__ = ["ENTRY", "InProcessLearnerThread", "ThreadEngine"]
-
 
 class ThreadEngine:
     """The engine that trains each client (a policy with its learner) in a thread of the learner's process."""

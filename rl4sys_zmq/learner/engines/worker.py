@@ -38,8 +38,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.transports.context import context, open_sockets
 
-__all__ = ["main"]
-
 log = get_logger(__name__)
 
 ORPHAN_S = 2.0

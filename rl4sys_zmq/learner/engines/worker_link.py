@@ -41,8 +41,6 @@ from rl4sys_zmq.wire.thread_messages import (
     WorkerLog,
 )
 
-__all__ = ["WorkerLink", "WorkerLinks", "WorkerSigns"]
-
 MAX_LOGS = 1000
 """Largest number of log records of a worker that wait to be logged. Further ones are dropped."""
 

@@ -31,8 +31,6 @@ from rl4sys_zmq.policies.folder import encode_policy
 from rl4sys_zmq.private import write_folder
 from rl4sys_zmq.resource import Resource, Worker
 
-__all__ = ["EvaluationProcess", "PolicyEvaluator"]
-
 log = get_logger(__name__)
 
 PROCESS = "rl4sys_zmq.ops.evaluation_process"

@@ -40,20 +40,6 @@ from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Hello
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
-__all__ = [
-    "SPACES",
-    "ClientSettings",
-    "check_engine",
-    "check_hello",
-    "check_learning_options",
-    "check_magnitudes",
-    "check_planned_size",
-    "check_policy_size",
-    "require_match",
-    "resolve_configuration",
-    "resolve_settings",
-]
-
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
 """The default encoding of weights."""
 

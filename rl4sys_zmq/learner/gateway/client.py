@@ -38,8 +38,6 @@ from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, Frame, Hello, Verdict, WeightsSource
 from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, DataDemand, DeliverSegments, ThreadReady
 
-__all__ = ["ClientState", "LearnerThreadState", "Relays"]
-
 Relays = list[list[str]]
 """The relays (processes that pass weights on) for an actor, nearest first, each as ``[URI, public key or ""]``."""
 

@@ -22,8 +22,6 @@ from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Hello
 from rl4sys_zmq.wire.thread_messages import ThreadFailed
 
-__all__ = ["ClientRegistry"]
-
 log = get_logger(__name__)
 
 MAX_STILLBORN = 64

@@ -10,8 +10,6 @@ from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["ACTORS_SHOWN", "client_report"]
-
 ACTORS_SHOWN = 100
 """Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
 

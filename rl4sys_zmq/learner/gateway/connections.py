@@ -25,9 +25,6 @@ from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["ConnectionRateState", "RouterReader", "ConnectionRateLimits"]
-
-
 BURST_S = 2.0
 """Size of a burst: a connection can send at once as many messages as its limit permits in this time, in seconds."""
 

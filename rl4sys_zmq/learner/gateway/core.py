@@ -49,8 +49,6 @@ from rl4sys_zmq.wire.thread_messages import (
 )
 from rl4sys_zmq.wire.values import REPORT_HEADER
 
-__all__ = ["BACKLOG_RETRY_S", "LearnerCore"]
-
 log = get_logger(__name__)
 
 BACKLOG_RETRY_S = 0.005

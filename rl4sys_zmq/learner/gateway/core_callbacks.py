@@ -16,8 +16,6 @@ from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "CoreCallbacks", "LearnerThreadHandle", "AbandonCheckpointsTask"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:

@@ -20,8 +20,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import CheckpointResult, SaveCheckpoint, StreamEnded
 
-__all__ = ["SegmentDispatcher"]
-
 log = get_logger(__name__)
 
 CHECKPOINT_FILL, PARTIAL_BATCH_FILL = 0.5, 0.9

@@ -49,8 +49,6 @@ from rl4sys_zmq.wire.messages import (
     Welcome,
 )
 
-__all__ = ["MAX_MESSAGE_BYTES", "ActorSessionHandler"]
-
 log = get_logger(__name__)
 
 MAX_LIBRARY = 80

@@ -21,8 +21,6 @@ from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
-__all__ = ["PolicyEvaluators"]
-
 log = get_logger(__name__)
 
 

@@ -45,8 +45,6 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
-__all__ = ["Gateway", "EventSink"]
-
 log = get_logger(__name__)
 
 PUB_HWM = 32

@@ -38,8 +38,6 @@ from rl4sys_zmq.values import DictSpace, DiscreteSpace, PolicySnapshot, PolicySp
 from rl4sys_zmq.values.arrays import fits_float32
 from rl4sys_zmq.values.observations import integer_bounds
 
-__all__ = ["InferenceService", "method_of"]
-
 log = get_logger(__name__)
 
 CLOSE_S = 1.0

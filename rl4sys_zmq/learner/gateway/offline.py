@@ -35,8 +35,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
-__all__ = ["command_on_directory"]
-
 log = get_logger(__name__)
 
 COMMIT_S = 30.0

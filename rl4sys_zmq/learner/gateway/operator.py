@@ -31,20 +31,6 @@ from rl4sys_zmq.learner.run.recorder import EventSink
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 
-__all__ = [
-    "COMMANDS",
-    "DROP_ACTOR",
-    "FORGET",
-    "GIVE_UP",
-    "PARAMETERS_CHANGED",
-    "RESTART",
-    "SET",
-    "OperatorCommandExecutor",
-    "OperatorCommandContext",
-    "set_done",
-    "unknown_name_error",
-]
-
 log = get_logger(__name__)
 
 RESTART, GIVE_UP, FORGET, DROP_ACTOR, SET = "restart", "give-up-pending", "forget", "drop-actor", "set"

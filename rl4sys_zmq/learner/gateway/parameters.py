@@ -15,20 +15,6 @@ from rl4sys_zmq.learner.registry import AlgorithmEntry
 from rl4sys_zmq.learner.registry.algorithm_entry import READ_ELSEWHERE
 from rl4sys_zmq.learner.registry.like import LIKE, libraries_of, our_name
 
-__all__ = [
-    "LEARNING_KEYS",
-    "ParameterChanges",
-    "algorithm_parameters",
-    "by_name",
-    "change_text",
-    "changes_between",
-    "effective_parameters",
-    "merged",
-    "parameters_shown",
-    "plain",
-    "read_change",
-]
-
 LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
 """Options of the learner that a user can also set among the parameters of an algorithm. They are not passed to the algorithm."""
 

@@ -9,8 +9,6 @@ from rl4sys_zmq.learner.run.recorder import EventSink
 from rl4sys_zmq.logs import get_logger, printable
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["RefusalLog"]
-
 log = get_logger(__name__)
 
 MAX_KNOWN = 1024

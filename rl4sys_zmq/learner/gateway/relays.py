@@ -14,8 +14,6 @@ from rl4sys_zmq.config import RelayRule
 from rl4sys_zmq.liveness import RELAY_CHILD_S, RELAY_SHOWN_S, RELAY_SILENCE_S, is_silent
 from rl4sys_zmq.wire.messages import FollowWeights
 
-__all__ = ["RelayDirectory"]
-
 MAX_CHOICES = 4
 """Largest number of relays that one actor is told."""
 

@@ -24,8 +24,6 @@ from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry
 from rl4sys_zmq.learner.registry.like import LIKE
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["GIVEN_UP", "RestoredClient", "restore_configuration"]
-
 GIVEN_UP = "given_up"
 """The key of the saved settings that is true if an operator has given up segments while no learner ran."""
 

@@ -16,16 +16,6 @@ from rl4sys_zmq.learner.registry.networks import check_trainable
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 
-__all__ = [
-    "check_buildable",
-    "check_demonstrations",
-    "entry_parameters",
-    "require_fraction",
-    "require_rewards",
-    "require_use",
-    "under",
-]
-
 LOCAL_ENGINES = frozenset({"thread", "process"})
 """The engines that train on the learner's machine, and so read files from its disk."""
 

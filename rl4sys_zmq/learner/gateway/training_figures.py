@@ -13,8 +13,6 @@ from rl4sys_zmq.learner.training.reporting import RECENT_EPISODES
 from rl4sys_zmq.policies import PolicyOrigin
 from rl4sys_zmq.wire.thread_messages import ThreadReady, TrainingMetrics
 
-__all__ = ["TrainingFigures"]
-
 
 class TrainingFigures:
     """The figures of a client's training. Means are over the last `RECENT_EPISODES` episodes.

@@ -28,8 +28,6 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
-__all__ = ["LOST_STATUS", "RANK_START_S", "RankGroup"]
-
 log = get_logger(__name__)
 
 RANK_START_S = 180.0

@@ -18,8 +18,6 @@ import numpy as np
 from rl4sys_zmq.learner.run.state_tree import pack_state, unpack_state
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["RankLink", "encode_rank_message"]
-
 _LENGTH = struct.Struct("<Q")
 JOIN_BYTES = 1 << 16
 """Size up to which the parts of a message are sent by one system call, in bytes."""

@@ -15,8 +15,6 @@ from torch import Tensor, distributed
 from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.registry.compute import RowShare, row_share
 
-__all__ = ["RANK_TIMEOUT_S", "RankMember", "join_store", "open_store"]
-
 RANK_TIMEOUT_S = 60.0
 """The time after which a rank that has not taken part in a sum counts as failed, in seconds.
 

@@ -32,8 +32,6 @@ from rl4sys_zmq.values import observation_space_from, space_from
 from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
-__all__ = ["main"]
-
 PARENT_LOOK_S = 1.0
 """Time between two checks that the parent process is the same, in seconds."""
 

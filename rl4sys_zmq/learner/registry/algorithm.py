@@ -19,22 +19,6 @@ from rl4sys_zmq.values import PolicySpec, Segment
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.registry.compute import Compute
 
-__all__ = [
-    "PACING_LAG",
-    "Algorithm",
-    "CloneOptions",
-    "CloningAlgorithm",
-    "DemonstrationAlgorithm",
-    "FolderAlgorithm",
-    "IncrementalAlgorithm",
-    "MemoryAlgorithm",
-    "ParallelAlgorithm",
-    "PlaceableAlgorithm",
-    "TunableAlgorithm",
-    "UndoableAlgorithm",
-    "WarmStartAlgorithm",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CloneOptions:

@@ -12,8 +12,6 @@ from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space
 
-__all__ = ["ALGORITHMS", "make_algorithm", "mask_refusal", "planned_policy", "register_algorithm"]
-
 _SB3 = ("A2C", "DDPG", "DQN", "MASKABLEPPO", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO")
 _TORCHRL = ("BC", "CQL", "IQL", "REDQ", "TD3BC", "TQC")
 

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["CPU", "ONE_RANK", "Compute", "Ranks", "RowShare", "check_one_rank", "check_rows", "find_devices", "row_share"]
-
 
 class RowShare(NamedTuple):
     """The part of a minibatch that one rank (one of the processes that train together) computes the gradient of.

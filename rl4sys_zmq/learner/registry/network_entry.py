@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork, SequenceNetwork
     from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import ActorCriticNetwork
 
-__all__ = [
-    "ActorCriticFactory",
-    "ModuleBuilder",
-    "NetworkChoice",
-    "NetworkEntry",
-    "NetworkPlan",
-    "PolicyRequirements",
-    "ReplayFactory",
-    "ReplayShape",
-    "SequenceFactory",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRequirements:

@@ -11,16 +11,6 @@ from rl4sys_zmq.learner.registry.network_entry import NetworkChoice, NetworkEntr
 from rl4sys_zmq.plugins import Registry
 from rl4sys_zmq.values import PolicySpec
 
-__all__ = [
-    "NETWORKS",
-    "check_trainable",
-    "choose_network",
-    "network_names",
-    "network_option",
-    "plan_policy",
-    "register_network",
-]
-
 NETWORKS = Registry(
     NetworkEntry,
     {

@@ -53,20 +53,6 @@ from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.sealed import seal_document, seal_holds
 from rl4sys_zmq.version import package_version
 
-__all__ = [
-    "CheckpointStore",
-    "MANIFEST",
-    "CheckpointManifest",
-    "CheckpointedStreamProgress",
-    "STATE",
-    "encode_checkpoint",
-    "is_state_file",
-    "read_checkpoint",
-    "read_manifest",
-    "state_files",
-]
-
-
 MANIFEST, STATE, PIECE = "manifest.json", "state.safetensors", "piece-"
 FORMAT = 1
 _PIECE_FILE = re.compile(PIECE + r"[0-9a-f]{32}\.safetensors")

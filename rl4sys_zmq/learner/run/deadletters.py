@@ -27,8 +27,6 @@ from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
-__all__ = ["DeadLetterFolder", "StoredDeadLetter", "list_letters", "read_letter"]
-
 MAX_LETTERS = 1_000
 MAX_BYTES = 256 << 20
 MAX_FRAMES = 256

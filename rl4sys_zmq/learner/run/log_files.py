@@ -23,22 +23,6 @@ from rl4sys_zmq.learner.lags import LAG_LIMITS
 from rl4sys_zmq.learner.run.record_series import FileSeriesRecord, RecordFormat, RecordSeries, list_parts
 from rl4sys_zmq.names import folder_name
 
-__all__ = [
-    "EVENT_FILES",
-    "EventFileFormat",
-    "JsonLineFormat",
-    "CLIENT_READY",
-    "LEARNER_STARTED",
-    "LOG",
-    "LOG_FOLDER",
-    "TENSORBOARD",
-    "event_series",
-    "last_record_unix_s",
-    "log_series",
-    "read_log",
-]
-
-
 TENSORBOARD = "tensorboard"
 """The name of the folder in a run directory that contains one folder of event files per client, and nothing else."""
 

@@ -25,9 +25,6 @@ from typing import BinaryIO
 from rl4sys_zmq.private import make_private, open_private, sync_folder
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["FileSeriesRecord", "RecordFormat", "RecordSeries", "SeriesPart", "list_parts", "thin"]
-
-
 _TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
 
 

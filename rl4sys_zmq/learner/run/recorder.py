@@ -30,8 +30,6 @@ from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
-__all__ = ["EventSink", "NullEventSink", "Recorder", "RunDirectoryWriter"]
-
 
 class RunDirectoryWriter(Resource):
     """The writer of a learner's files: ``config.json``, the log, TensorBoard's event files, and data excluded from training.

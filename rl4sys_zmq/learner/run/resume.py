@@ -24,19 +24,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = [
-    "ACCEPT_LOSS",
-    "AUTO",
-    "CHECKPOINTS",
-    "JOURNAL",
-    "NEVER",
-    "RollbackSummary",
-    "return_to_checkpoint",
-    "has_state",
-    "open_journal",
-    "state_dir",
-]
-
 log = get_logger(__name__)
 
 JOURNAL = "journal.db"

@@ -29,8 +29,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import current_folder_name, folder_name
 from rl4sys_zmq.private import make_private
 
-__all__ = ["CONFIG", "DEAD", "aside_folder", "move_old_files"]
-
 log = get_logger(__name__)
 
 CONFIG, DEAD = "config.json", "dead"

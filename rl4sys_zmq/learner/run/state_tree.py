@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.replay.pieces import StatePiece
 
-__all__ = ["pack_state", "piece_of", "pieces_without_arrays", "unpack_state"]
-
 Array = NDArray[Any]
 
 _NATIVE = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)) | {

@@ -16,18 +16,6 @@ from typing import Protocol
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.private import make_private
 
-__all__ = [
-    "MARK_BYTES",
-    "MAX_RANGES",
-    "SegmentRange",
-    "SuspectFiles",
-    "SuspectStorage",
-    "encode_mark",
-    "encode_range",
-    "is_excused",
-    "read_mark",
-]
-
 MARK, SUSPECTS_FILE = "training.mark", "suspects.json"
 MARK_BYTES = 1 << 18
 """Size of ``training.mark``, in bytes."""

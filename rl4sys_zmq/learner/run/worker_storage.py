@@ -15,8 +15,6 @@ from rl4sys_zmq.learner.run.suspect_files import SuspectFiles, SuspectStorage
 from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
-__all__ = ["CheckpointStorage", "LocalStorage", "WorkerStorage"]
-
 
 class CheckpointStorage(Protocol):
     """The checkpoints of one client (a policy with its learner), for its learner thread. `CheckpointStore` is one."""

@@ -24,8 +24,6 @@ from rl4sys_zmq.wire.thread_messages import AssignClient
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.ranks.rank_group import RankGroup
 
-__all__ = ["BuiltAlgorithm", "build_algorithm", "load_initial_policy", "max_policy_lag", "pacing_lag", "set_publishing"]
-
 log = get_logger(__name__)
 
 

@@ -21,8 +21,6 @@ from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import blob_digest
 from rl4sys_zmq.wire.thread_messages import AssignClient, CheckpointResult
 
-__all__ = ["CHECKPOINT_SHARE", "TrainingCheckpoints"]
-
 log = get_logger(__name__)
 
 CHECKPOINT_SHARE = 20

@@ -17,8 +17,6 @@ from rl4sys_zmq.replay.demonstrations import Demonstrations, demonstrations_of, 
 from rl4sys_zmq.wire import SegmentSchema
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
-__all__ = ["TrainingDemonstrations"]
-
 log = get_logger(__name__)
 
 REPORT_S = 3.0

@@ -17,8 +17,6 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import SegmentBatchReader, encode
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
-__all__ = ["RecentSegments", "SegmentInTraining", "DecodedSegmentMessage", "streams_of", "to_ranges"]
-
 
 @dataclass(slots=True, eq=False)
 class DecodedSegmentMessage:

@@ -24,8 +24,6 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.thread_messages import ThreadFailed
 
-__all__ = ["NO_FRAME_LIMIT", "AbandonCheckpointsThread", "LearnerThread"]
-
 log = get_logger(__name__)
 
 PULL_MESSAGES = 64

@@ -14,8 +14,6 @@ from rl4sys_zmq.values import ObservationSpace, observation_space_from, space_fr
 from rl4sys_zmq.values.observations import flat_space, leaves_of
 from rl4sys_zmq.values.spaces import FlatSpace
 
-__all__ = ["read_minari"]
-
 
 def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demonstration]]:
     """Return the spaces and the episodes of a Minari dataset. Nothing is downloaded.

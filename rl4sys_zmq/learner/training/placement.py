@@ -15,8 +15,6 @@ from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, find_devices
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
-__all__ = ["Placement", "allow_tf32", "place_algorithm"]
-
 log = get_logger(__name__)
 
 

@@ -15,8 +15,6 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.run.checkpoints import CheckpointedStreamProgress
 from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["ObservedDataCounts", "CheckpointProgress"]
-
 _COUNTED = (*Verdict.FINAL, Verdict.REFUSED)
 
 

@@ -14,8 +14,6 @@ from rl4sys_zmq.weights import Steps, WeightsHeader, digest, encode_update
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import AssignClient, PolicyPublished, ThreadMessage
 
-__all__ = ["PolicyPublisher"]
-
 
 class PolicyPublisher:
     """The versions of one policy that a learner thread has published. It counts, rounds, encodes and sends them.

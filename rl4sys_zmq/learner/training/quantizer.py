@@ -5,8 +5,6 @@ from __future__ import annotations
 from rl4sys_zmq.values import FlatWeights, PolicySpec
 from rl4sys_zmq.weights import EncodingOptions, Steps, WireDtype, choose_steps, division_of, round_to
 
-__all__ = ["GRID_NOISE", "WeightQuantizer"]
-
 GRID_NOISE = 2.0
 """The distance of neighbouring rounded values, in multiples of an update's size (the root mean square of its changes).
 

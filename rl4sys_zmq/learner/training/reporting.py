@@ -27,8 +27,6 @@ from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
 from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, ThreadMessage, TrainingMetrics
 from rl4sys_zmq.wire.values import REPORT_HEADER
 
-__all__ = ["GATEWAY_TIMEOUT_S", "MAX_REPORT_FRAMES", "RECENT_EPISODES", "GatewaySender", "LearnerThreadReporter", "plain_text"]
-
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket after the learner thread was asked to stop, in seconds."""
 

@@ -28,8 +28,6 @@ from rl4sys_zmq.learner.run.suspect_files import MARK_BYTES, MAX_RANGES, Segment
 from rl4sys_zmq.learner.training.held_segments import SegmentInTraining, streams_of
 from rl4sys_zmq.logs import get_logger
 
-__all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspectRecord"]
-
 log = get_logger(__name__)
 
 ENDS_ALONE = 3

@@ -46,8 +46,6 @@ from rl4sys_zmq.wire.thread_messages import (
     TrainingMetrics,
 )
 
-__all__ = ["MAX_MESSAGE_FRAMES", "MAX_SEGMENT_STEPS", "TrainLoop"]
-
 log = get_logger(__name__)
 
 DRAIN_MESSAGES = 256

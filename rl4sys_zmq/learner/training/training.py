@@ -22,8 +22,6 @@ from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training.validation import is_finite
 from rl4sys_zmq.weights import digest
 
-__all__ = ["UpdateOutcome", "UpdateRunner"]
-
 MAX_TRIALS = 128
 """Largest number of trial updates to find the segments at fault for one failed update.
 

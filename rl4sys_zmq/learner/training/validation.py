@@ -23,18 +23,6 @@ from rl4sys_zmq.values.observations import integer_bounds
 from rl4sys_zmq.values.spaces import LeafSpace
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema
 
-__all__ = [
-    "SegmentValueLimits",
-    "SegmentContentRules",
-    "MAX_LOG_DENSITY",
-    "MAX_LOG_PROB",
-    "ColumnValueLimits",
-    "content_error",
-    "content_errors",
-    "is_finite",
-]
-
-
 MAX_LOG_PROB = 100.0
 """Largest absolute value of a negative log-probability, for each dimension of the action.
 

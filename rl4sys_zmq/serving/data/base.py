@@ -9,8 +9,6 @@ from typing import Any
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.replay.folder import new_lineage
 
-__all__ = ["DataStoreBase", "as_batch"]
-
 
 def as_batch(batch_data: object) -> list[Any]:
     """Convert a batch to a list of items.

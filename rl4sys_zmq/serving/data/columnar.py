@@ -19,8 +19,6 @@ from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data.base import DataStoreBase
 
-__all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
-
 
 class ColumnStore(DataStoreBase, Resource):
     """The base class of data stores that keep one array, the *column*, for each value of an item.

@@ -21,13 +21,6 @@ from rl4sys_zmq.serving.data.replay import TRANSITION_KEYS, ReplayBuffer
 from rl4sys_zmq.serving.data.samplers import LatestSampler
 from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer
 
-__all__ = [
-    "MemoryEfficientReplayBufferDataStore",
-    "ReplayBufferDataStore",
-    "TrajectoryBufferDataStore",
-    "make_default_trajectory_buffer",
-]
-
 log = get_logger(__name__)
 
 

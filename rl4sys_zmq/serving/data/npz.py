@@ -17,8 +17,6 @@ from rl4sys_zmq.errors import StoreFileError
 from rl4sys_zmq.replay.ring import Ids
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["TrajectoryFile", "read_npz", "write_npz"]
-
 FORMAT = 1
 _META, _DATA = "meta/", "data/"
 _COUNTS = ("capacity", "begin", "min_trajectory_length")

@@ -11,8 +11,6 @@ from typing import Any
 from rl4sys_zmq.replay.layout import copy_payload
 from rl4sys_zmq.serving.data.base import DataStoreBase, as_batch
 
-__all__ = ["QueuedDataStore"]
-
 
 class QueuedDataStore(DataStoreBase):
     """A data store that keeps the newest `capacity` payloads in order. It is the simplest store for an actor.

@@ -22,8 +22,6 @@ from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
-__all__ = ["TRANSITION_KEYS", "ReplayBuffer"]
-
 _OBSERVATION_KEYS = ("observations", "next_observations")
 _REQUIRED = ("observations", "actions", "rewards", "next_observations")
 _FIXED = {

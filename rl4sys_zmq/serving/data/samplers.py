@@ -17,17 +17,6 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.priorities import PriorityOptions, importance_weights
 from rl4sys_zmq.replay.ring import Ids
 
-__all__ = [
-    "SampledRows",
-    "FutureSampler",
-    "LatestSampler",
-    "PrioritySampler",
-    "Sampler",
-    "SequenceSampler",
-    "check_rows",
-    "require_numpy",
-]
-
 
 def require_numpy(use_jax: object, device: object = None) -> None:
     """Refuse agentlace's arguments that keep the steps in arrays of JAX.

@@ -21,8 +21,6 @@ from rl4sys_zmq.serving.data.npz import TrajectoryFile, read_npz, write_npz
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows, require_numpy
 from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
-__all__ = ["TrajectoryBuffer"]
-
 Transform = Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]
 _START, _END = "start_of_trajectory", "end_of_trajectory"
 _START_COLUMN = "/start"

@@ -11,6 +11,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ import rl4sys_zmq
 PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
-FLOORS = (
+CORE = (
     (
         "errors",
         "resource",
@@ -44,23 +45,38 @@ FLOORS = (
         "sealed",
         "memory_watch",
         "version",
+        "limits",
     ),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies", "replay"),
     ("security",),
     ("rpc",),
-    ("actor", "learner", "relay"),
-    ("serving", "ops", "testing", "fleet", "capacity", "compat"),
-    ("bench",),
-    ("cli",),
+    ("actor", "learner"),
+)
+"""What an actor and a learner need. It reaches the batteries through registries only."""
+BATTERIES = (("algorithms", "remote", "relay", "serving", "compat"), ("fleet", "capacity"))
+TOOLS = (("ops", "testing"), ("bench",), ("cli",), ("__init__",))
+FLOORS = (*CORE, *BATTERIES, *TOOLS)
+TIERS = {"core": CORE, "batteries": BATTERIES, "tools": TOOLS}
+LEARNER_FLOORS = (
+    ("alarms", "lags", "registry"),
+    ("run",),
+    ("ranks", "evaluation"),
+    ("training",),
+    ("engines",),
+    ("gateway",),
+    ("learner",),
     ("__init__",),
 )
+"""The rooms of the learner. A room imports those of lower floors only."""
+MOST_MODULES = 24
+"""The largest number of modules in a room, without those of the rooms in it."""
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0]
 """The rooms of the ground floor may import one another: `Worker` raises errors."""
 
-TORCH_ROOMS = {"learner", "bench", "cli"}
+TORCH_ROOMS = {"learner", "algorithms", "remote", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Rooms that import torch only inside a function."""
 TORCH_MODULES = {"policies": {"torch_attributes", "torch_operators", "torch_session", "torch_shapes", "torch_windows"}}
@@ -70,8 +86,8 @@ Only these modules import one another at the top. Other modules import them insi
 """
 LIBRARIES = {"stable_baselines3", "sb3_contrib", "torchrl", "tensordict"}
 """Libraries of algorithms, which only worker processes import: in modules of `ADAPTERS` that no other module imports."""
-ADAPTERS = ("learner", "algorithms", "adapters")
-NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner", "relay"))] for room in floor} | {"actor", "fleet"}
+ADAPTERS = ("algorithms", "libraries")
+NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor", "fleet", "relay"}
 RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
 """The modules that run in processes of Ray. Learners and fleets do not import Ray, which installs signal handlers."""
 SANS_IO = {
@@ -97,7 +113,11 @@ LIVENESS = re.compile(r"_?(\w+_)?(SILEN\w*|HEARTBEAT|BEACON|RESEND|RECONNECT|RED
 """The names of constants for heartbeats, silences, resends and reconnections. Their numbers are in liveness.py."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
-    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "learner_thread", "engines")),
+    *(
+        f"rl4sys_zmq.learner.{name}"
+        for name in ("run.checkpoints", "gateway.gateway", "training.train_loop", "training.learner_thread")
+    ),
+    *(f"rl4sys_zmq.learner.engines.{name}" for name in ("checkpoint_thread", "process", "thread", "worker", "worker_link")),
     "rl4sys_zmq.relay.thread",
     "rl4sys_zmq.resource",
 }
@@ -145,6 +165,20 @@ def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
             yield from visit(child, inside)
 
     return visit(tree, False)
+
+
+def learner_faults(path: Path, found: Import, root: Path) -> Iterator[str]:
+    """Yield an import of a module in the learner by a module on the same floor of the learner, or on a lower one."""
+    prefix = f"{root.name}.learner."
+    if path.parts[0] == "learner" and found.name.startswith(prefix):
+        floor_of = {room: floor for floor, rooms in enumerate(LEARNER_FLOORS) for room in rooms}
+        mine, theirs = path.parts[1].removesuffix(".py"), found.name.removeprefix(prefix).partition(".")[0]
+        for room in (mine, theirs):
+            if room not in floor_of:
+                yield f"{room} is a room of the learner without a floor"
+                return
+        if mine != theirs and floor_of[theirs] >= floor_of[mine]:
+            yield f"learner/{mine} imports learner/{theirs}"
 
 
 def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
@@ -252,7 +286,7 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
     if not ast.get_docstring(tree):
         yield f"{where}:1: has no docstring"
     package = ".".join(path.parent.relative_to(root.parent).parts)
-    for found in imports_of(tree, package):
+    for found in imports_of(without_type_checking(ast.parse(path.read_text())), package):
         ours = path.stem in TORCH_MODULES.get(room, ())
         if not (ours and found.top == "torch"):
             yield from (f"{where}:{found.line}: {fault}" for fault in import_faults(room, found, root))
@@ -266,6 +300,7 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
         if path.stem in SANS_IO.get(room, ()):
             yield from (f"{where}:{found.line}: {fault}" for fault in io_faults(found))
         yield from (f"{where}:{found.line}: {fault}" for fault in library_faults(path.relative_to(root), found, root))
+        yield from (f"{where}:{found.line}: {fault}" for fault in learner_faults(path.relative_to(root), found, root))
     for line, fault in (*use_faults(room, tree), *export_faults(tree)):
         yield f"{where}:{line}: {fault}"
 
@@ -277,6 +312,22 @@ def faults(root: Path) -> list[str]:
 
 def test_the_house_keeps_its_rules() -> None:
     assert not faults(ROOT)
+
+
+def test_every_name_in_the_lists_exists() -> None:
+    rooms = {room_of(path, ROOT) for path in ROOT.rglob("*.py")}
+    assert {room for floors in TIERS.values() for floor in floors for room in floor} == rooms
+    for room, modules in {**SANS_IO, **TORCH_MODULES, "remote": RAY_MODULES}.items():
+        assert modules <= {path.stem for path in (ROOT / room).rglob("*.py")} | {room}, room
+    found = modules_of(ROOT)
+    assert {name for name in IO if not name.startswith("rl4sys_zmq.transports.")} <= set(found)
+    assert (ROOT / Path(*ADAPTERS)).is_dir()
+
+
+def test_no_room_has_more_modules_than_a_reader_can_hold() -> None:
+    modules = [path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path.name != "__init__.py"]
+    counts = Counter(str(path.parent) for path in modules)
+    assert {room: count for room, count in counts.items() if count > MOST_MODULES} == {}
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -409,9 +460,9 @@ def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
 LEARNERS_FILES = {"CheckpointStore", "LocalStorage", "SuspectFiles"}
 
 
-@pytest.mark.parametrize("name", ["remote_worker", "gateway_storage", "remote_start"])
+@pytest.mark.parametrize("name", ["remote/worker", "remote/gateway_storage", "learner/engines/remote_start"])
 def test_a_worker_on_another_machine_opens_no_file_of_the_learner(name: str) -> None:
-    found = imports_of(ast.parse((ROOT / "learner" / "engines" / f"{name}.py").read_text()), "")
+    found = imports_of(ast.parse((ROOT / f"{name}.py").read_text()), "")
     assert not {i.name.rpartition(".")[2] for i in found} & LEARNERS_FILES
 
 
@@ -420,10 +471,10 @@ PLANTED = [
     ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F6 never meet"),
     ("values/a.py", "from rl4sys_zmq import wire", "F1 values imports F2 wire"),
     ("values/a.py", "from ..wire import b", "F1 values imports F2 wire"),
-    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F9 cli"),
+    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F11 cli"),
     ("errors.py", "import rl4sys_zmq.values", "F0 errors imports F1 values"),
-    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F9 cli"),
-    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F10 __init__"),
+    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F11 cli"),
+    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F12 __init__"),
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("policies/a.py", "def f():\n    import torch", "policies imports torch"),
@@ -432,8 +483,16 @@ PLANTED = [
     ("fleet/a.py", "import torch", "fleet imports torch"),
     ("fleet/a.py", "def f():\n    import gymnasium", "fleet imports gymnasium"),
     ("actor/a.py", "def f():\n    import gymnasium.spaces", "actor imports gymnasium"),
+    ("learner/gateway/a.py", "import rl4sys_zmq.algorithms.bandit", "F6 learner imports F7 algorithms"),
+    ("learner/gateway/a.py", "def f():\n    import rl4sys_zmq.remote.ray_engine", "F6 learner imports F7 remote"),
+    ("actor/a.py", "import rl4sys_zmq.testing", "F6 actor imports F9 testing"),
+    ("serving/a.py", "import rl4sys_zmq.ops", "F7 serving imports F9 ops"),
+    ("learner/run/a.py", "from rl4sys_zmq.learner.training.validation import x", "learner/run imports learner/training"),
+    ("learner/training/a.py", "from rl4sys_zmq.learner.gateway.core import x", "learner/training imports learner/gateway"),
+    ("learner/ranks/a.py", "from rl4sys_zmq.learner.evaluation.evaluation import x", "learner/ranks imports learner/evaluation"),
+    ("learner/attic/a.py", "from rl4sys_zmq.learner.run.resume import x", "a room of the learner without a floor"),
     ("learner/a.py", "def f():\n    import stable_baselines3", "imports stable_baselines3, which only an adapter may"),
-    ("learner/a.py", "from rl4sys_zmq.algorithms.libraries import sb3", "imports a library: name it as text"),
+    ("algorithms/a.py", "from rl4sys_zmq.algorithms.libraries import sb3", "imports a library: name it as text"),
     ("algorithms/libraries/sb3_entries.py", "import torchrl", "imports torchrl, which only an adapter may"),
     ("learner/a.py", "from pickle import loads", "imports pickle"),
     ("wire/a.py", "from msgpack_numpy import decode", "imports msgpack_numpy.decode"),
@@ -453,13 +512,9 @@ PLANTED = [
     ("transports/a.py", "_RECONNECT_MS = (50, 500)", "sets _RECONNECT_MS"),
     ("rpc/session.py", "import time", "imports time, and is one of the modules that do no I/O"),
     ("learner/gateway/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    (
-        "learner/gateway/core.py",
-        "from rl4sys_zmq.learner.training.learner_thread import LearnerThread",
-        "that do no I/O",
-    ),
+    ("relay/core.py", "from rl4sys_zmq.relay.thread import RelayThread", "that do no I/O"),
     ("learner/a.py", "def f():\n    import ray", "imports ray outside"),
-    ("learner/a.py", "from rl4sys_zmq.learner.ray_driver import main", "imports ray_driver"),
+    ("remote/a.py", "from rl4sys_zmq.remote.ray_driver import main", "imports ray_driver"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 
@@ -536,7 +591,7 @@ def test_an_actor_loads_no_large_library_and_no_module_of_the_learner() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["learner.engines.ray_engine", "fleet.ray_engine"])
+@pytest.mark.parametrize("module", ["remote.ray_engine", "fleet.ray_engine"])
 def test_the_engines_ray_load_no_ray(module: str) -> None:
     code = f"import sys, rl4sys_zmq.{module}\nsys.exit('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

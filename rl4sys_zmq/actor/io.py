@@ -34,6 +34,7 @@ from rl4sys_zmq.delivery import (
     StreamRestarted,
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, LearnerUnavailable, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy
@@ -63,7 +64,6 @@ MAX_WEIGHTS_READ_S = 0.05
 """The time after which a turn reads no further weights, in seconds, so that a flood of them delays nothing else."""
 PROBE_S = 0.2
 """Longest time for one check of an address by this thread, in seconds. The thread does nothing else meanwhile."""
-MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
 """The high-water mark of the DEALER socket, in messages.
 

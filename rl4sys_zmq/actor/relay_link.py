@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rl4sys_zmq.config import RelayAddress
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.limits import RELAY_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import (
     FOLLOW_S,
     RELAY_ANSWER_S,
@@ -28,7 +29,6 @@ from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory,
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import FetchWeights, FollowWeights, Message, WeightsSource
 
-MAX_MESSAGE_FRAMES = 16
 HWM = 8
 MAX_IDLE_MESSAGES = 500
 """Number of messages without a new version, within a second, above which an actor leaves a relay."""
@@ -155,7 +155,7 @@ class RelayLink:
         Raises:
             ProtocolError: If the message is malformed.
         """
-        frames = self._dealer.recv(MAX_MESSAGE_FRAMES) if self._dealer is not None else None
+        frames = self._dealer.recv(RELAY_MESSAGE_FRAMES) if self._dealer is not None else None
         return decode(frames) if frames is not None else None
 
     def received(self, messages: int, now: float) -> None:

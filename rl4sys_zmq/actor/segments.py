@@ -17,6 +17,7 @@ from rl4sys_zmq.actor.observation_column import TreeColumn, new_action_column, n
 from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
+from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FIRST_ROWS = 128
-RECENT_EPISODES = 100
 NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 

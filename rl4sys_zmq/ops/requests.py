@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.transports.greeting import LearnerUnreachable
 from rl4sys_zmq.values import space_to_json

@@ -11,13 +11,13 @@ from typing import Any
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.options import CALL_TIMEOUT_S, check_value
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.transports.greeting import LearnerUnreachable, explain_silence, look_up
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Message, OperatorCommand, OperatorCommandDone, Refused, StatusReply, StatusRequest
 
-MAX_MESSAGE_FRAMES = 256
 LOOK_S = 0.1
 
 

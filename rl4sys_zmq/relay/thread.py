@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.errors import RL4SysError
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Worker
@@ -41,7 +42,6 @@ REPLY_HWM, REQUEST_HWM = 4, 16
 SUB_HWM = 64
 BURST = 256
 """Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
-MAX_MESSAGE_FRAMES = 256
 MAX_WAIT_S = 1.0
 TIDY_S = 5.0
 """The interval between two searches for connections of children that complete no message, in seconds."""

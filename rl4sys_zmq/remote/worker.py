@@ -20,7 +20,7 @@ from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
 from rl4sys_zmq.learner.training.learner_thread import PULL_MESSAGES, LearnerThread
 from rl4sys_zmq.learner.training.reporting import plain_text
-from rl4sys_zmq.learner.training.train_loop import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WORKER_REPORT_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import import_plugins

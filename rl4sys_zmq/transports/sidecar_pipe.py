@@ -20,10 +20,10 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, Frame, Frames
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
 
-MAX_MESSAGE_FRAMES = 1024
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
 LIMITS = struct.Struct("<IIQ")
@@ -92,8 +92,8 @@ def cost_bytes(frames: Frames) -> int:
 
 def size_fault(sizes: Sequence[int]) -> str | None:
     """Return an error text if a message with frames of these sizes (in bytes) is too large, else None."""
-    if len(sizes) > MAX_MESSAGE_FRAMES:
-        return f"a message of {len(sizes)} frames; a sidecar carries at most {MAX_MESSAGE_FRAMES}"
+    if len(sizes) > SIDECAR_MESSAGE_FRAMES:
+        return f"a message of {len(sizes)} frames; a sidecar carries at most {SIDECAR_MESSAGE_FRAMES}"
     if sizes and max(sizes) > MAX_FRAME_BYTES:
         return f"a frame of {max(sizes)} bytes; a sidecar carries at most {MAX_FRAME_BYTES}"
     if sum(sizes) > MAX_MESSAGE_BYTES:
@@ -213,7 +213,7 @@ class SidecarCommandReader:
         if have < _HEAD.size:
             return False
         command, line, count = _HEAD.unpack_from(self._stage, self._begin)
-        if count > MAX_MESSAGE_FRAMES:
+        if count > SIDECAR_MESSAGE_FRAMES:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"a command of {count} frames")
         if have < _HEAD.size + 4 * count:
             return False

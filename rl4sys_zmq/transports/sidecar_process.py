@@ -15,6 +15,7 @@ from collections import deque
 
 from rl4sys_zmq.child_process import begin_child
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.limits import SIDECAR_MESSAGE_FRAMES
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.transports.context import context
 from rl4sys_zmq.transports.frames import Frame, TooManyFrames
@@ -22,7 +23,6 @@ from rl4sys_zmq.transports.network import secure_with
 from rl4sys_zmq.transports.poller import Poller
 from rl4sys_zmq.transports.sidecar_pipe import (
     LIMITS,
-    MAX_MESSAGE_FRAMES,
     RECEIVE_WINDOW_BYTES,
     SEND_WINDOW_BYTES,
     TOTAL,
@@ -189,9 +189,9 @@ class _SidecarLoop:
 
     def _receive(self, line: _SidecarSocket) -> bool:
         try:
-            frames = line.socket.recv(MAX_MESSAGE_FRAMES)
+            frames = line.socket.recv(SIDECAR_MESSAGE_FRAMES)
         except TooManyFrames as exc:  # the host gets only a lower bound on the number of frames
-            self._refuse(line, MAX_MESSAGE_FRAMES + 1, exc.first)
+            self._refuse(line, SIDECAR_MESSAGE_FRAMES + 1, exc.first)
             return True
         if frames is None:
             return False

@@ -25,12 +25,13 @@ from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import AddressInUse, Closed
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import WEIGHTS_TOPIC, Backoff
 from rl4sys_zmq.ops.doctor import diagnose
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.relay import Relay
-from rl4sys_zmq.relay.thread import MAX_MESSAGE_FRAMES, RelayThread
+from rl4sys_zmq.relay.thread import RelayThread
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import read_learner_public, read_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm

@@ -6,19 +6,19 @@ and a worker exchange encoded messages only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.learner.gateway.core_callbacks import LearnerThreadHandle
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.wire.thread_messages import AssignClient
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 
-__all__ = ["Engine", "EngineEntry", "GatewayEndpoints", "WorkerAssignment"]
+__all__ = ["Engine", "EngineEntry", "GatewayEndpoints", "LearnerThreadHandle", "WorkerAssignment"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,59 @@ class GatewayEndpoints:
     up: str
     listen: Callable[[str], str]
     connect_worker: Callable[[WorkerAssignment, str, str], WorkerLink]
+
+
+class LearnerThreadHandle(Protocol):
+    """A handle to one worker: the thread or the process that trains one client (a policy).
+
+    A restart of the client creates a new one.
+    """
+
+    @property
+    def crash(self) -> str:
+        """A description of how a worker process ended by itself, without reporting an error; empty in all other cases.
+
+        A new worker can continue from the checkpoint.
+        """
+
+    @property
+    def failure(self) -> ThreadFailed | None:
+        """The error that the worker has reported at its end, if the report does not arrive as a message."""
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the last sign of life of a worker process, in seconds; 0 for a thread."""
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread can still train, write files or send messages."""
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the thread. Return False if its queue is full, or `end` was called before."""
+
+    def end(self, *, replaced: bool) -> None:
+        """Tell the thread to finish its queue and end. A second call can add ``replaced=True``.
+
+        Args:
+            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
+                checkpoints.
+        """
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the thread. Any thread can call this.
+
+        Args:
+            timeout_s: Longest time to wait, in seconds; None for no limit.
+
+        Returns:
+            False if the learner thread is still alive after that time, else True.
+        """
+
+    def abort(self) -> bool:
+        """End the worker by force if it is a process. Return True if it has ended. Any thread can call this."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part of the learner's status about this worker, as JSON: ``engine``, and for a process ``pid``."""
 
 
 class Engine(Protocol):

@@ -19,7 +19,7 @@ from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.checkpoint_thread import MAX_WAITING, CheckpointThread, StorageAnswer, StorageRequest, WorkerFiles
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
-from rl4sys_zmq.learner.training.reporting import MAX_REPORT_FRAMES
+from rl4sys_zmq.limits import MAX_REPORT_FRAMES
 from rl4sys_zmq.plugins import imported_plugins
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import WorkerAccess, WorkerKeys

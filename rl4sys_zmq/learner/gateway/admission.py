@@ -34,8 +34,7 @@ from rl4sys_zmq.learner.gateway.parameters import (
 from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry
 from rl4sys_zmq.learner.registry.like import LIKE
 from rl4sys_zmq.names import algorithm_key, check_name
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
-from rl4sys_zmq.values.observations import leaves_of
+from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Hello
 from rl4sys_zmq.wire.thread_messages import AssignClient
@@ -312,59 +311,6 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
             f"{engine}; set engine: process in the learner's configuration",
             key="engine",
         )
-
-
-def check_planned_size(
-    kind: AlgorithmEntry, spaces: tuple[ObservationSpace, Space], parameters: Mapping[str, object], limit: int
-) -> PolicySpec | None:
-    """Check the networks that an algorithm would build, as far as its entry can plan them, against ``max_parameters``.
-
-    Returns:
-        The planned policy; None if the entry cannot plan one.
-
-    Raises:
-        ConfigError: If one has more than `limit` parameters, or a parameter is invalid.
-    """
-    plan = kind.planned(*spaces, parameters)
-    if plan is not None:
-        check_policy_size(plan, limit)
-    if kind.count is not None and (count := kind.count(*spaces, parameters)) > limit:
-        raise ConfigError(
-            f"the networks of {kind.name} have {count} parameters; max_parameters allows {limit}", key="max_parameters"
-        )
-    return plan
-
-
-def check_policy_size(spec: PolicySpec, limit: int) -> None:
-    """Check that a policy has at most `limit` parameters, the option `max_parameters`.
-
-    Raises:
-        ConfigError: If it has more.
-    """
-    if spec.parameters > limit:
-        raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
-
-
-def check_magnitudes(spec: PolicySpec, limit: float) -> None:
-    """Check that the integers of observations can be trained on: those of a Box up to `limit`, the option `max_magnitude`.
-
-    Larger ones need a network that normalises observations. Networks of plug-ins are not checked.
-
-    Raises:
-        ConfigError: If an integer can be larger and the network has no normalisation.
-    """
-    if spec.kind not in ("mlp", "gru") or spec.document.get("normalise_observations"):
-        return
-    for space in leaves_of(spec.observation_space).spaces:
-        if isinstance(space, BoxSpace) and np.dtype(space.dtype).kind in "iu":
-            held = np.iinfo(space.dtype)
-            largest = np.abs(np.clip([space.low_array(), space.high_array()], held.min, held.max)).max(initial=0.0)
-            if largest > limit:
-                raise ConfigError(
-                    f"observation_space: {space} has integers up to {largest:g}, and this network does not normalise them; the "
-                    f"limit is max_magnitude ({limit:g}): scale them, or declare narrower bounds",
-                    key="observation_space",
-                )
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:

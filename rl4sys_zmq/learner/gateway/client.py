@@ -26,11 +26,12 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.learner.alarms import Alarms
+from rl4sys_zmq.learner.engines.base import LearnerThreadHandle
 from rl4sys_zmq.learner.gateway.admission import ClientSettings
-from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.gateway.training_figures import TrainingFigures
-from rl4sys_zmq.learner.training.train_loop import MAX_SEGMENT_STEPS
+from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import WORKER_RESTART
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES

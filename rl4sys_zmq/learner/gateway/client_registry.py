@@ -12,9 +12,10 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.learner.engines.base import LearnerThreadHandle
 from rl4sys_zmq.learner.gateway.admission import ClientSettings, resolve_configuration
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
-from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks, LearnerThreadHandle
+from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.restored import GIVEN_UP, RestoredClient, restore_configuration
 from rl4sys_zmq.liveness import SILENCE_S
 from rl4sys_zmq.logs import get_logger

@@ -20,7 +20,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
-from rl4sys_zmq.learner.training.train_loop import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame

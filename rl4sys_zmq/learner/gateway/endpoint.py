@@ -21,7 +21,7 @@ from rl4sys_zmq.learner.gateway.refusal_log import RefusalLog
 from rl4sys_zmq.learner.gateway.relays import RelayDirectory
 from rl4sys_zmq.learner.registry import mask_refusal
 from rl4sys_zmq.learner.run.recorder import EventSink
-from rl4sys_zmq.learner.training.train_loop import MAX_SEGMENT_STEPS
+from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.liveness import HEARTBEAT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local

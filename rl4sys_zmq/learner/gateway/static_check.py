@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
-from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
 from rl4sys_zmq.config import ClientConfig, DemonstrationsConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.engines.registry import ENGINES, check_engines
-from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options, check_magnitudes, check_planned_size
+from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, merged
 from rl4sys_zmq.learner.registry import ALGORITHMS, AlgorithmEntry, CloningAlgorithm, DemonstrationAlgorithm
-from rl4sys_zmq.learner.registry.networks import check_trainable
+from rl4sys_zmq.learner.registry.demonstrations import MixedBatchParameters, require_rewards, require_use
+from rl4sys_zmq.learner.registry.networks import NetworkParameters, check_trainable
+from rl4sys_zmq.learner.registry.policy_checks import check_magnitudes, check_planned_size
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 
@@ -71,7 +71,7 @@ def entry_parameters(kind: AlgorithmEntry, entry: ClientConfig, config: LearnerC
 def _check_parameters(kind: AlgorithmEntry, parameters: Mapping[str, object]) -> None:
     check_learning_options(parameters)
     read = kind.read(algorithm_parameters(parameters))
-    if isinstance(read, ActorCriticParameters | OffPolicyParameters):
+    if isinstance(read, NetworkParameters):
         check_trainable(read.chosen_network(), kind.name, *read.network_forms)
 
 
@@ -104,39 +104,6 @@ def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: Lear
             found.check_spaces(entry.observation_space, entry.action_space)
 
 
-def require_use(name: str, options: DemonstrationsConfig, *, takes: bool, clones: bool) -> None:
-    """Check that an algorithm can use demonstrations as the options ask.
-
-    Args:
-        name: The name of the algorithm.
-        options: The options of the demonstrations.
-        takes: True if the algorithm is a `DemonstrationAlgorithm`.
-        clones: True if the algorithm is a `CloningAlgorithm`.
-
-    Raises:
-        ConfigError: If it cannot.
-    """
-    if options.fraction and not takes:
-        raise ConfigError(
-            f"demonstrations.fraction: {name} has no replay that takes demonstrations; set clone_steps instead",
-            key="demonstrations.fraction",
-        )
-    if options.clone_steps and not clones:
-        raise ConfigError(
-            f"demonstrations.clone_steps: {name} cannot clone demonstrations; remove the option",
-            key="demonstrations.clone_steps",
-        )
-
-
-def require_rewards(options: DemonstrationsConfig, *, rewarded: bool) -> None:
-    """Raise `ConfigError` if demonstrations for a replay have no rewards."""
-    if not rewarded:
-        raise ConfigError(
-            f"demonstrations.fraction: {options.source} has no rewards, which a replay needs; set clone_steps instead",
-            key="demonstrations.fraction",
-        )
-
-
 def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], options: DemonstrationsConfig | None) -> None:
     """Check that batches with these parameters are large enough for the fraction of demonstrations, if there is one.
 
@@ -144,7 +111,7 @@ def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], opt
         ConfigError: If the demonstrations or the rest of a batch would have no transition.
     """
     read = kind.read(algorithm_parameters(parameters))
-    if options is not None and options.fraction and isinstance(read, OffPolicyParameters):
+    if options is not None and options.fraction and isinstance(read, MixedBatchParameters):
         read.check_fraction(options.fraction)
 
 

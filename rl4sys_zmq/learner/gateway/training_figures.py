@@ -9,7 +9,7 @@ from typing import Any
 
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock
 from rl4sys_zmq.learner.lags import LAG_LIMITS, lag_report
-from rl4sys_zmq.learner.training.reporting import RECENT_EPISODES
+from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.policies import PolicyOrigin
 from rl4sys_zmq.wire.thread_messages import ThreadReady, TrainingMetrics
 

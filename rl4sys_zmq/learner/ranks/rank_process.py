@@ -24,8 +24,7 @@ from rl4sys_zmq.learner.ranks.rank_link import RankLink
 from rl4sys_zmq.learner.ranks.rank_member import RankMember, join_store
 from rl4sys_zmq.learner.registry import ParallelAlgorithm
 from rl4sys_zmq.learner.registry.algorithm import TunableAlgorithm
-from rl4sys_zmq.learner.registry.compute import Compute
-from rl4sys_zmq.learner.training.placement import allow_tf32
+from rl4sys_zmq.learner.registry.compute import Compute, allow_tf32
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.values import observation_space_from, space_from
@@ -74,7 +73,7 @@ def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.dev
     assert isinstance(assign, AssignClient)
     member, device = RankMember(setup["rank"], setup["size"]), torch.device(setup["device"])
     torch.set_num_threads(assign.torch_threads or max(1, (os.cpu_count() or 1) // member.size))
-    allow_tf32(assign, device)
+    allow_tf32(assign.tf32, device)
     spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
     algorithm = load_object(setup["factory"])(*spaces, assign.parameters, assign.seed)
     assert isinstance(algorithm, ParallelAlgorithm)  # as on rank 0

@@ -200,3 +200,9 @@ def find_devices(name: str, count: int = 1) -> list[torch.device]:
             f"device: expected {wanted}, but torch {torch.__version__} finds {there}; use one of them, cpu or auto", key="device"
         )
     return [torch.device("cuda", first + rank) for rank in range(count)]
+
+
+def allow_tf32(allowed: bool, device: torch.device) -> None:
+    """Let GPUs multiply float32 matrices with the precision of TensorFloat-32, in this whole process."""
+    if allowed and device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True

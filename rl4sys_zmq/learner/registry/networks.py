@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rl4sys_zmq.config.options import InvalidValue, mapping, parse_options
 from rl4sys_zmq.errors import ConfigError
@@ -27,6 +27,18 @@ NETWORKS = Registry(
 
 To add a kind to this package, write a module that contains a `NetworkEntry`, and add the location of the entry here.
 """
+
+
+@runtime_checkable
+class NetworkParameters(Protocol):
+    """Parameters of an algorithm that choose a network."""
+
+    @property
+    def network_forms(self) -> tuple[str, ...]:
+        """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
+
+    def chosen_network(self) -> NetworkChoice:
+        """Return the kind of network and its options."""
 
 
 _TRAINERS = {

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.gateway.admission import check_magnitudes, check_planned_size, check_policy_size
 from rl4sys_zmq.learner.registry import ALGORITHMS, Algorithm, FolderAlgorithm, MemoryAlgorithm, WarmStartAlgorithm
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag, readings
 from rl4sys_zmq.learner.registry.like import ambiguous_names
+from rl4sys_zmq.learner.registry.policy_checks import check_magnitudes, check_planned_size, check_policy_size
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import available_bytes
 from rl4sys_zmq.policies.initial_weights import read_weights

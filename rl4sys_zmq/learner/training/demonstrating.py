@@ -8,8 +8,8 @@ from typing import SupportsFloat
 
 from rl4sys_zmq.config.demonstrations import DemonstrationsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.gateway.static_check import require_rewards, require_use
 from rl4sys_zmq.learner.registry import Algorithm, CloneOptions, CloningAlgorithm, DemonstrationAlgorithm
+from rl4sys_zmq.learner.registry.demonstrations import require_rewards, require_use
 from rl4sys_zmq.learner.training.minari_episodes import read_minari
 from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_error
 from rl4sys_zmq.logs import get_logger

@@ -10,15 +10,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, RankLost
-from rl4sys_zmq.learner.gateway.core_callbacks import LearnerThreadHandle
-from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
+from rl4sys_zmq.errors import Closed, ConfigError, RankLost
 from rl4sys_zmq.learner.run.worker_storage import LocalStorage, WorkerStorage
 from rl4sys_zmq.learner.training.reporting import GATEWAY_TIMEOUT_S, GatewaySender, plain_text
 from rl4sys_zmq.learner.training.train_loop import TrainLoop
+from rl4sys_zmq.limits import NO_FRAME_LIMIT
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
@@ -31,9 +28,6 @@ PULL_MESSAGES = 64
 
 LINGER_S = 5.0
 """Longest time for which a worker process still sends its last messages at its end, in seconds."""
-
-NO_FRAME_LIMIT = -1
-"""The limit on the size of a frame between a learner thread and the gateway: none, because both belong to this learner."""
 
 
 class LearnerThread(Worker):
@@ -123,47 +117,3 @@ class LearnerThread(Worker):
         """Ask the thread to end without a checkpoint. Its client was removed, or another thread takes over the client."""
         self._replaced.set()
         self.stop()
-
-
-LOOK_S = 0.05
-
-
-class AbandonCheckpointsThread(Worker):
-    """A thread that renames the checkpoints of a removed client, after the client's learner threads have ended.
-
-    The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
-    because the gateway (the learner's network thread) must not wait for a disk. This class implements `AbandonCheckpointsTask`.
-
-    Attributes:
-        done: True if the task has ended, with or without an error.
-        problem: The text of the error; empty if there is none.
-        count: The number of checkpoints that were renamed.
-    """
-
-    def __init__(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: Path, wake: Callable[[], None]) -> None:
-        super().__init__(f"rl4sys-forget-{client_id}")
-        self.done = False
-        self.problem = ""
-        self.count = 0
-        self._workers, self._folder, self._wake = tuple(workers), folder, wake
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        """Wait for the end of the learner threads, and rename the checkpoints. This is the body of the thread."""
-        try:
-            ended = [False]
-            while not all(ended) and not self._stopping.is_set():
-                ended = [worker.join(LOOK_S) for worker in self._workers]
-            if self._stopping.is_set():
-                self.problem = "the learner was closed before its checkpoints were put aside"
-                return
-            self.count = len(CheckpointStore(self._folder).abandon_all())
-        except CheckpointError as exc:
-            self.problem = str(exc)
-        finally:
-            self.done = True
-            self._wake()
-
-    def stop(self) -> None:
-        """Cancel the task while it waits. The checkpoints then stay as they are."""
-        self._stopping.set()

@@ -6,12 +6,10 @@ import sys
 import threading
 from dataclasses import dataclass
 
-import torch
-
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.ranks.rank_group import RankGroup
 from rl4sys_zmq.learner.registry import ALGORITHMS, Algorithm, AlgorithmEntry, ParallelAlgorithm, PlaceableAlgorithm
-from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, find_devices
+from rl4sys_zmq.learner.registry.compute import ONE_RANK, Compute, allow_tf32, find_devices
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.thread_messages import AssignClient
 
@@ -56,19 +54,13 @@ def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: thread
             key="device",
         )
     devices = find_devices(assign.device, count)
-    allow_tf32(assign, devices[0])
+    allow_tf32(assign.tf32, devices[0])
     group = None
     if count > 1:
         group = RankGroup(assign, importable_factory(ALGORITHMS.get(assign.algorithm_name)), devices, stopping)
     algorithm.place(Compute(device=devices[0], ranks=ONE_RANK if group is None else group))
     log.info("client %s trains on %s", assign.client_id, ", ".join(map(str, devices)))
     return Placement(tuple(map(str, devices)), group)
-
-
-def allow_tf32(assign: AssignClient, device: torch.device) -> None:
-    """Let GPUs multiply float32 matrices with the precision of TensorFloat-32, in this whole process, if the client may."""
-    if assign.tf32 and device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def importable_factory(entry: AlgorithmEntry) -> str:

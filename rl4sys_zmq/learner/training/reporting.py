@@ -21,20 +21,15 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
 from rl4sys_zmq.learner.lags import LAG_LIMITS, count_lags
 from rl4sys_zmq.learner.training.progress import ObservedDataCounts
+from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
 from rl4sys_zmq.wire.thread_messages import DataDemand, SegmentVerdicts, ThreadMessage, TrainingMetrics
 from rl4sys_zmq.wire.values import REPORT_HEADER
 
 GATEWAY_TIMEOUT_S = 2.0
 """Longest wait for space in the queue of the gateway's PULL socket after the learner thread was asked to stop, in seconds."""
 
-MAX_REPORT_FRAMES = 2 + MAX_BODY_FRAMES
-"""Largest number of frames of a message to the gateway: the key of the thread, the first frame of the message, and its body.
-
-The body of a `QuarantinedSegment` has a frame for each large column of the segment.
-"""
 
 GATHER_S = 0.005
 GATHER_ITEMS = 256
@@ -46,8 +41,6 @@ The limits on segments and bytes are a fraction of the amount that actors can se
 
 METRICS_PERIOD_S = 0.1
 IDLE_S = 0.5
-RECENT_EPISODES = 100
-"""Largest number of ended episodes that a report of metrics or a checkpoint lists: the latest ones. It counts the others too."""
 REWARD_STEPS = 10_000
 """The number of latest steps in the metric ``charts/mean_reward``. It has more if they end within a message."""
 

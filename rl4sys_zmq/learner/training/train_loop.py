@@ -25,6 +25,7 @@ from rl4sys_zmq.learner.training.reporting import GatewaySender, LearnerThreadRe
 from rl4sys_zmq.learner.training.suspects import CrashSuspectRecord
 from rl4sys_zmq.learner.training.training import UpdateOutcome, UpdateRunner
 from rl4sys_zmq.learner.training.validation import SegmentContentRules, SegmentValueLimits, content_errors
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.transports import Poller, Socket
@@ -49,8 +50,6 @@ from rl4sys_zmq.wire.thread_messages import (
 log = get_logger(__name__)
 
 DRAIN_MESSAGES = 256
-MAX_SEGMENT_STEPS = 1 << 20
-MAX_MESSAGE_FRAMES = 256
 ASSIGN_S = 0.5
 """Time between two checks for a request to stop while the thread waits for its assignment, in seconds."""
 

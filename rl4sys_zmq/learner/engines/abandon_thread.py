@@ -1,0 +1,55 @@
+"""A thread of the learner that puts the checkpoints of a removed client aside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.learner.engines.base import LearnerThreadHandle
+from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
+from rl4sys_zmq.resource import Worker
+
+LOOK_S = 0.05
+
+
+class AbandonCheckpointsThread(Worker):
+    """A thread that renames the checkpoints of a removed client, after the client's learner threads have ended.
+
+    The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
+    because the gateway (the learner's network thread) must not wait for a disk. This class implements `AbandonCheckpointsTask`.
+
+    Attributes:
+        done: True if the task has ended, with or without an error.
+        problem: The text of the error; empty if there is none.
+        count: The number of checkpoints that were renamed.
+    """
+
+    def __init__(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: Path, wake: Callable[[], None]) -> None:
+        super().__init__(f"rl4sys-forget-{client_id}")
+        self.done = False
+        self.problem = ""
+        self.count = 0
+        self._workers, self._folder, self._wake = tuple(workers), folder, wake
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Wait for the end of the learner threads, and rename the checkpoints. This is the body of the thread."""
+        try:
+            ended = [False]
+            while not all(ended) and not self._stopping.is_set():
+                ended = [worker.join(LOOK_S) for worker in self._workers]
+            if self._stopping.is_set():
+                self.problem = "the learner was closed before its checkpoints were put aside"
+                return
+            self.count = len(CheckpointStore(self._folder).abandon_all())
+        except CheckpointError as exc:
+            self.problem = str(exc)
+        finally:
+            self.done = True
+            self._wake()
+
+    def stop(self) -> None:
+        """Cancel the task while it waits. The checkpoints then stay as they are."""
+        self._stopping.set()

@@ -1,0 +1,65 @@
+"""Checks of a policy before it is built: its size, and the integers that it would train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values.observations import leaves_of
+
+
+def check_planned_size(
+    kind: AlgorithmEntry, spaces: tuple[ObservationSpace, Space], parameters: Mapping[str, object], limit: int
+) -> PolicySpec | None:
+    """Check the networks that an algorithm would build, as far as its entry can plan them, against ``max_parameters``.
+
+    Returns:
+        The planned policy; None if the entry cannot plan one.
+
+    Raises:
+        ConfigError: If one has more than `limit` parameters, or a parameter is invalid.
+    """
+    plan = kind.planned(*spaces, parameters)
+    if plan is not None:
+        check_policy_size(plan, limit)
+    if kind.count is not None and (count := kind.count(*spaces, parameters)) > limit:
+        raise ConfigError(
+            f"the networks of {kind.name} have {count} parameters; max_parameters allows {limit}", key="max_parameters"
+        )
+    return plan
+
+
+def check_policy_size(spec: PolicySpec, limit: int) -> None:
+    """Check that a policy has at most `limit` parameters, the option `max_parameters`.
+
+    Raises:
+        ConfigError: If it has more.
+    """
+    if spec.parameters > limit:
+        raise ConfigError(f"the policy has {spec.parameters} parameters; max_parameters allows {limit}", key="max_parameters")
+
+
+def check_magnitudes(spec: PolicySpec, limit: float) -> None:
+    """Check that the integers of observations can be trained on: those of a Box up to `limit`, the option `max_magnitude`.
+
+    Larger ones need a network that normalises observations. Networks of plug-ins are not checked.
+
+    Raises:
+        ConfigError: If an integer can be larger and the network has no normalisation.
+    """
+    if spec.kind not in ("mlp", "gru") or spec.document.get("normalise_observations"):
+        return
+    for space in leaves_of(spec.observation_space).spaces:
+        if isinstance(space, BoxSpace) and np.dtype(space.dtype).kind in "iu":
+            held = np.iinfo(space.dtype)
+            largest = np.abs(np.clip([space.low_array(), space.high_array()], held.min, held.max)).max(initial=0.0)
+            if largest > limit:
+                raise ConfigError(
+                    f"observation_space: {space} has integers up to {largest:g}, and this network does not normalise them; the "
+                    f"limit is max_magnitude ({limit:g}): scale them, or declare narrower bounds",
+                    key="observation_space",
+                )

@@ -104,11 +104,6 @@ def test_three_weeks_fit_into_a_fixed_room(tmp_path: Path, report: Callable[...,
     events = [line["event"] for line in lines]
     assert events.count("client_failed") == events.count("gap") == 1 and events.count("actor_joined") == 2
     assert events.count("item_refused") >= 10 and events.count("quarantined") >= 10
-    assert any(line["event"] == "thinned" and line["dropped"]["metrics"] > 0 for line in lines)
-    assert (
-        sum(line["dropped"].get("metrics", 0) for line in lines if line["event"] == "thinned") + events.count("metrics")
-        == written
-    )
     expected = [metrics.step for _, _, metrics in records()]
     for client in CLIENTS:
         kept = [line["step"] for line in lines if line["event"] == "metrics" and line["client_id"] == client]

@@ -116,13 +116,6 @@ class EventFileFormat(RecordFormat):
             if not event.file_version:
                 yield FileSeriesRecord("\n".join(value.tag for value in event.summary.value), start + rest)
 
-    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
-        """Return empty bytes, because event files contain no note about records that were dropped to save space.
-
-        The curves in TensorBoard then have fewer points.
-        """
-        return b""
-
 
 def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
     """Return the writer of one client's TensorBoard event files.
@@ -142,7 +135,6 @@ LEARNER_STARTED = "learner_started"
 
 CLIENT_READY = "client_ready"
 """The name of the event that a learner thread is ready: ``checkpoint``, ``steps`` and ``episodes`` say where it continues."""
-THINNED = "thinned"
 TRIES = 8
 TAIL_BYTES = 1 << 18
 _TIME = re.compile(rb'\{"t": ([0-9]+(?:\.[0-9]+)?),')
@@ -157,7 +149,6 @@ class JsonLineFormat(RecordFormat):
     """
 
     suffix = ".jsonl"
-    notice_bytes = 2048
 
     def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
         """Yield the complete lines of a file as records."""
@@ -167,30 +158,6 @@ class JsonLineFormat(RecordFormat):
                 event = match[1].decode()
                 kind = event if match[2] is None else f"{event} {match[2].decode(errors='replace')}"
                 yield FileSeriesRecord(kind, line, lasting=event != "metrics")
-
-    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
-        """Return a line for the log that notes how many records were dropped to save space.
-
-        This is the event ``thinned``. It counts the dropped records by the name of their event.
-        """
-        by_event: dict[str, int] = {}
-        for kind, count in dropped.items():
-            event = kind.partition(" ")[0]
-            by_event[event] = by_event.get(event, 0) + count
-        return json.dumps({"t": 0.0, "event": THINNED, "dropped": by_event}).encode() + b"\n"
-
-    def earlier(self, record: FileSeriesRecord) -> Mapping[str, int] | None:
-        """Read the counts of dropped records from a line that `dropped_record` made, so that they can be added to newer counts.
-
-        Returns:
-            The counts by the name of the event; empty if the line cannot be parsed; None if it is any other line.
-        """
-        if record.kind != THINNED:
-            return None
-        try:
-            return {str(event): int(count) for event, count in json.loads(record.content)["dropped"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {}
 
 
 def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:

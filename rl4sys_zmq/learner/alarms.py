@@ -59,24 +59,13 @@ class Alarms:
     """The alarms (named and counted problems) of one client, a policy with its learner. Use it in one thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
-        """Create the object without alarms.
-
-        Args:
-            clock: Returns monotonic time, in seconds. Used to limit the rate of log lines.
-            unix: Returns Unix time, in seconds. Used for the times in reports.
-        """
+        """Create the object without alarms."""
         self._clock, self._unix = clock, unix
         self._kinds: dict[str, AlarmCount] = {}
         self._news = False
 
     def note(self, name: str, text: str, count: int = 1) -> None:
-        """Record one or more alarms of the same kind.
-
-        Args:
-            name: Name of the kind, such as ``stalled``.
-            text: Description of the problem for a person: one line, with the numbers.
-            count: Number of alarms.
-        """
+        """Record one or more alarms of the same kind."""
         name = name[:MAX_NAME_CHARS]
         if name not in self._kinds and len(self._kinds) >= MAX_KINDS:
             name = OTHER

@@ -13,21 +13,12 @@ _LIMITS = np.array(LAG_LIMITS, np.int64)
 
 
 def count_lags(lags: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of steps in each bucket of the histogram, int64 ``[len(LAG_LIMITS) + 1]``.
-
-    Args:
-        lags: The lag of each segment, in versions, ``[n]``.
-        steps: The number of steps of each segment, ``[n]``.
-    """
+    """Return the number of steps in each bucket of the histogram, int64 ``[len(LAG_LIMITS) + 1]``."""
     return np.bincount(np.searchsorted(_LIMITS, lags), weights=steps, minlength=len(LAG_LIMITS) + 1).astype(np.int64)
 
 
 def lag_report(counts: Sequence[int]) -> dict[str, int]:
-    """Return the number of steps by the lags of the bucket, such as ``3-4``, without the buckets that are empty.
-
-    Args:
-        counts: The number of steps in each bucket.
-    """
+    """Return the number of steps by the lags of the bucket, such as ``3-4``, without the buckets that are empty."""
     firsts = (0, *(limit + 1 for limit in LAG_LIMITS))
     lasts = (*map(str, LAG_LIMITS), "")
     names = (str(first) if str(first) == last else f"{first}-{last}" for first, last in zip(firsts, lasts, strict=True))

@@ -460,11 +460,7 @@ class Learner(Resource):
                 gateway.call(lambda: gateway.change_access(access))
 
     def _relieve(self, all_connections: bool) -> int:
-        """Close connections to free memory, and return their number; 0 if the gateway thread does not answer in time.
-
-        Args:
-            all_connections: True to close all connections; False for only those that have completed no message for a while.
-        """
+        """Close connections to free memory, and return their number; 0 if the gateway thread does not answer in time."""
         gateway = self._gateway
         if gateway is None:
             return 0

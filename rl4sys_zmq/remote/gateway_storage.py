@@ -49,11 +49,7 @@ class GatewayStorage:
     """
 
     def __init__(self, post: Callable[[StorageRequest], None]) -> None:
-        """Create the storage, without sending anything.
-
-        Args:
-            post: Sends a message to the gateway without blocking. The learner thread calls it.
-        """
+        """Create the storage, without sending anything."""
         self._post = post
         self._answers: queue.SimpleQueue[ToRemoteWorker | None] = queue.SimpleQueue()
         self._lost = ""
@@ -69,11 +65,7 @@ class GatewayStorage:
         self._answers.put(None)
 
     def checkpoints(self, assign: AssignClient) -> _GatewayCheckpoints:
-        """Ask the gateway for the newest checkpoint, and return the client's checkpoints.
-
-        Raises:
-            CheckpointError: If the gateway cannot read them, a later worker has claimed them, or the gateway is lost.
-        """
+        """Ask the gateway for the newest checkpoint, and return the client's checkpoints."""
         self.post(FindCheckpoint())
         self._found = found = self.wait(CheckpointFound)
         if found.error:
@@ -89,21 +81,13 @@ class GatewayStorage:
         return _GatewaySuspects(self, self._found)
 
     def post(self, message: StorageRequest) -> None:
-        """Send a message to the gateway.
-
-        Raises:
-            CheckpointError: If the gateway is lost.
-        """
+        """Send a message to the gateway."""
         if self._lost:
             raise CheckpointError("on the gateway's machine", self._lost)
         self._post(message)
 
     def wait(self, expected: type[T]) -> T:
-        """Wait for an answer of this type.
-
-        Raises:
-            CheckpointError: If the gateway is lost, or answers that the request failed.
-        """
+        """Wait for an answer of this type."""
         while True:
             answer = None if self._lost else self._answers.get()
             if self._lost or answer is None:
@@ -124,11 +108,7 @@ class _GatewayCheckpoints:
         self._next_number = found.next_number
 
     def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
-        """Fetch the newest checkpoint in parts. Return None if there is none.
-
-        Raises:
-            CheckpointError: If a file cannot be fetched or verified.
-        """
+        """Fetch the newest checkpoint in parts. Return None if there is none."""
         if not self._found.number:
             return None
         return *read_checkpoint(self._folder / f"{self._found.number:08d}", self._fetch), self.damaged
@@ -158,11 +138,7 @@ class _GatewayCheckpoints:
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Send one checkpoint to the gateway in parts. It is on the gateway's disk when this returns.
-
-        Raises:
-            CheckpointError: If the gateway cannot store it, or is lost, or `wanted` returned False.
-        """
+        """Send one checkpoint to the gateway in parts. It is on the gateway's disk when this returns."""
         number, self._next_number = self._next_number, self._next_number + 1  # after a failure, a number is left out
         written = replace(manifest, number=number, saved_unix_s=time.time())
         files = encode_checkpoint(written, state, policy)

@@ -52,14 +52,7 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def _connect_to_ray(address: str) -> dict[str, Any]:
-    """Connect to a cluster, or start a local Ray. Return the fields of the packet ``connected``.
-
-    Args:
-        address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
-
-    Raises:
-        Exception: If that is impossible. Ray raises exceptions of many types.
-    """
+    """Connect to a cluster, or start a local Ray. Return the fields of the packet ``connected``."""
     if address == LOCAL:
         ray.init(address="local", include_dashboard=False, object_store_memory=STORE_BYTES, log_to_driver=False)
     else:
@@ -90,13 +83,7 @@ class SuspectNodes:
         self._since[node] = time.monotonic()
 
     def strategy(self, wanted: Mapping[str, float], nodes: Sequence[Mapping[str, Any]], used: Sequence[str]) -> tuple[Any, str]:
-        """Return Ray's strategy for a new actor, and the node if the strategy names one: spread, but not on a suspect.
-
-        Args:
-            wanted: The resources that the actor needs, by Ray's names.
-            nodes: The result of `alive_nodes`.
-            used: The node of each other actor.
-        """
+        """Return Ray's strategy for a new actor, and the node if the strategy names one: spread, but not on a suspect."""
         now = time.monotonic()
         suspects = {node for node, at in self._since.items() if now - at < SUSPECT_S}
         others = [each["node"] for each in nodes if each["node"] not in suspects and not placement_problem(wanted, [each])]
@@ -161,11 +148,7 @@ class Driver(ABC):
             self._pair.send(encode_packet(kind, **fields), socket.MSG_NOSIGNAL)
 
     def _read(self, *, wait: bool) -> bool:
-        """Handle the packets that have arrived. Return False if the other process has ended.
-
-        Args:
-            wait: True to wait for a packet, at most `LOOK_S`.
-        """
+        """Handle the packets that have arrived. Return False if the other process has ended."""
         wait_s = LOOK_S if wait else 0.0
         while self._poll.poll(wait_s * 1000):
             try:
@@ -179,11 +162,7 @@ class Driver(ABC):
         return True
 
     def _nodes_are_due(self, now: float) -> bool:
-        """Return True if it is time to look at the nodes of the cluster. Then check that this process's own node is among them.
-
-        Raises:
-            RuntimeError: If this node has left the cluster.
-        """
+        """Return True if it is time to look at the nodes of the cluster. Then check that this process's own node is among them."""
         if now - self._looked < LOOK_EVERY_S:
             return False
         self._looked = now

@@ -52,11 +52,7 @@ class RayProcess:
         self._over = threading.Event()
 
     def wait(self, timeout_s: float) -> str | None:
-        """Wait for the end of the worker, at most `timeout_s` seconds. Return None while it runs, else how it ended.
-
-        Raises:
-            ConfigError: If no worker can be placed, for example because no node has the resources.
-        """
+        """Wait for the end of the worker, at most `timeout_s` seconds. Return None while it runs, else how it ended."""
         if not self._over.wait(timeout_s):
             return None
         if self._error:
@@ -72,11 +68,7 @@ class RayProcess:
         return {"node": self.node, "waiting": self.waiting}
 
     def order(self, host: str) -> bytes:
-        """Return the packet that tells the driver to place the worker.
-
-        Args:
-            host: The name or address of this machine in the cluster. It replaces an address on all interfaces.
-        """
+        """Return the packet that tells the driver to place the worker."""
         down, up = (address.replace("//0.0.0.0:", f"//{host}:", 1) for address in (self.start.down, self.start.up))
         return encode_packet(
             PLACE,
@@ -89,12 +81,7 @@ class RayProcess:
         )
 
     def ended(self, end: str, error: str) -> None:
-        """Record the end of the worker. Only the thread of the connection calls this.
-
-        Args:
-            end: A description of how it ended; empty if in order.
-            error: The reason why another worker would fail too; else empty.
-        """
+        """Record the end of the worker. Only the thread of the connection calls this."""
         self._end, self._error, self.waiting = end, error, ""
         self._over.set()
 
@@ -109,11 +96,7 @@ class RayConnectionThread(Worker):
     """
 
     def __init__(self, address: str) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
-        """
+        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-ray")
         self.nodes: list[dict[str, Any]] = []
         self._address = address
@@ -128,11 +111,7 @@ class RayConnectionThread(Worker):
     # ---- for other threads
 
     def wait_connected(self) -> None:
-        """Wait until the first attempt to connect has succeeded or failed.
-
-        Raises:
-            TransportError: If it has failed.
-        """
+        """Wait until the first attempt to connect has succeeded or failed."""
         if not self._settled.wait(CONNECT_S):
             self._problem = f"no answer within {CONNECT_S:g} s"
         if self._problem:

@@ -67,11 +67,7 @@ class RayDriver(Driver):
         self._placements: dict[int, _Placement] = {}
 
     def run(self) -> None:
-        """Follow the learner's packets, and watch the actors, until the learner closes the socketpair.
-
-        Raises:
-            RuntimeError: If the node that this process is connected to has left the cluster.
-        """
+        """Follow the learner's packets, and watch the actors, until the learner closes the socketpair."""
         while self._read(wait=all(placement.call is None for placement in self._placements.values())):
             now = time.monotonic()
             if self._nodes_are_due(now):

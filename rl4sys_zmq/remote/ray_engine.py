@@ -28,11 +28,7 @@ class RayEngine:
     """The engine that trains each client (a policy with its learner) in an actor of a Ray cluster. See the module's text."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
-        """Start the thread that connects to Ray, without waiting for it.
-
-        Raises:
-            ConfigError: If Ray is not installed, or the environment variable ``RAY_ADDRESS`` is invalid.
-        """
+        """Start the thread that connects to Ray, without waiting for it."""
         self._gateway, self._config = gateway, gateway.config
         address = cluster_address(self._config.ray_address)
         self._bind = LOOPBACK if address == LOCAL else ALL_INTERFACES
@@ -46,9 +42,6 @@ class RayEngine:
 
         The first worker of a new client fails if no node has the resources. Later ones wait, because a node that is lost can
         return.
-
-        Raises:
-            TransportError: If the sockets of the worker cannot be bound.
         """
         client_id, number = assignment.client_id, next(self._numbers)
         wanted, waits = ray_amounts(self._resources(client_id)), client_id in self._known
@@ -63,12 +56,7 @@ class RayEngine:
         return RemoteWorker(assignment, self._gateway.connect_worker(assignment, self._bind, advertise), launch)
 
     def wait_ready(self) -> None:
-        """Wait until the driver is connected to Ray, and check the resources of the clients in the configuration.
-
-        Raises:
-            ConfigError: If no node has the resources of a client. A client of an earlier run waits for a node instead.
-            TransportError: If the cluster cannot be reached, or has another version of Ray or of Python.
-        """
+        """Wait until the driver is connected to Ray, and check the resources of the clients in the configuration."""
         self._connection.wait_connected()
         for client_id, entry in self._config.clients.items():
             if (entry.engine or self._config.engine).lower() == ENTRY.name and client_id not in self._gateway.resumed:

@@ -34,11 +34,7 @@ _NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def cluster_address(given: str | None) -> str:
-    """Return the address of the cluster: the given one, else that in ``RAY_ADDRESS``, else ``local``.
-
-    Raises:
-        ConfigError: If Ray is not installed, or the environment variable ``RAY_ADDRESS`` is invalid.
-    """
+    """Return the address of the cluster: the given one, else that in ``RAY_ADDRESS``, else ``local``."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("engine: ray needs ray, which is not installed: pip install 'rl4sys-zmq[ray]'", key="engine")
     found = os.environ.get("RAY_ADDRESS")
@@ -60,15 +56,7 @@ class DriverProcess:
     """
 
     def __init__(self, program: str, address: str) -> None:
-        """Start the process.
-
-        Args:
-            program: The Python code that runs the driver. Its arguments are `address`, and the descriptor of the socketpair.
-            address: ``local``, ``auto``, or the ``HOST:PORT`` of the head node.
-
-        Raises:
-            OSError, subprocess.SubprocessError: If no process can be started.
-        """
+        """Start the process."""
         self._pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pair.setblocking(False)
         silent = subprocess.DEVNULL  # Ray writes messages of its own there
@@ -104,11 +92,7 @@ class DriverProcess:
                 self.outbox.popleft()
 
     def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the kind and the fields of each packet that has arrived.
-
-        Raises:
-            EOFError: If the driver has ended.
-        """
+        """Yield the kind and the fields of each packet that has arrived."""
         while True:
             try:
                 data = self._pair.recv(MAX_PACKET_BYTES)
@@ -121,10 +105,6 @@ class DriverProcess:
             yield decode_packet(data)
 
     def close(self, timeout_s: float) -> str:
-        """Close the socketpair, which ends the driver, and wait for its end, at most `timeout_s` seconds. Then kill it.
-
-        Returns:
-            A description of how the process ended.
-        """
+        """Close the socketpair, which ends the driver, and wait for its end, at most `timeout_s` seconds. Then kill it."""
         self._pair.close()
         return end_text(self._process.end(timeout_s))

@@ -18,12 +18,7 @@ def ray_amounts(resources: ResourcesConfig) -> dict[str, float]:
 
 
 def placement_problem(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Return a text if a worker fits on no node, even if nothing else ran there; else an empty text.
-
-    Args:
-        wanted: The amounts that the worker needs, on one node.
-        nodes: The live nodes: ``host`` and ``resources`` of each.
-    """
+    """Return a text if a worker fits on no node, even if nothing else ran there; else an empty text."""
     nodes = list(nodes)
     for node in nodes:
         if all(amount <= node["resources"].get(name, 0.0) for name, amount in wanted.items()):

@@ -20,15 +20,7 @@ class RayWorker:
     """The object inside a Ray actor. Ray runs its methods in threads of the actor's process."""
 
     def describe(self, start: str, path: Sequence[str]) -> dict[str, Any]:
-        """Return the node, its host, the process id, and the reason why this process cannot train the client.
-
-        Args:
-            start: The result of `RemoteWorkerStart.to_json`.
-            path: The folders in which the learner finds modules (`sys.path`). Those that this machine has are used here too.
-
-        Returns:
-            ``node``, ``host``, ``pid`` and ``error``. The error is empty if the versions here are those of the learner.
-        """
+        """Return the node, its host, the process id, and the reason why this process cannot train the client."""
         import ray
 
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]

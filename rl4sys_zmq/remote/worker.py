@@ -71,15 +71,6 @@ def run_remote_worker(start: str, *, end_process: Callable[[int], object] = os._
 
     Call this in a process that has no other work, with the text that `RemoteWorkerStart.to_json` has returned on the learner's
     machine. It needs no access to the learner's files. It imports the plugins, so they must be installed here.
-
-    Args:
-        start: The start data.
-        end_process: Ends this process with an exit code, also while an algorithm computes. It is called if the algorithm still
-            computes `ORPHAN_S` seconds after the loss of the gateway or after a replacement.
-
-    Returns:
-        The error that ended the worker; an empty text if it ended in order. The learner has received the error, unless the
-        connection is lost.
     """
     try:
         data = RemoteWorkerStart.from_json(start)

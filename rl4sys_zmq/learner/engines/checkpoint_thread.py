@@ -125,12 +125,7 @@ class WorkerFiles:
     """
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
-        """Create the object, without accessing the disk.
-
-        Args:
-            assign: The assignment of the worker, with the folder and the generation.
-            answer: Takes an answer for the worker. The checkpoint thread calls it.
-        """
+        """Create the object, without accessing the disk."""
         self.closed = threading.Event()
         self.waiting = 0
         self.records: deque[RecordTraining] = deque(maxlen=MAX_RECORDS)
@@ -273,11 +268,7 @@ class CheckpointThread(Worker):
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            wake: Wakes the gateway thread, which then calls `deliver_answers`.
-        """
+        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-checkpoints")
         self._wake = wake
         self._requests: queue.SimpleQueue[

@@ -57,12 +57,7 @@ class ProcessStart:
 
 
 def encode_packet(packet: ProcessStart | str, **fields: object) -> bytes:
-    """Return the bytes of a packet.
-
-    Args:
-        packet: The data of the packet `START`, or the kind of another packet.
-        **fields: The fields of that kind.
-    """
+    """Return the bytes of a packet."""
     if isinstance(packet, ProcessStart):
         return encode_packet(START, **asdict(packet))
     return json.dumps({"kind": packet, **fields}).encode()

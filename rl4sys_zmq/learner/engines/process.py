@@ -73,12 +73,7 @@ class ProcessEngine:
     """The engine that trains each client (a policy with its learner) in a process of its own. See the module's text."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
-        """Create a private folder, and bind the address to which the processes send.
-
-        Raises:
-            ConfigError: If this system has no socketpairs of packets.
-            TransportError: If the folder cannot be created, or the address cannot be bound.
-        """
+        """Create a private folder, and bind the address to which the processes send."""
         if not hasattr(socket, "SOCK_SEQPACKET") or not sys.executable:
             raise ConfigError("engine: process needs Linux and a Python interpreter (sys.executable); use thread", key="engine")
         self._folder = make_socket_folder()
@@ -90,11 +85,7 @@ class ProcessEngine:
             raise
 
     def start(self, assignment: WorkerAssignment) -> LearnerProcess:
-        """Start a process that trains one client.
-
-        Raises:
-            TransportError: If the address from which the process receives messages cannot be bound.
-        """
+        """Start a process that trains one client."""
         return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
 
     def wait_ready(self) -> None:
@@ -118,17 +109,7 @@ class LearnerProcess:
     """
 
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
-        """Bind the PUSH socket, and start the process without waiting for it.
-
-        Args:
-            assignment: The client that the process trains, and the key of its messages.
-            up: The address of the gateway's PULL socket, to which the process sends messages.
-            down: The ipc address of the PUSH socket, from which the process receives messages.
-
-        Raises:
-            TransportError: If the address of the PUSH socket cannot be bound, or the thread that starts the process cannot be
-                started.
-        """
+        """Bind the PUSH socket, and start the process without waiting for it."""
         start = ProcessStart(
             client_id=assignment.client_id,
             key=assignment.key.hex(),
@@ -177,12 +158,7 @@ class LearnerProcess:
         return self._push is not None and bool(self._push.send(frames))
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the process to train on its queued messages and end.
-
-        Args:
-            replaced: True if another worker takes over the client, or the client was removed. This process then writes no more
-                checkpoints, and is killed if it has not ended after `REPLACED_KILL_S` seconds.
-        """
+        """Tell the process to train on its queued messages and end."""
         if self._push is not None:
             queued = bool(self._push.send(encode(StopThread())))
             self._push.close()  # libzmq still sends what is queued

@@ -21,11 +21,7 @@ class ThreadEngine:
         self._up = gateway.up
 
     def start(self, assignment: WorkerAssignment) -> InProcessLearnerThread:
-        """Start a learner thread.
-
-        Raises:
-            TransportError: If the address of its socket cannot be bound.
-        """
+        """Start a learner thread."""
         return InProcessLearnerThread(assignment, self._up)
 
     def wait_ready(self) -> None:
@@ -55,16 +51,7 @@ class InProcessLearnerThread:
     silent_s = 0.0
 
     def __init__(self, assignment: WorkerAssignment, up: str) -> None:
-        """Bind the PUSH socket, and start the learner thread.
-
-        Args:
-            assignment: The client that the thread trains, and the key of its messages.
-            up: The address of the gateway's PULL socket, to which the thread sends messages. The address of the PUSH socket
-                consists of `up`, ``-``, and the key in hexadecimal.
-
-        Raises:
-            TransportError: If the address of the PUSH socket cannot be bound.
-        """
+        """Bind the PUSH socket, and start the learner thread."""
         key = assignment.key
         down = f"{up}-{key.hex()}"
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
@@ -85,12 +72,7 @@ class InProcessLearnerThread:
         return self._push is not None and bool(self._push.send(frames))
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the thread to process its queued messages and end.
-
-        Args:
-            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
-                checkpoints.
-        """
+        """Tell the thread to process its queued messages and end."""
         if self._push is not None:
             self._push.send(encode(StopThread()))
             self._push.close()

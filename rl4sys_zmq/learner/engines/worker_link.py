@@ -132,12 +132,7 @@ class WorkerLink(Resource):
         self._flush()
 
     def end(self, *, replaced: bool) -> None:
-        """Ask the worker to end.
-
-        Args:
-            replaced: True if another worker takes over the client, or the client was removed. The worker can then store no more
-                checkpoints and cannot connect again.
-        """
+        """Ask the worker to end."""
         if not self._ended:
             self._ended = True
             if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
@@ -169,11 +164,7 @@ class WorkerLink(Resource):
     # ---- from the worker
 
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
-        """Read messages of the worker that have arrived. Yield those of its learner thread, and handle the others.
-
-        Args:
-            all_of_them: False to read at most `MESSAGES_PER_TURN`, so that no worker keeps the gateway from the others.
-        """
+        """Read messages of the worker that have arrived. Yield those of its learner thread, and handle the others."""
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)
@@ -260,13 +251,7 @@ class WorkerLinks:
     """All connections of one gateway to workers on other machines. Only the gateway thread uses it, except `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
-        """Create the object. Keys and the checkpoint thread are created with the first connection.
-
-        Args:
-            counters: The counters of the learner.
-            poller: The poller of the gateway thread.
-            wake: Wakes the gateway thread.
-        """
+        """Create the object. Keys and the checkpoint thread are created with the first connection."""
         self._counters, self._poller, self._wake = counters, poller, wake
         self._keys: WorkerKeys | None = None
         self._shared: _Shared | None = None
@@ -302,11 +287,7 @@ class WorkerLinks:
                 link.close()
 
     def each_second(self) -> None:
-        """Send each worker a sign of life, and count refused connections.
-
-        Raises:
-            WorkerDied: If the thread that keeps the checkpoints has ended with an exception.
-        """
+        """Send each worker a sign of life, and count refused connections."""
         if self._shared is not None:
             self._shared.storage.raise_if_dead()
         for link in self._links:

@@ -47,15 +47,7 @@ class EvaluationProcess(Resource):
     """The process that plays the episodes of one client. One thread starts it, uses it and closes it."""
 
     def __init__(self, plugins: Sequence[str], stopping: threading.Event) -> None:
-        """Start the process.
-
-        Args:
-            plugins: Modules that the process imports first.
-            stopping: Set when `ask` must raise `Closed`.
-
-        Raises:
-            OSError, subprocess.SubprocessError: If no process can be started.
-        """
+        """Start the process."""
         self._stopping = stopping
         self._end, theirs = socket.socketpair()
         self._received = b""
@@ -75,12 +67,7 @@ class EvaluationProcess(Resource):
         return self._process.pid
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send a request, and wait for the answer, at most `timeout_s` seconds.
-
-        Raises:
-            Closed: If the evaluation was stopped meanwhile.
-            ConnectionError: If the process has ended. It is killed if there is no answer in time.
-        """
+        """Send a request, and wait for the answer, at most `timeout_s` seconds."""
         try:
             self._send(request)
             line = self._read_line(time.monotonic() + timeout_s)
@@ -136,16 +123,7 @@ class PolicyEvaluator(Worker):
         on_result: Callable[[EvaluationRecord, bool], None],
         on_failure: Callable[[str], None],
     ) -> None:
-        """Create the evaluator. `start` starts the thread.
-
-        Args:
-            client_id: The client.
-            options: The environment, and how often and for how many episodes it is played.
-            plugins: Modules that the process imports first, such as those that register policies.
-            run_dir: The run directory, in which the best policy is kept; None to keep none.
-            on_result: Called in this thread with each result, and True if its version is the best one so far.
-            on_failure: Called in this thread with the text of each failure.
-        """
+        """Create the evaluator. `start` starts the thread."""
         super().__init__(f"rl4sys-evaluation-{client_id}")
         self.best: BestPolicyFolder | None = None
         self._client_id, self._options, self._plugins, self._run_dir = client_id, options, plugins, run_dir
@@ -162,12 +140,7 @@ class PolicyEvaluator(Worker):
     # ---- for the gateway thread
 
     def is_due(self, version: int, steps: int) -> bool:
-        """Return True if a newly published version is the first one of its period. Each period is due once.
-
-        Args:
-            version: The version.
-            steps: The environment steps of the training up to then.
-        """
+        """Return True if a newly published version is the first one of its period. Each period is due once."""
         period = self._options.period(version, steps)
         due = period != self._period and self._failures < MAX_FAILURES and self.alive
         if due:

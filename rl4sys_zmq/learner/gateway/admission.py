@@ -110,12 +110,6 @@ class ClientSettings:
         """Return a copy of the settings with new values for parameters of the algorithm, and a dict of the changes.
 
         The dict has a list ``[old value, new value]`` for each parameter that differs, by name.
-
-        Args:
-            values: New values by name or synonym.
-
-        Raises:
-            ConfigError: If a parameter is unknown or cannot change in a running client, or a value is invalid.
         """
         kind = self.kind
         new = replace(
@@ -125,12 +119,7 @@ class ClientSettings:
         return new, changes_between(before, after)
 
     def writing(self, spec: PolicySpec | None = None) -> EncodingOptions:
-        """Return the options for encoding this client's weights, which are sent to the actors.
-
-        Args:
-            spec: Description of the policy, which gives the sizes of its tensors. None leaves the sizes empty: for a caller
-                that needs only the wire dtype and the compression level.
-        """
+        """Return the options for encoding this client's weights, which are sent to the actors."""
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
         dtype = WireDtype[complete.wire_dtype.upper()]
@@ -139,16 +128,7 @@ class ClientSettings:
     def assign(
         self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int
     ) -> AssignClient:
-        """Return the first message to this client's learner thread. It contains the settings.
-
-        Args:
-            policy_id: The 8 bytes that identify the policy in messages.
-            generation: Number that identifies this lifetime of the learner thread.
-            config: The learner's configuration.
-            checkpoints: Folder of the client's checkpoints; empty if there are none.
-            journal_id: Id of the journal (the record of accepted segments). The learner thread stores the id in its
-                checkpoints.
-        """
+        """Return the first message to this client's learner thread. It contains the settings."""
         writing, entry = self.writing(), config.client(self.client_id)
         return AssignClient(
             self.client_id,
@@ -199,11 +179,7 @@ class ClientSettings:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check that a HELLO (a request for a session) has valid names and finite algorithm parameters.
-
-    Raises:
-        ConfigError: If a name or a parameter is invalid.
-    """
+    """Check that a HELLO (a request for a session) has valid names and finite algorithm parameters."""
     check_name(hello.client_id, "client_id")
     check_name(hello.actor_id, "actor_id")
     check_value("algorithm_parameters", hello.algorithm_parameters, finite_parameters)
@@ -213,9 +189,6 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
     """Check the learner's options that were set among an algorithm's parameters, and return them.
 
     These are ``max_policy_lag``, ``on_lag``, ``pacing_lag`` and ``publish_every_updates``. `seed` is checked, but not returned.
-
-    Raises:
-        ConfigError: If one of these options, or `seed`, has a wrong type or is out of range.
     """
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
@@ -230,10 +203,6 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
     """Return the settings of a new client (a policy with its learner).
 
     The values come from the learner's configuration and from the HELLO (request for a session) of the client's first actor.
-
-    Raises:
-        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's entry for the
-            client.
     """
     entry = config.clients.get(hello.client_id, ClientConfig())
     ours = (config.default_algorithm, *config.algorithms, *(client.algorithm_name for client in config.clients.values()))
@@ -252,9 +221,6 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
 
     The sources, highest precedence first: the client's entry in the configuration, an actor's HELLO (request for a session),
     and the learner's own options.
-
-    Raises:
-        ConfigError: If a value is missing, unknown or out of range.
     """
     client_id = hello.client_id
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
@@ -295,16 +261,7 @@ def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -
 
 
 def check_engine(kind: AlgorithmEntry, engine: str) -> None:
-    """Check that an algorithm that needs a process of its own gets one.
-
-    Args:
-        kind: The description of the algorithm.
-        engine: Name of the engine that would train the client.
-
-    Raises:
-        ConfigError: If the engine trains several clients in one process, and the algorithm draws from random generators that all
-            of them share.
-    """
+    """Check that an algorithm that needs a process of its own gets one."""
     if kind.isolated and not ENGINES.get(engine).isolated:
         raise ConfigError(
             f"engine: {kind.name} draws from global random generators, so it needs a process of its own and not the engine "
@@ -314,11 +271,7 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:
-    """Check that the fields of a HELLO (a request for a session) equal the client's settings, except empty fields.
-
-    Raises:
-        ConfigError: If a field differs. The error names the first one, with both values.
-    """
+    """Check that the fields of a HELLO (a request for a session) equal the client's settings, except empty fields."""
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
         pairs.append(("algorithm_name", algorithm_key(hello.algorithm_name), settings.algorithm_name))
@@ -342,9 +295,6 @@ def _parameter_pairs(settings: ClientSettings, said: Mapping[str, Any]) -> list[
 
     If an operator has changed a parameter, an actor may still give the value with which the client was created. The parameter
     is then left out.
-
-    Returns:
-        A tuple ``(key, the actor's value, the learner's value)`` for each parameter.
     """
     kind, in_force = settings.kind, settings.in_force
     like = in_force.get(LIKE)

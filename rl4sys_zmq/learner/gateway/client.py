@@ -273,12 +273,6 @@ class ClientState:
 
         The pause becomes longer with each crash, unless the worker had trained for `STEADY_S`. The client is in the state
         ``starting`` until the next worker is ready.
-
-        Args:
-            crash: A description of the crash.
-
-        Returns:
-            False if `MAX_FAILED_STARTS` workers in a row have crashed before they were ready. No time is then set.
         """
         now = self._clock.monotonic()
         self.crashes += 1
@@ -298,11 +292,7 @@ class ClientState:
         return True
 
     def end_thread(self, *, replaced: bool = False) -> None:
-        """Discard the messages that wait to be sent to the learner thread, and ask the thread to end.
-
-        Args:
-            replaced: Ask the thread to end as soon as possible, without a checkpoint. Otherwise it first processes its queue.
-        """
+        """Discard the messages that wait to be sent to the learner thread, and ask the thread to end."""
         self.worker = None
         self.devices = []
         self.backlog.clear()
@@ -357,11 +347,7 @@ class ClientState:
             self.start_tagging()
 
     def weights_source(self, pub: str) -> WeightsSource:
-        """Return the answer to a relay that asks where this client's weights are published.
-
-        Args:
-            pub: The URI of the learner's PUB socket, as peers need it.
-        """
+        """Return the answer to a relay that asks where this client's weights are published."""
         history = self.weight_history
         return WeightsSource(
             client_id=self.client_id,
@@ -387,9 +373,6 @@ class ClientState:
 
         This resets the counts of verdicts (results for segments) and the position in each stream (the numbered segments of one
         actor).
-
-        Args:
-            message: The first message of the learner thread, with the counts and positions of the checkpoint.
         """
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
         self.table.rewind(marks)
@@ -415,9 +398,6 @@ class ClientState:
 
         If the checkpoint includes all segments of the message, this does nothing. If it includes only the first ones, these are
         skipped.
-
-        Args:
-            entry: The message, as an entry of the journal (the record of accepted segments).
         """
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is None or self.schema is None:
@@ -430,11 +410,7 @@ class ClientState:
             self.send(entry, again.skip, again.load, waited=entry.accepted > 0 and stream.counted(entry.end_seq))
 
     def send_committed(self, entry: JournalEntry) -> None:
-        """Queue segments that an actor has sent for the learner thread, after the journal has committed them.
-
-        Args:
-            entry: The segments, as an entry of the journal (the record of accepted segments).
-        """
+        """Queue segments that an actor has sent for the learner thread, after the journal has committed them."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted by an earlier thread; with a full disk, a replayed page can overtake such an entry
@@ -444,33 +420,16 @@ class ClientState:
             self.send(entry, entry.skip, DataAmount(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
     def send(self, entry: JournalEntry, skip: int, load: DataAmount, *, waited: bool) -> None:
-        """Queue the segments of a journal entry for the learner thread, and count them as sent to it.
-
-        Args:
-            entry: The entry of the journal (the record of accepted segments), with the whole message of the actor.
-            skip: The number of segments at the start of the message that the learner thread must skip.
-            load: The amount of data in the other segments.
-            waited: True if the entry was accepted since this learner thread was started. Its segments were then counted as
-                waiting before.
-        """
+        """Queue the segments of a journal entry for the learner thread, and count them as sent to it."""
         self.pool.transit.send(load, waited=waited)
         self.deliver(entry, skip)
 
     def deliver(self, entry: JournalEntry, skip: int) -> None:
-        """Queue the segments of a journal entry for the learner thread, without counting them. `send` also counts them.
-
-        Args:
-            entry: The entry of the journal (the record of accepted segments), with the whole message of the actor.
-            skip: The number of segments at the start of the message that the learner thread must skip.
-        """
+        """Queue the segments of a journal entry for the learner thread, without counting them. `send` also counts them."""
         self.backlog.append(encode(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
-        """End the replay of accepted segments from the journal (their record), and count the missing ones as rolled back.
-
-        Returns:
-            The number of missing segments: accepted, but neither in the checkpoint nor in the journal.
-        """
+        """End the replay of accepted segments from the journal (their record), and count the missing ones as rolled back."""
         self.replaying = 0
         for stream in self.table.all():
             stream.replay_ends()
@@ -492,10 +451,6 @@ class ClientState:
         The journal is the record of accepted segments. It must keep those that a restart could need. The positions are those of
         the checkpoint before this one. So if this checkpoint is damaged later, the journal still has all segments since the one
         before.
-
-        Returns:
-            For each stream (the numbered segments of one actor), the sequence number below which entries can be deleted. Empty
-            for the first checkpoint and after an error.
         """
         self.save_error = message.error
         if message.error or not message.number:
@@ -529,9 +484,6 @@ class ClientState:
 
         Set `stalled_s` to the time for which this has lasted. Call this only while the journal (the record of accepted
         segments) works and has completed all operations for this client.
-
-        Returns:
-            The reason for the stall; empty if there is no stall.
         """
         reason = ""
         if self.state is LearnerThreadState.RUNNING and not self.backlog and self.page_after is None:

@@ -42,13 +42,7 @@ class ClientRegistry:
     """
 
     def __init__(self, config: LearnerConfig, journal: Journal, callbacks: CoreCallbacks) -> None:
-        """Create an empty registry.
-
-        Args:
-            config: The learner's configuration.
-            journal: The record of the clients' accepted segments.
-            callbacks: Starts learner threads, and provides the clock.
-        """
+        """Create an empty registry."""
         self._config, self._journal, self._callbacks = config, journal, callbacks
         self._clients: dict[str, ClientState] = {}
         self._by_key: dict[bytes, ClientState] = {}
@@ -75,14 +69,7 @@ class ClientRegistry:
         return next((client for client in self._clients.values() if client.topic == topic), None)
 
     def by_key(self, key: bytes) -> ClientState | None:
-        """Find the client that a message of a learner thread belongs to.
-
-        Args:
-            key: The first frame of the message, which identifies the learner thread.
-
-        Returns:
-            The client, or None if it no longer has this learner thread, for example after a restart.
-        """
+        """Find the client that a message of a learner thread belongs to."""
         return self._by_key.get(key)
 
     def workers(self) -> list[LearnerThreadHandle]:
@@ -101,11 +88,6 @@ class ClientRegistry:
         """Create a client (a policy with its learner thread) for the HELLO of its first actor, and start the learner thread.
 
         A HELLO is an actor's request for a session.
-
-        Raises:
-            ConfigError: If the configuration of the client is incomplete or invalid.
-            ProtocolError: ``QUOTA`` if there are `max_clients` clients; ``CONFLICT`` while a client of this name is being
-                removed.
         """
         if hello.client_id in self._detached:
             raise ProtocolError(
@@ -128,18 +110,7 @@ class ClientRegistry:
         return client
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> list[RestoredClient]:
-        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads.
-
-        Args:
-            restored: The content of the journal (the record of accepted segments) when it was opened.
-            rolled_back: The name of the client that an operator has returned to an earlier checkpoint; empty for none.
-
-        Returns:
-            For each client, its settings, and the parameters in which the learner's configuration differs from the earlier run.
-
-        Raises:
-            ConfigError: If the configuration of a client contradicts its saved settings.
-        """
+        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads."""
         now = self._callbacks.clock.monotonic()
         found = [restore_configuration(self._config, row.client_id, row.settings) for row in restored.clients]
         for row, earlier in zip(restored.clients, found, strict=True):
@@ -174,13 +145,6 @@ class ClientRegistry:
         """Stop a client whose learner thread has failed.
 
         A client that was never ready is removed, so that the next actor can create it with a corrected configuration.
-
-        Args:
-            client: The client.
-            message: The last message of the learner thread, with its error.
-
-        Returns:
-            True if the client was removed.
         """
         # A configuration error needs one log line only. Other errors need their trace.
         trace = f"\n{message.trace}" if message.trace else ""
@@ -201,16 +165,6 @@ class ClientRegistry:
         """Replace the learner thread of a client with a new one.
 
         The new thread has a new generation number, which identifies it.
-
-        Args:
-            client: The client.
-            give_up_pending: Delete the client's entries in the journal (the record of accepted segments) first, so that no
-                segments are replayed to the new thread.
-
-        Returns:
-            The number of segments that this call gave up (counted as rolled back). With a journal in memory, these are all
-            pending segments (accepted, but without a result so far). With a journal on disk it is 0, and losses are counted
-            after the replay.
         """
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)

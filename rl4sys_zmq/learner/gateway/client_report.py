@@ -15,12 +15,7 @@ ACTORS_SHOWN = 100
 
 
 def client_report(client: ClientState, now: float) -> dict[str, Any]:
-    """Return a client's part of the learner's status, as JSON.
-
-    Args:
-        client: The client.
-        now: Time on the monotonic clock, in seconds.
-    """
+    """Return a client's part of the learner's status, as JSON."""
     pub, saved = client.weight_history, client.saved
     actors = client.table.current()
     return {

@@ -86,13 +86,7 @@ class ConnectionRateLimits:
     """
 
     def __init__(self, messages_per_s: float, bytes_per_s: float) -> None:
-        """Create a limiter without connections.
-
-        Args:
-            messages_per_s: Limit for one connection, in ordinary messages per second. Segments for which the actor had credit
-                (permission) do not count.
-            bytes_per_s: Limit for one connection, in bytes per second of the same messages. Infinity for no limit.
-        """
+        """Create a limiter without connections."""
         self.rates: dict[bytes, ConnectionRateState] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
         self._sessionless_owe_until = 0.0
@@ -100,13 +94,7 @@ class ConnectionRateLimits:
         self._first_seen_s: dict[int, float] = {}
 
     def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionRateState:
-        """Add a connection, and return its record.
-
-        Args:
-            peer: The routing id of the connection.
-            descriptor: The file descriptor of the connection; -1 if unknown.
-            now: Time on the monotonic clock, in seconds.
-        """
+        """Add a connection, and return its record."""
         rate = self.rates[peer] = ConnectionRateState(descriptor, now)
         return rate
 
@@ -115,11 +103,6 @@ class ConnectionRateLimits:
 
         All connections without a session (before an accepted handshake) also have a joint limit. The first `FREE_MESSAGES`
         messages of each are accepted even if it is exceeded.
-
-        Args:
-            rate: The usage of the connection so far.
-            now: Time on the monotonic clock, in seconds.
-            sessionless: True if the connection has no session.
         """
         if rate.owes_until > now + BURST_S:
             return True
@@ -132,13 +115,6 @@ class ConnectionRateLimits:
         """Add the cost of a message to the debt of its connection. Messages are dropped while the debt is too high.
 
         The debt is the cost of past messages. It falls with time, at the rate that the limit permits.
-
-        Args:
-            rate: The usage of the connection so far.
-            messages: Cost in ordinary messages. A negative cost reduces the debt.
-            nbytes: Size of the message in bytes; 0 if the cost is negative.
-            now: Time on the monotonic clock, in seconds.
-            sessionless: True if the connection had no session.
         """
         cost_s = messages * self._message_s + nbytes * self._byte_s
         rate.owes_until = max(rate.owes_until + min(cost_s, 0.0), now) + max(cost_s, 0.0)
@@ -150,10 +126,6 @@ class ConnectionRateLimits:
         """Count a dropped message, and return True if its connection must be closed.
 
         That is the case if the message is large, or if many messages of the connection were dropped (`CUT_BYTES`, `CUT_AFTER`).
-
-        Args:
-            rate: The usage of the connection so far.
-            nbytes: Size of the message in bytes.
         """
         rate.excess += 1
         if rate.excess < CUT_AFTER and nbytes < CUT_BYTES:
@@ -188,14 +160,7 @@ class ConnectionRateLimits:
     # ---- all connections
 
     def silent_connections(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
-        """Return the descriptors of the connections that have completed no message for too long.
-
-        Args:
-            connected: The descriptors of all connections.
-            now: Time on the monotonic clock, in seconds.
-            silent_s: Limit for a connection that has completed a message before, in seconds.
-            new_s: Limit for any other connection, since the first call that listed it, in seconds.
-        """
+        """Return the descriptors of the connections that have completed no message for too long."""
         last_message_s: dict[int, float] = {}
         for rate in self.rates.values():
             last_message_s[rate.descriptor] = max(rate.last_message_s, last_message_s.get(rate.descriptor, 0.0))
@@ -212,11 +177,6 @@ class ConnectionRateLimits:
         The record of an ended connection stays until its debt (the cost of its messages, which falls with time) is zero. If
         there are more than `MAX_CONNECTIONS` records, those of the connections that were silent for longest are discarded too.
         Records of connections with a session are kept.
-
-        Args:
-            now: Time on the monotonic clock, in seconds.
-            sessions: The routing ids that have a session.
-            connected: The descriptors of all connections.
         """
         limit = now - FORGET_S
         if len(self.rates) > MAX_CONNECTIONS:
@@ -257,14 +217,7 @@ class RouterReader:
     """
 
     def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorSessionHandler, counters: Counters) -> None:
-        """Create a reader for a bound ROUTER.
-
-        Args:
-            config: The learner's configuration.
-            router: The ROUTER. Its owner closes it.
-            endpoint: Handles the messages that are not dropped, and sends the replies.
-            counters: The learner's counters.
-        """
+        """Create a reader for a bound ROUTER."""
         self._router, self._endpoint, self._counters = router, endpoint, counters
         self._shares = ConnectionRateLimits(config.messages_per_s, config.bytes_per_s)
         free = router.bound.scheme == "inproc"
@@ -325,11 +278,7 @@ class RouterReader:
             self._shares.rest_after(now - began - useful_s, now)
 
     def _handle(self, peer: bytes, rate: ConnectionRateState | None, frames: Sequence[Frame], now: float) -> float | None:
-        """Check the sender of a message, and pass the message to the endpoint, which handles it.
-
-        Returns:
-            The cost of the message for the rate limit, in ordinary messages; None if the message was dropped.
-        """
+        """Check the sender of a message, and pass the message to the endpoint, which handles it."""
         sender = None
         if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
             try:
@@ -374,10 +323,6 @@ class RouterReader:
         """Close connections of the ROUTER socket to free memory, and return how many were closed. Used when memory runs out.
 
         This frees the memory of incomplete messages. Actors reconnect.
-
-        Args:
-            all_connections: Close all connections. If False, close only those on which no complete message has arrived
-                recently.
         """
         found = self._router.connections()
         return self._cut(

@@ -73,15 +73,7 @@ class LearnerCore:
     def __init__(
         self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, callbacks: CoreCallbacks
     ) -> None:
-        """Create a core without clients.
-
-        Args:
-            config: The learner's configuration.
-            journal: Receives accepted segments. Its owner closes it.
-            sink: Receives metrics and events.
-            authorizer: Checks the rights and quotas of users.
-            callbacks: Gives access to sockets, threads and the clock.
-        """
+        """Create a core without clients."""
         self.counters = Counters()
         self.start_notes: list[str] = []
         self.published = threading.Condition()
@@ -107,15 +99,7 @@ class LearnerCore:
         self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
-        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads.
-
-        Args:
-            restored: The content of the journal (the record of accepted segments) when it was opened.
-            rolled_back: The name of the client that an operator has returned to an earlier checkpoint; empty for none.
-
-        Raises:
-            ConfigError: If the configuration of a client contradicts its saved settings.
-        """
+        """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads."""
         for client in self.registry.restore(restored, rolled_back):
             self.start_notes += client.notes()
             if client.changes:
@@ -128,9 +112,6 @@ class LearnerCore:
 
         Messages of a thread that was replaced are dropped and counted (``worker_messages_fenced``). An error while handling a
         message stops only the client of the thread.
-
-        Args:
-            frames: The frame that identifies the learner thread (its key), then the frames of the message.
         """
         client = self.registry.by_key(bytes(frames[0]))
         if client is None:
@@ -217,9 +198,6 @@ class LearnerCore:
         """Handle the end of a worker that is a process. If it has crashed, its client gets another one after a pause.
 
         An error while handling it stops only the client of the worker.
-
-        Args:
-            key: The frame that identifies the worker. Nothing happens if it was replaced or asked to end.
         """
         self._callbacks.poll_workers()  # its last messages
         client = self.registry.by_key(key)
@@ -337,12 +315,6 @@ class LearnerCore:
         - Look for stalled clients and for learner threads that have ended.
         - Request checkpoints if the journal (the record of accepted segments) becomes full.
         - Publish the weights under new topics if the key of a user with access to them has expired.
-
-        Args:
-            now: The time, in seconds.
-            behind_s: The longest time for which messages of actors can have waited to be read, because of an overload or a flood.
-                An actor does not count as silent because its messages wait: each of the actors would join again, which makes an
-                overload worse.
         """
         read_s = now - min(behind_s, MOST_BEHIND_S)
         self._dispatcher.relieve()
@@ -427,14 +399,7 @@ class LearnerCore:
         return self._operator.do(command)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every client whose learner thread runs.
-
-        Args:
-            partial: Let each learner thread first train on its incomplete batch.
-
-        Returns:
-            A future for a dict with the error of each client whose checkpoint failed, by client name.
-        """
+        """Request a checkpoint of every client whose learner thread runs."""
         return self._dispatcher.save(partial=partial)
 
     def report(self, now: float) -> dict[str, Any]:
@@ -448,11 +413,7 @@ class LearnerCore:
     # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
-        """Begin to close the learner: fail the operators' commands, ask the learner threads to end, and refuse all actors.
-
-        Args:
-            error: The result of the commands that are in progress.
-        """
+        """Begin to close the learner: fail the operators' commands, ask the learner threads to end, and refuse all actors."""
         self._operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.end_thread()
@@ -462,9 +423,6 @@ class LearnerCore:
         """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads.
 
         The number of pending segments (accepted, but not trained on) is recorded as an event.
-
-        Args:
-            error: The result of the commands and requests.
         """
         pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:

@@ -86,9 +86,6 @@ class SegmentDispatcher:
         If some are still counted as waiting, they would reduce the actors' credit (permission to send) for good. So the count
         is then corrected, and an alarm is raised. An alarm is also raised if a client is stalled: no data has moved for
         `STALL_S` seconds, although its actors and its learner thread could work.
-
-        Args:
-            now: Time on the monotonic clock, in seconds.
         """
         failing = bool(self._journal.state().error)
         busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
@@ -173,10 +170,6 @@ class SegmentDispatcher:
         A stream is the numbered segments of one actor. It can no longer continue if its actor was silent for longer than the
         lease (the time for which a silent actor keeps its slot), or has begun a new stream. Streams of actors with a spool (a
         queue on disk) are kept longer.
-
-        Args:
-            client: The client (policy) that the actors work for.
-            now: Time on the monotonic clock, in seconds.
         """
         for stream in client.table.expire(now, client.trimmed):
             self._journal.drop_stream(client.client_id, stream.actor_id, stream.origin)
@@ -186,14 +179,7 @@ class SegmentDispatcher:
     # ---- checkpoints
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every running client.
-
-        Args:
-            partial: Let each learner thread first train on its incomplete batch.
-
-        Returns:
-            A future for a dict with the error of each client whose checkpoint failed, by client name.
-        """
+        """Request a checkpoint of every running client."""
         token, running = next(self._save_tokens), [c for c in self._registry if c.state is LearnerThreadState.RUNNING]
         future: Future[dict[str, str]] = Future()
         self._saves[token] = {c.client_id for c in running}, future, {}
@@ -219,10 +205,6 @@ class SegmentDispatcher:
         """Record the result of a checkpoint, and let the journal (the record of accepted segments) delete entries.
 
         The deleted entries are those that the checkpoint before this one includes.
-
-        Args:
-            client: The client whose learner thread has written the checkpoint.
-            message: The result.
         """
         trim = client.checkpointed(message)
         if trim:

@@ -111,17 +111,7 @@ class ActorSessionHandler:
         sink: EventSink,
         callbacks: CoreCallbacks,
     ) -> None:
-        """Create an endpoint without sessions.
-
-        Args:
-            config: The learner's configuration.
-            registry: The clients.
-            journal: Receives accepted segments.
-            authorizer: Checks the rights and quotas of users.
-            counters: The learner's counters.
-            sink: Receives events.
-            callbacks: Gives access to sockets, threads and the clock.
-        """
+        """Create an endpoint without sessions."""
         self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
         self._counters, self._sink, self._callbacks = counters, sink, callbacks
         self._clock = callbacks.clock.monotonic
@@ -137,17 +127,7 @@ class ActorSessionHandler:
     # ---- messages received
 
     def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
-        """Handle a message of an actor or an operator, and reply to it.
-
-        Args:
-            peer: The routing id for replies.
-            sender: The user whose key encrypted the message; None without keys, when every peer is allowed everything.
-            frames: The message.
-            now: Time on the monotonic clock, in seconds.
-
-        Returns:
-            The cost of the message for the rate limit of its connection, in ordinary messages. A negative cost pays for others.
-        """
+        """Handle a message of an actor or an operator, and reply to it."""
         cost = 1.0
         try:
             message = decode(frames, max_bytes=MAX_MESSAGE_BYTES)
@@ -168,18 +148,7 @@ class ActorSessionHandler:
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
-        """Check the sender of a message before the message is decoded, and return the user that the sender's key belongs to.
-
-        Args:
-            peer: The routing id of the sender.
-            user: The public key of the sender's connection, as reported by the key check.
-            nbytes: The size of the message, in bytes.
-            now: Time on the monotonic clock, in seconds.
-
-        Raises:
-            ProtocolError: ``FORBIDDEN`` if the key is no longer in the access list or has expired. A session of the sender is
-                then closed. ``QUOTA`` if the user sends too fast.
-        """
+        """Check the sender of a message before the message is decoded, and return the user that the sender's key belongs to."""
         try:
             return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
@@ -287,11 +256,7 @@ class ActorSessionHandler:
         self._send(peer, client.weights_source(_advertised(self.pub_address, self._config.advertise)))
 
     def _followed(self, sender: User | None, client_id: str) -> ClientState:
-        """Return a client whose weights a relay requests.
-
-        Raises:
-            ProtocolError: If the relay's user may not read the client, or the client has no weights.
-        """
+        """Return a client whose weights a relay requests."""
         self._authorizer.check_client(sender, client_id)
         client = self._registry.get(client_id)
         if client is None or client.state is LearnerThreadState.STARTING:
@@ -416,14 +381,7 @@ class ActorSessionHandler:
         return self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
 
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
-        """Count a user's actors with a session, to check the user's quota when a further actor asks for a session.
-
-        Args:
-            user: Name of the user.
-            client: The client (policy) that the further actor names; None if it does not exist so far.
-            replaces: The id of the further actor. An actor of the user with this id and client does not count, because its
-                session is replaced.
-        """
+        """Count a user's actors with a session, to check the user's quota when a further actor asks for a session."""
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 
@@ -557,12 +515,7 @@ class ActorSessionHandler:
     # ---- replies
 
     def send_acks(self, client: ClientState, room_bytes: int) -> None:
-        """Grant credit (permission to send) to the actors of a client, and send `Ack` messages to the actors that need one.
-
-        Args:
-            client: The client.
-            room_bytes: Free space of the journal (the record of accepted segments), in bytes.
-        """
+        """Grant credit (permission to send) to the actors of a client, and send `Ack` messages to the actors that need one."""
         if (began := self._clock()) < client.next_grant_at:
             return
         live = client.table.live()
@@ -592,17 +545,7 @@ class ActorSessionHandler:
     def refuse(
         self, peer: bytes, code: RefusalReason, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
     ) -> None:
-        """Send a peer the refusal of a message, and count the refusal under its code.
-
-        Args:
-            peer: The routing id of the receiver.
-            code: The code of the refusal.
-            reason: One line for a person. The receiver gets at most `MAX_REFUSAL_TEXT` characters of it.
-            field: The name of the configuration field that caused the refusal, or of the client in answer to a relay, or empty.
-            expected_seq: With the code ``GAP``, the sequence number of the segment to send next.
-            incarnation: With the code ``FENCED``, the recorded incarnation (number of a start of the actor), if the actor is
-                allowed to join with a higher one; else 0.
-        """
+        """Send a peer the refusal of a message, and count the refusal under its code."""
         self._counters.add(f"refused.{code.value}")
         short_field, short_reason = field[:MAX_REFUSAL_TEXT], reason[:MAX_REFUSAL_TEXT]
         self._send(peer, Refused(code.value, short_field, short_reason, expected_seq, incarnation))
@@ -621,11 +564,7 @@ class ActorSessionHandler:
 
 
 def _encoded_status(report: dict[str, Any]) -> list[Frame]:
-    """Return a status as a message. If it does not fit, name fewer actors of each client: live ones first, then the most recent.
-
-    Args:
-        report: The status. Its lists of actors can be changed.
-    """
+    """Return a status as a message. If it does not fit, name fewer actors of each client: live ones first, then the most recent."""
     while True:
         try:
             return encode(StatusReply(report))

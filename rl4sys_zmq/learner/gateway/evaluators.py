@@ -34,14 +34,7 @@ class PolicyEvaluators:
         find: Callable[[str], ClientState | None],
         call: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Create an object without evaluators.
-
-        Args:
-            config: The learner's configuration.
-            sink: Receives the results.
-            find: Returns a client by its name, or None.
-            call: Runs a function in the gateway thread. It raises `Closed` when the learner closes.
-        """
+        """Create an object without evaluators."""
         self._config, self._sink, self._find, self._call = config, sink, find, call
         self._options = {name: entry.evaluation for name, entry in config.clients.items() if entry.evaluation is not None}
         self._evaluators: dict[str, PolicyEvaluator] = {}
@@ -94,11 +87,7 @@ class PolicyEvaluators:
             evaluator.stop()
 
     def join(self, deadline: float) -> bool:
-        """Wait for the end of all evaluators. Return True if all have ended.
-
-        Args:
-            deadline: The time at which to stop waiting, on the monotonic clock, in seconds.
-        """
+        """Wait for the end of all evaluators. Return True if all have ended."""
         ended = True
         for evaluator in (*self._evaluators.values(), *self._ending):
             ended &= evaluator.join(max(0.0, deadline - time.monotonic()))

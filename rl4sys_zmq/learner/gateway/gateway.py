@@ -81,17 +81,7 @@ class Gateway(Worker):
         restored: JournalContent | None = None,
         authenticator: Authenticator | None = None,
     ) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            config: The learner's configuration.
-            sink: Receives metrics and events.
-            journal: The open record of accepted segments. The caller configures it to call `wake` when it has results, and
-                later closes it.
-            restored: The clients and the streams (numbered segments of an actor) that the journal contained when it was opened;
-                None for none.
-            authenticator: Has the keys and the access list. With None, every peer has all rights.
-        """
+        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-gateway")
         self.address = ""
         self.pub_address = ""
@@ -131,11 +121,7 @@ class Gateway(Worker):
     # ---- for other threads
 
     def wait_open(self) -> None:
-        """Wait until the sockets are bound.
-
-        Raises:
-            RL4SysError: If a socket could not be bound, or an unexpected error has ended the thread (`WorkerDied`).
-        """
+        """Wait until the sockets are bound."""
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
@@ -144,11 +130,7 @@ class Gateway(Worker):
             self.raise_if_dead()
 
     def wait_engines(self) -> None:
-        """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread.
-
-        Raises:
-            ConfigError, TransportError: If an engine cannot be used.
-        """
+        """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread."""
         for engine in list(self._engines.values()):
             engine.wait_ready()
 
@@ -161,9 +143,6 @@ class Gateway(Worker):
         """Run `function` in this gateway thread (the learner's network thread), and return a future for the result.
 
         Other threads use this to access the data of the gateway thread.
-
-        Raises:
-            Closed: If the gateway thread has ended or is stopping.
         """
         return self._calls.call(function)
 
@@ -202,9 +181,6 @@ class Gateway(Worker):
         """Wait for the end of the gateway thread and its learner threads. Return True if all have ended.
 
         Workers that are processes and still run at the deadline are killed.
-
-        Args:
-            deadline: The time at which to stop waiting, on the monotonic clock, in seconds.
         """
         done = self.join(max(0.0, deadline - time.monotonic()))
         for thread in self.learner_threads():
@@ -411,25 +387,13 @@ class Gateway(Worker):
         return self._core.do(command)
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections of actors to free memory, and return how many were closed. Used when memory runs out.
-
-        Args:
-            all_connections: Close all connections. If False, close only those on which no complete message has arrived
-                recently.
-        """
+        """Close connections of actors to free memory, and return how many were closed. Used when memory runs out."""
         count = self._connections.relieve(all_connections=all_connections)
         # A subscriber can send one message and then nothing, so its silence says nothing about an incomplete message.
         return count + (sum(self._xpub.cut(fd) for fd in self._xpub.connections()) if all_connections else 0)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every client whose learner thread runs.
-
-        Args:
-            partial: Let each learner thread first train on its incomplete batch.
-
-        Returns:
-            A future for a dict with the error of each client whose checkpoint failed, by client name.
-        """
+        """Request a checkpoint of every client whose learner thread runs."""
         return self._core.save(partial=partial)
 
     def change_access(self, access: AccessList) -> None:
@@ -458,10 +422,5 @@ class Gateway(Worker):
 
 
 def _beside(address: Address, name: str) -> str:
-    """Return the default address of a further socket of the learner, derived from the address of the ROUTER socket.
-
-    Args:
-        address: The address of the ROUTER socket.
-        name: The suffix for a path or an inproc name. With TCP, the system chooses a free port instead.
-    """
+    """Return the default address of a further socket of the learner, derived from the address of the ROUTER socket."""
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"

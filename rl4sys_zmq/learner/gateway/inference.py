@@ -75,12 +75,7 @@ class InferenceService(Resource):
         self._sampler = RandomSource(secrets.randbits(64))
 
     def start(self) -> None:
-        """Bind the server and start its threads.
-
-        Raises:
-            AddressInUse, TransportError: If the address cannot be bound.
-            ConfigError: If the keys cannot be used.
-        """
+        """Bind the server and start its threads."""
         self.address = self._server.start().address
 
     def offer(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
@@ -88,11 +83,6 @@ class InferenceService(Resource):
 
         The first version of a client also registers the client's method at the server. The policy object is built at the next
         request.
-
-        Args:
-            client_id: The client.
-            spec: The description of the policy.
-            snapshot: The weights of the new version.
         """
         first = client_id not in self._offered
         self._offered[client_id] = spec, snapshot
@@ -140,11 +130,7 @@ class InferenceService(Resource):
         return policy, spec
 
     def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
-        """Compute the actions for a batch of calls: one forward pass for each value of `explore` that occurs.
-
-        Returns:
-            One reply for each payload, in the same order. An invalid call gets a `CallRefusedByCallback`.
-        """
+        """Compute the actions for a batch of calls: one forward pass for each value of `explore` that occurs."""
         try:
             policy, spec = self._policy(client_id)
         except KeyError:  # the client was forgotten while these calls waited
@@ -189,9 +175,6 @@ def _read(payload: Any, spec: PolicySpec) -> Rows:
     """Check the payload of a call, and return its observations, its masks (or None), and its `explore`.
 
     The checks are the same as those of a policy inside an actor.
-
-    Raises:
-        CallRefusedByCallback: If the payload is invalid.
     """
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload must be a dict with the keys obs, mask and explore")

@@ -47,17 +47,6 @@ def command_on_directory(run_dir: Path, command: OperatorCommand) -> OperatorCom
 
     When this function returns, the change is on the disk. The next learner that starts in the directory works with the
     changed files.
-
-    Args:
-        run_dir: The run directory (folder with all files) of a learner that is not running.
-        command: ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``. There is no ``restart`` here, because the start of
-            a learner continues all clients from their newest checkpoints anyway.
-
-    Raises:
-        ConfigError: If there is no such command, client or actor, or if a learner uses the directory.
-        RunDirectoryError: If the directory is not a run directory, its log cannot be written, or a best policy cannot be renamed.
-        JournalError: If the journal cannot be written.
-        CheckpointError: If checkpoints cannot be renamed. The journal was not changed.
     """
     if command.command == RESTART:
         words = "start a learner on this directory instead, which continues every client from its newest checkpoint"
@@ -131,11 +120,7 @@ class _OfflineCommandExecutor:
         return set_done(row.client_id, changes, values)
 
     def _abandon_best(self, client_id: str) -> None:
-        """Rename the best policy of a client, as the evaluation of a running learner does.
-
-        Raises:
-            RunDirectoryError: If it cannot be renamed.
-        """
+        """Rename the best policy of a client, as the evaluation of a running learner does."""
         best = BestPolicyFolder(self._run_dir, client_id)
         try:
             best.abandon()
@@ -146,13 +131,7 @@ class _OfflineCommandExecutor:
             ) from exc
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
-        """Return how many accepted segments of a client (a policy with its learner) are not in its newest checkpoint.
-
-        Args:
-            client_id: The client.
-            newest: The manifest of the newest checkpoint; None if there is no checkpoint.
-            actor_id: Count the segments of this actor only; None counts those of all actors.
-        """
+        """Return how many accepted segments of a client (a policy with its learner) are not in its newest checkpoint."""
         ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
         count, after, more = 0, 0, True
@@ -170,10 +149,6 @@ class _OfflineCommandExecutor:
         """Read a page of a client's entries in the journal (the record of accepted segments), starting after a row number.
 
         The journal carries out operations in order, so all earlier changes are on the disk when this returns.
-
-        Raises:
-            JournalError: If the journal does not answer within `COMMIT_S` seconds.
-            WorkerDied: If the journal's thread has failed.
         """
         self._journal.read(client_id, 1, after_row, PAGE_BYTES)
         deadline = time.monotonic() + COMMIT_S

@@ -86,13 +86,7 @@ class OperatorCommandContext:
 
 
 def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any]) -> OperatorCommandDone:
-    """Return the reply to an operator after the command ``set``, which changes parameters of a client's algorithm.
-
-    Args:
-        client_id: The client.
-        changes: The parameters that the command has changed.
-        values: The given values.
-    """
+    """Return the reply to an operator after the command ``set``, which changes parameters of a client's algorithm."""
     if not changes:
         return OperatorCommandDone(f"client {client_id} has these values already: {', '.join(values)}", {"changes": {}})
     text = f"client {client_id}: {change_text(changes)}\nin force from the next update on, and after a restart"
@@ -100,13 +94,7 @@ def set_done(client_id: str, changes: ParameterChanges, values: Mapping[str, Any
 
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigError:
-    """Return an error for an unknown name, with a list of up to `NAMED` valid names.
-
-    Args:
-        kind: ``client``, ``actor`` or ``command``.
-        name: The unknown name.
-        known: The valid names.
-    """
+    """Return an error for an unknown name, with a list of up to `NAMED` valid names."""
     names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
     return ConfigError(f"there is no {kind} {name!r:.80}; known names: {names or 'none'}", key=f"{kind}_id")
 
@@ -143,17 +131,7 @@ class OperatorCommandExecutor:
     # ---- commands
 
     def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
-        """Start an operator's command, and return a future for its result.
-
-        Returns:
-            A future. It completes when the command is done and a journal on disk has committed the change. It fails with
-
-            - `ConfigError` if there is no such command, client or actor,
-            - `ProtocolError` (``QUOTA``) if `MAX_RUNNING` commands are in progress,
-            - `ClientFailed` if the restarted client fails,
-            - `CheckpointError` if checkpoints cannot be renamed, or
-            - the error passed to `close`.
-        """
+        """Start an operator's command, and return a future for its result."""
         future: Future[OperatorCommandDone] = Future()
         if len(self._running) >= MAX_RUNNING:
             future.set_exception(ProtocolError(RefusalReason.QUOTA, f"{MAX_RUNNING} commands are in progress; try again later"))
@@ -376,10 +354,6 @@ class OperatorCommandExecutor:
         """Stop serving a client (a policy with its learner): close the sessions of its actors, and end its learner thread.
 
         The client's name stays reserved until `ClientRegistry.release`.
-
-        Args:
-            client: The client.
-            reason: The reason, which its actors receive.
         """
         parts = self._parts
         with parts.published:

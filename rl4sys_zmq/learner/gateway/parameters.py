@@ -28,13 +28,7 @@ def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(kind: AlgorithmEntry, *layers: Mapping[str, Any], like: object = None) -> dict[str, Any]:
-    """Merge an algorithm's parameters from several sources. A later source overrides an earlier one, also by another name.
-
-    Args:
-        kind: The algorithm, which defines the synonyms and the names of other libraries.
-        *layers: The sources: parameters by name or synonym. ``like`` in one of them holds for all.
-        like: The value of ``like`` if no source has it.
-    """
+    """Merge an algorithm's parameters from several sources. A later source overrides an earlier one, also by another name."""
     library = libraries_of(kind.parameters).get(str(next((layer[LIKE] for layer in reversed(layers) if LIKE in layer), like)))
 
     def name(key: str) -> str:
@@ -59,9 +53,6 @@ def effective_parameters(kind: AlgorithmEntry, parameters: Mapping[str, Any]) ->
     The names and the meaning are those of this library, also if ``like`` names another one.
 
     If the algorithm's entry does not declare its parameters, only the given ones are returned.
-
-    Raises:
-        ConfigError: If a parameter is unknown, has a wrong type or is out of range.
     """
     given = algorithm_parameters(parameters)
     read = kind.read(given)
@@ -84,9 +75,6 @@ def read_change(kind: AlgorithmEntry, values: Mapping[str, Any], in_force: Mappi
     """Check new values for the parameters of an algorithm that is training a policy, and return them by name.
 
     If `in_force`, the current parameters, have ``like``, the names and the meaning are those of that library.
-
-    Raises:
-        ConfigError: If a parameter is unknown or cannot change during training, or a value is invalid.
     """
     if not values:
         raise ConfigError("no parameter was given; expected at least one NAME=VALUE", key="algorithm_parameters")

@@ -39,15 +39,7 @@ class RefusalLog:
         self._omitted = 0
 
     def note(self, hello: Hello, code: RefusalReason, reason: str, field: str, now: float) -> None:
-        """Record the refusal of a HELLO.
-
-        Args:
-            hello: The refused message.
-            code: The code of the refusal.
-            reason: One line for a person.
-            field: The name of the configuration field that caused the refusal, or empty.
-            now: Time on the monotonic clock, in seconds.
-        """
+        """Record the refusal of a HELLO."""
         if code in NOT_LOGGED:
             return
         client_id, actor_id = hello.client_id[:MAX_NAME_CHARS], hello.actor_id[:MAX_NAME_CHARS]

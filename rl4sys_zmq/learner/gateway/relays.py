@@ -55,11 +55,7 @@ class RelayDirectory:
     """
 
     def __init__(self, rules: Sequence[RelayRule]) -> None:
-        """Create the directory.
-
-        Args:
-            rules: The relays, each with the actors that it serves.
-        """
+        """Create the directory."""
         self._rules = tuple(rules)
         self._seen: dict[tuple[str, str, str], _SeenRelay] = {}
 
@@ -67,10 +63,6 @@ class RelayDirectory:
         """Return the relays for an actor, nearest first, as ``[URI, public key or ""]``; an empty list if no rule applies.
 
         A relay whose rule names the actor or its network comes before relays that serve all actors.
-
-        Args:
-            actor_id: The name of the actor.
-            host: The IP address from which the actor has connected; empty if it is unknown.
         """
 
         def order(rule: RelayRule) -> tuple[bool, int]:
@@ -81,15 +73,7 @@ class RelayDirectory:
         return [[rule.address, rule.key or ""] for rule in found[:MAX_CHOICES]]
 
     def saw(self, user: str, host: str, message: FollowWeights, now: float) -> None:
-        """Record a request of a relay, for the status. A request of an actor is ignored.
-
-        Args:
-            user: The name of the relay's user; empty without keys.
-            host: The IP address from which the relay has connected; empty if it is unknown. Relays on several machines can be
-                bound to the same address.
-            message: The request.
-            now: Time on the monotonic clock, in seconds.
-        """
+        """Record a request of a relay, for the status. A request of an actor is ignored."""
         if not message.relay:
             return
         key = user, host, message.relay[:MAX_ADDRESS]

@@ -68,15 +68,6 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
     over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the
     saved value applies, which an operator can have set since. The saved settings take precedence over the learner's defaults. The
     section ``algorithms`` applies to new clients only.
-
-    Args:
-        config: The learner's configuration.
-        client_id: Name of the client.
-        known: The saved settings, as `ClientSettings.to_json` returned them.
-
-    Raises:
-        ConfigError: If the saved state cannot be used with the entry, because the entry names another algorithm, another space
-            or parameters of another policy; or if a parameter in the entry is invalid.
     """
     entry = config.clients.get(client_id, ClientConfig())
     spaces = {key: read(known[key]) for key, read in SPACES.items()}
@@ -137,11 +128,7 @@ def _hello(client_id: str, known: Mapping[str, Any]) -> Hello:
 
 
 def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mapping[str, Any], changes: ParameterChanges) -> None:
-    """Check that the changed parameters describe the same policy as before.
-
-    Raises:
-        ConfigError: If they describe another policy.
-    """
+    """Check that the changed parameters describe the same policy as before."""
     fixed = {name: pair for name, pair in changes.items() if name not in kind.changeable}
     if not fixed:
         return

@@ -26,9 +26,6 @@ def check_buildable(config: LearnerConfig) -> None:
     If the entry of a client has both spaces, they are checked too, if the algorithm can plan its policy without being built. A
     section of `LearnerConfig.algorithms` for an algorithm that this learner does not have is not used, and no error. Plugins
     must have been imported.
-
-    Raises:
-        ConfigError: If an algorithm, an engine or a parameter is unknown, or a value is invalid. The key begins with the section.
     """
     check_engines(config)
     if config.default_algorithm is not None:
@@ -79,10 +76,6 @@ def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: Lear
     """Check the demonstrations of a client: that its algorithm can use them, and, if it trains on this machine, their file.
 
     An algorithm that is given by a function and not a class is not checked. Nor is a Minari dataset.
-
-    Raises:
-        ConfigError: If the algorithm cannot use demonstrations in this way, or the file is missing or damaged, has no rewards
-            where they are needed, or has other spaces than the client's entry.
     """
     options = entry.demonstrations
     if options is None:
@@ -105,11 +98,7 @@ def check_demonstrations(kind: AlgorithmEntry, entry: ClientConfig, config: Lear
 
 
 def require_fraction(kind: AlgorithmEntry, parameters: Mapping[str, object], options: DemonstrationsConfig | None) -> None:
-    """Check that batches with these parameters are large enough for the fraction of demonstrations, if there is one.
-
-    Raises:
-        ConfigError: If the demonstrations or the rest of a batch would have no transition.
-    """
+    """Check that batches with these parameters are large enough for the fraction of demonstrations, if there is one."""
     read = kind.read(algorithm_parameters(parameters))
     if options is not None and options.fraction and isinstance(read, MixedBatchParameters):
         read.check_fraction(options.fraction)

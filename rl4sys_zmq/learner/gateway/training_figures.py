@@ -52,12 +52,7 @@ class TrainingFigures:
         return metrics.ended
 
     def policy_origin(self, client_id: str, algorithm_name: str) -> PolicyOrigin:
-        """Return the training that the newest policy version comes from, up to the last `TrainingMetrics` message.
-
-        Args:
-            client_id: The client's name.
-            algorithm_name: The name of its algorithm.
-        """
+        """Return the training that the newest policy version comes from, up to the last `TrainingMetrics` message."""
         return PolicyOrigin(
             client_id=client_id,
             algorithm_name=algorithm_name,
@@ -69,12 +64,7 @@ class TrainingFigures:
         )
 
     def report(self, now: float, evaluated: int) -> dict[str, Any]:
-        """Return the part of the client's status about its training, as JSON.
-
-        Args:
-            now: Time on the monotonic clock, in seconds.
-            evaluated: The number of segments with the verdict ``evaluated``.
-        """
+        """Return the part of the client's status about its training, as JSON."""
         metrics = self._metrics
         return {
             "updates": metrics.update,

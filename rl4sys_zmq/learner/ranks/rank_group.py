@@ -67,14 +67,7 @@ class RankGroup(RankMember, Resource):
     """
 
     def __init__(self, assign: AssignClient, factory: str, devices: Sequence[torch.device], stopping: threading.Event) -> None:
-        """Create the group. `start` starts its processes.
-
-        Args:
-            assign: The settings of the client.
-            factory: The function or class that builds the algorithm, as ``"package.module:attribute"``.
-            devices: The device of each rank.
-            stopping: Set if the learner thread must end; `start` then gives up.
-        """
+        """Create the group. `start` starts its processes."""
         super().__init__(0, len(devices))
         self._assign, self._factory, self._devices, self._stopping = assign, factory, devices, stopping
         self._others: list[_OtherRank] = []
@@ -92,11 +85,6 @@ class RankGroup(RankMember, Resource):
 
         The ranks connect when all are ready, which takes milliseconds. A rank that is stopped then has `RANK_TIMEOUT_S` to
         continue.
-
-        Raises:
-            RankLost: If a rank cannot be started, ends, or is not ready within `RANK_START_S`.
-            RankError: If a rank reports an error.
-            Closed: If the learner thread is asked to end.
         """
         try:
             self._store, port = open_store(self.size)
@@ -160,15 +148,7 @@ class RankGroup(RankMember, Resource):
 
     @contextmanager
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> Iterator[None]:
-        """Let the other ranks do the same work as the ``with`` block.
-
-        Args:
-            work: The argument for the algorithm's `follow`.
-            state: Returns the state of the algorithm. The other ranks get it if it has changed outside of this method.
-
-        Raises:
-            RankError: If another rank has ended or does not answer, or if the block of an earlier call raised an exception.
-        """
+        """Let the other ranks do the same work as the ``with`` block."""
         self._send(self._others, {"state": state() if self._differs else None, "work": work})
         self._differs = False
         try:
@@ -180,11 +160,7 @@ class RankGroup(RankMember, Resource):
             raise
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace each element of a float32 tensor, in place, by its sum over all ranks.
-
-        Raises:
-            RankError: If another rank has ended, or has not called this within `RANK_TIMEOUT_S`.
-        """
+        """Replace each element of a float32 tensor, in place, by its sum over all ranks."""
         try:
             super().add_up(tensor)
         except RankError as exc:
@@ -195,11 +171,7 @@ class RankGroup(RankMember, Resource):
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:
-        """Let the other ranks use these parameters of the algorithm from the next work on.
-
-        Raises:
-            RankError: If another rank has ended or does not answer.
-        """
+        """Let the other ranks use these parameters of the algorithm from the next work on."""
         self._send(self._others, {"change": dict(parameters)})
 
     def _send(self, others: Sequence[_OtherRank], message: Mapping[str, Any]) -> None:
@@ -218,11 +190,7 @@ class RankGroup(RankMember, Resource):
         return f"rank {other.rank} of {self.size} (pid {other.process.pid})"
 
     def _lost(self, error: Exception) -> RankError:
-        """End the group after the loss of a rank. Return an error that names the rank.
-
-        Args:
-            error: The error that has shown the loss. The returned error has its text if no rank has ended.
-        """
+        """End the group after the loss of a rank. Return an error that names the rank."""
         deadline = time.monotonic() + _END_S
         ends = [(other, other.end(max(0.0, deadline - time.monotonic()))) for other in self._others]
         ended = [(other, code) for other, code in ends if code is not None]
@@ -252,11 +220,7 @@ class RankGroup(RankMember, Resource):
 
 
 def _start_process(rank: int) -> _OtherRank:
-    """Start the process of a rank, with one end of a socketpair.
-
-    Raises:
-        RankLost: If no process can be started.
-    """
+    """Start the process of a rank, with one end of a socketpair."""
     try:
         ours, theirs = socket.socketpair()
     except OSError as exc:

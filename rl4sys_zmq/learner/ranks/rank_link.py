@@ -24,11 +24,7 @@ JOIN_BYTES = 1 << 16
 
 
 def encode_rank_message(message: Mapping[str, Any]) -> list[memoryview]:
-    """Return the bytes of a message in parts. Large arrays are not copied.
-
-    Raises:
-        CheckpointError: If the message contains a value that a checkpoint cannot contain.
-    """
+    """Return the bytes of a message in parts. Large arrays are not copied."""
     tree, arrays = pack_state(message)
     listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     text = json.dumps([tree, listed]).encode()
@@ -54,29 +50,16 @@ class RankLink(Resource):
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: If the other end is closed, or accepts no bytes for the timeout of the socket.
-        """
+        """Send a message."""
         self.send_parts(encode_rank_message(message))
 
     def send_parts(self, parts: Sequence[memoryview]) -> None:
-        """Send the parts of a message that `encode_rank_message` has returned.
-
-        Raises:
-            OSError: If the other end is closed, or accepts no bytes for the timeout of the socket.
-        """
+        """Send the parts of a message that `encode_rank_message` has returned."""
         for part in parts:
             self._socket.sendall(part)
 
     def receive(self) -> dict[str, Any]:
-        """Wait for a message, and return it.
-
-        Raises:
-            EOFError: If the other end is closed.
-            OSError: If the connection fails, or no bytes arrive for the timeout of the socket.
-        """
+        """Wait for a message, and return it."""
         (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
         tree, listed = json.loads(self._read(bytearray(length)))
         arrays = {name: np.empty(shape, dtype) for name, dtype, shape in listed}

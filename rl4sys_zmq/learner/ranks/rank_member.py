@@ -27,11 +27,7 @@ _DISTRIBUTED: Any = distributed
 
 
 def open_store(size: int) -> tuple[Any, int]:
-    """Open a store through which `size` ranks exchange their addresses, on a free port of the loopback interface.
-
-    Returns:
-        The store, a `torch.distributed.TCPStore`, and its port.
-    """
+    """Open a store through which `size` ranks exchange their addresses, on a free port of the loopback interface."""
     with socket.socket() as listening:
         listening.bind((_LOOPBACK, 0))
         listening.listen(size)
@@ -43,11 +39,7 @@ def open_store(size: int) -> tuple[Any, int]:
 
 
 def join_store(port: int) -> Any:
-    """Connect to the store that rank 0 has opened on this port of the loopback interface, and return it.
-
-    Raises:
-        RankError: If the store does not answer.
-    """
+    """Connect to the store that rank 0 has opened on this port of the loopback interface, and return it."""
     try:
         return _DISTRIBUTED.TCPStore(_LOOPBACK, port, None, False, timedelta(seconds=RANK_TIMEOUT_S))
     except RuntimeError as exc:
@@ -74,14 +66,6 @@ class RankMember:
         """Connect all ranks with each other. The call returns when all ranks have made it.
 
         The group is not torch's default group, of which a process has only one. So each client of a learner has its own.
-
-        Args:
-            store: A `torch.distributed.Store` through which the ranks exchange their addresses.
-            generation: The number of this lifetime of the learner thread. Ranks of different generations do not meet.
-            device: The device of the tensors that this rank adds up.
-
-        Raises:
-            RankError: If the ranks do not find each other within `RANK_TIMEOUT_S`.
         """
         prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
         prefix.set(f"connecting-{self.rank}", "1")
@@ -112,11 +96,7 @@ class RankMember:
         return row_share(rows, self.rank, self.size)
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace each element of a float32 tensor, in place, by its sum over all ranks. All ranks get identical bits.
-
-        Raises:
-            RankError: If another rank has ended, or has not called this within `RANK_TIMEOUT_S`.
-        """
+        """Replace each element of a float32 tensor, in place, by its sum over all ranks. All ranks get identical bits."""
         try:
             self._group.allreduce([tensor], self._options).wait()
         except RuntimeError as exc:

@@ -57,17 +57,7 @@ class ParentWatch(Worker):
 
 
 def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.device, ParallelAlgorithm]:
-    """Build this rank's copy of the algorithm.
-
-    Args:
-        setup: The first message of rank 0.
-
-    Returns:
-        The settings of the client, this rank, its device, and the algorithm.
-
-    Raises:
-        ConfigError: If the algorithm cannot be built or placed.
-    """
+    """Build this rank's copy of the algorithm."""
     sys.path[:] = setup["path"]  # the factory can be beside the program that embeds the learner
     assign = decode_thread_message(setup["assign"])
     assert isinstance(assign, AssignClient)
@@ -82,12 +72,7 @@ def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.dev
 
 
 def serve(link: RankLink) -> NoReturn:
-    """Build the algorithm, connect to the other ranks, and do the work that rank 0 announces, until it closes the link.
-
-    Raises:
-        EOFError, ConnectionError: When rank 0 has closed the link.
-        RankError: If another rank was lost.
-    """
+    """Build the algorithm, connect to the other ranks, and do the work that rank 0 announces, until it closes the link."""
     setup = link.receive()
     assign, member, device, algorithm = build(setup)
     link.send({"ready": True})
@@ -105,11 +90,7 @@ def serve(link: RankLink) -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a rank. Return the exit status of the process.
-
-    Args:
-        argv: The arguments of the command: the file descriptor of the link. None: those of this process.
-    """
+    """Run a rank. Return the exit status of the process."""
     # This process ends when rank 0 ends, which may first complete an update; also while native code holds the interpreter's lock.
     begin_child(signal.SIGINT, signal.SIGTERM)
     (fd,) = argv if argv is not None else sys.argv[1:]

@@ -136,17 +136,7 @@ def encode_checkpoint(
     policy: StoredPolicy | None = None,
     stored: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Return the contents of the new files of a checkpoint, by file name.
-
-    Args:
-        manifest: The description of the checkpoint.
-        state: The result of `Algorithm.state` or `IncrementalAlgorithm.state_beyond`.
-        policy: The policy, for the files from which it can be exported; None for a checkpoint without them.
-        stored: The entries of an earlier manifest for the files of those pieces that have no arrays in the state.
-
-    Raises:
-        CheckpointError: If something in the state cannot be stored, or safetensors is not installed.
-    """
+    """Return the contents of the new files of a checkpoint, by file name."""
     tree, arrays = pack_state(state)
     files = {name: _safetensors().numpy.save(part) for name, part in _by_file(arrays).items()}
     entries = {name: {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)} for name, data in files.items()}
@@ -178,24 +168,12 @@ def _piece_file(piece: str) -> str:
 
 
 def read_manifest(path: Path) -> CheckpointManifest:
-    """Return the verified manifest of the checkpoint in the folder `path`, without reading the state.
-
-    Raises:
-        CheckpointError: If the manifest is missing, damaged, unreadable or of another format.
-    """
+    """Return the verified manifest of the checkpoint in the folder `path`, without reading the state."""
     return _manifest(path, _document(path, _read))
 
 
 def read_checkpoint(path: Path, read: Callable[[Path], bytes] | None = None) -> tuple[CheckpointManifest, dict[str, Any]]:
-    """Return the manifest and the state of the checkpoint in the folder `path`, verified to the last bit.
-
-    Args:
-        path: The folder.
-        read: Returns the content of a file of the folder. Default: from this machine's disk.
-
-    Raises:
-        CheckpointError: If a file cannot be read or verified. The error names the file and the problem.
-    """
+    """Return the manifest and the state of the checkpoint in the folder `path`, verified to the last bit."""
     read = read or _read
     document = _document(path, read)
     manifest = _manifest(path, document)
@@ -226,14 +204,7 @@ def _arrays(file: Path, data: bytes, size: int, digest: str) -> dict[str, Any]:
 
 
 def state_files(path: Path) -> dict[str, tuple[int, str]]:
-    """Return the size in bytes and the digest (xxh3-128) that the manifest in a folder gives for each file of the state.
-
-    Args:
-        path: The folder of the checkpoint.
-
-    Raises:
-        CheckpointError: If the manifest is missing, damaged, unreadable or of another format.
-    """
+    """Return the size in bytes and the digest (xxh3-128) that the manifest in a folder gives for each file of the state."""
     return _listed(path, _document(path, _read))
 
 
@@ -326,12 +297,7 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        """Create the store, without accessing the disk.
-
-        Args:
-            folder: The client's folder. Its name is usually the result of `rl4sys_zmq.names.folder_name` for the client.
-            keep: Number of checkpoints to keep, at least 1. `write` removes older ones.
-        """
+        """Create the store, without accessing the disk."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; expected at least 1")
         self.folder = folder
@@ -343,12 +309,6 @@ class CheckpointStore:
         """Make the calling learner thread the only one that can write here. Call this before `load`.
 
         If the folder cannot be written, this logs a warning only, and `write` tries again.
-
-        Args:
-            generation: The number of the learner thread, above 0. Later threads of the client have higher numbers.
-
-        Raises:
-            CheckpointError: If a thread with a higher number has claimed the folder.
         """
         self._generation = generation
         try:
@@ -385,9 +345,6 @@ class CheckpointStore:
         """Remove the claim of a learner thread, so that one with a lower number can claim the folder.
 
         Call this only while no learner thread of this client runs.
-
-        Raises:
-            CheckpointError: If the file cannot be removed.
         """
         with _disk(self.folder):
             (self.folder / WRITER).unlink(missing_ok=True)
@@ -400,23 +357,7 @@ class CheckpointStore:
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Write one checkpoint. It is on disk when this returns.
-
-        Args:
-            manifest: The description of the checkpoint. This method sets `number` and `saved_unix_s`. The numbers of damaged
-                and abandoned checkpoints are not used again.
-            state: The result of `Algorithm.state`; see `pack_state` for the supported types.
-            policy: The policy, which can then be exported from the checkpoint.
-            wanted: Called right before the rename. It returns False if another learner thread has replaced this one.
-
-        Returns:
-            The description of the new checkpoint, with its number.
-
-        Raises:
-            CheckpointError: If the checkpoint cannot be written, `wanted` returned False, or a later learner thread has claimed
-                the folder. Earlier checkpoints are unchanged.
-                If only the last flush failed, the new checkpoint is complete, but a loss of power can still undo it.
-        """
+        """Write one checkpoint. It is on disk when this returns."""
         with _disk(self.folder):
             number = self.prepare()
             written = replace(manifest, number=number, saved_unix_s=time.time())
@@ -437,11 +378,7 @@ class CheckpointStore:
         return written
 
     def prepare(self) -> int:
-        """Create the folder, remove unfinished checkpoints, and return the number of the next checkpoint.
-
-        Raises:
-            CheckpointError: If the folder cannot be written, or a later learner thread has claimed it.
-        """
+        """Create the folder, remove unfinished checkpoints, and return the number of the next checkpoint."""
         with _disk(self.folder):
             make_private(self.folder)
             with self._claimed():
@@ -457,16 +394,7 @@ class CheckpointStore:
         return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
 
     def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Rename a folder with a complete checkpoint into place, and remove old checkpoints. After an error, remove the folder.
-
-        Args:
-            temporary: The folder, whose files are on disk.
-            number: The number of the checkpoint.
-            wanted: As for `write`.
-
-        Raises:
-            CheckpointError: As `write` does.
-        """
+        """Rename a folder with a complete checkpoint into place, and remove old checkpoints. After an error, remove the folder."""
         with _disk(self.folder):
             try:
                 if not wanted():
@@ -502,11 +430,7 @@ class CheckpointStore:
         return self.folder, {}
 
     def newest(self) -> list[Path]:
-        """Return the folders of the checkpoints, newest first. Damaged, abandoned and unfinished ones are left out.
-
-        Raises:
-            CheckpointError: If the folder cannot be read.
-        """
+        """Return the folders of the checkpoints, newest first. Damaged, abandoned and unfinished ones are left out."""
         with _disk(self.folder):
             return [path for _, aside, path in self._entries() if not aside]
 
@@ -514,15 +438,6 @@ class CheckpointStore:
         """Return the newest intact checkpoint.
 
         If newer checkpoints are damaged, they are renamed to ``NNNNNNNN.damaged``.
-
-        Returns:
-            The manifest of the checkpoint, its state, and one error message for each checkpoint that this call renamed. None if
-            no checkpoint is intact. The error messages are then only in the attribute `damaged`.
-
-        Raises:
-            CheckpointError: If a checkpoint cannot be read but may be intact: it has another format, access is denied, or too
-                many files are open. An older checkpoint is not used instead, because the training in between would be lost.
-                The operator must decide.
         """
         with _disk(self.folder):
             self._sweep()
@@ -540,14 +455,7 @@ class CheckpointStore:
         return None
 
     def abandon_after(self, number: int) -> list[int]:
-        """Rename all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, so that no later start loads them.
-
-        Returns:
-            The numbers of the renamed checkpoints, newest first.
-
-        Raises:
-            CheckpointError: If a checkpoint cannot be renamed. A second call continues with this checkpoint.
-        """
+        """Rename all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, so that no later start loads them."""
         newer = [(int(path.name), path) for path in self.newest() if int(path.name) > number]
         for _, path in newer:
             self._set_aside(path, "abandoned")
@@ -557,12 +465,6 @@ class CheckpointStore:
         """Rename all checkpoints to ``NNNNNNNN.abandoned``, and release the folder.
 
         Call this after the end of the client's learner threads.
-
-        Returns:
-            The numbers of the renamed checkpoints, newest first.
-
-        Raises:
-            CheckpointError: If a file cannot be renamed or removed.
         """
         numbers = self.abandon_after(0)
         self.release()

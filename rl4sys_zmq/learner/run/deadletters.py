@@ -68,16 +68,7 @@ class DeadLetterFolder:
         self._bytes = 0
 
     def write(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> Path:
-        """Write a quarantined segment (unfit for training) to the folder, and return the path of its ``.msg`` file.
-
-        Args:
-            client_id: The client of the segment.
-            letter: The segment, with the reason for the quarantine.
-            at_unix_s: Unix time of the quarantine, in seconds.
-
-        Raises:
-            OSError: If a file cannot be written.
-        """
+        """Write a quarantined segment (unfit for training) to the folder, and return the path of its ``.msg`` file."""
         held = self._look()
         day = self._folder / time.strftime("%Y-%m-%d", time.gmtime(at_unix_s))
         make_private(day)
@@ -131,12 +122,7 @@ def list_letters(folder: Path) -> list[StoredDeadLetter]:
 
 
 def read_letter(path: Path) -> Sequence[Frame]:
-    """Read the ``.msg`` file of a dead letter (a quarantined segment), and return the frames of the message in it.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If the file is truncated or has too many frames.
-    """
+    """Read the ``.msg`` file of a dead letter (a quarantined segment), and return the frames of the message in it."""
     content = memoryview(path.read_bytes())
     frames: list[Frame] = []
     start = 0

@@ -61,15 +61,7 @@ class EventFileFormat(RecordFormat):
     def record(
         self, wall_time_s: float, step: int, scalars: Mapping[str, float], lags: Sequence[int] = (), **fields: Any
     ) -> bytes:
-        """Encode scalars as one event of TensorBoard, in the file format TFRecord.
-
-        Args:
-            wall_time_s: Unix time of the event, in seconds.
-            step: Position of the event on TensorBoard's horizontal axis.
-            scalars: Values by tag.
-            lags: The number of steps in each bucket of the histogram ``dist/policy_lags``; empty for none.
-            **fields: Further fields of TensorBoard's `Event` message.
-        """
+        """Encode scalars as one event of TensorBoard, in the file format TFRecord."""
         event = self._event(wall_time=wall_time_s, step=step, **fields)
         for tag, value in scalars.items():
             event.summary.value.add(tag=tag, simple_value=value)
@@ -118,14 +110,7 @@ class EventFileFormat(RecordFormat):
 
 
 def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
-    """Return the writer of one client's TensorBoard event files.
-
-    Args:
-        run_dir: The run directory.
-        client_id: The client.
-        form: The format of the files.
-        max_bytes: Size limit of all event files of this client together.
-    """
+    """Return the writer of one client's TensorBoard event files."""
     return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
 
 
@@ -161,21 +146,12 @@ class JsonLineFormat(RecordFormat):
 
 
 def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
-    """Return the writer of the log of a run directory.
-
-    Args:
-        run_dir: The run directory.
-        max_bytes: Size limit of all files of the log together.
-    """
+    """Return the writer of the log of a run directory."""
     return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def last_record_unix_s(run_dir: Path) -> float | None:
-    """Return the Unix time of the newest complete record in ``log.jsonl``, or None if there is none.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Return the Unix time of the newest complete record in ``log.jsonl``, or None if there is none."""
     try:
         with (run_dir / LOG).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -187,11 +163,7 @@ def last_record_unix_s(run_dir: Path) -> float | None:
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield each event in the log of a run directory as a dict, oldest first. A learner can be writing the log meanwhile.
-
-    Raises:
-        RunDirectoryError: If there is no readable ``log.jsonl``.
-    """
+    """Yield each event in the log of a run directory as a dict, oldest first. A learner can be writing the log meanwhile."""
     path = run_dir / LOG
     try:
         with contextlib.ExitStack() as stack:
@@ -210,9 +182,6 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
     All files are opened before the first one is read. A learner can merge and remove files meanwhile, but a file that is open
     stays readable.
-
-    Raises:
-        OSError: If a file cannot be opened, or there is none.
     """
     for tries_left in reversed(range(TRIES)):
         with contextlib.ExitStack() as trying:

@@ -75,12 +75,7 @@ def thin(records: Sequence[FileSeriesRecord], limit: int) -> list[FileSeriesReco
 
 
 def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
-    """Return the parts in a folder, oldest first, and what a crash has left within them.
-
-    Raises:
-        FileNotFoundError: If the writer has merged a part meanwhile.
-        OSError: If the folder cannot be read.
-    """
+    """Return the parts in a folder, oldest first, and what a crash has left within them."""
     present: list[SeriesPart] = []
     try:
         names = os.listdir(folder)

@@ -42,15 +42,7 @@ class RunDirectoryWriter(Resource):
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """Create the writer without reading or writing any file.
-
-        Args:
-            run_dir: The run directory: the folder for all files of the learner.
-            config: The learner's configuration as `LearnerConfig.to_json` returns it. It contains the size limits of the files.
-
-        Raises:
-            ConfigError: If TensorBoard is not installed (extra ``learner``).
-        """
+        """Create the writer without reading or writing any file."""
         self.counters = Counters()
         self._run_dir, self._config = run_dir, config
         self._form = EventFileFormat()
@@ -59,14 +51,7 @@ class RunDirectoryWriter(Resource):
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
     def open(self, at_unix_s: float) -> None:
-        """Create the run directory, ``config.json`` and the log file, and write the event that the learner has started.
-
-        Args:
-            at_unix_s: Unix time of the event, in seconds.
-
-        Raises:
-            OSError: If one of these cannot be created.
-        """
+        """Create the run directory, ``config.json`` and the log file, and write the event that the learner has started."""
         make_private(self._run_dir)
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
         write_private(self._run_dir / CONFIG, text.encode())
@@ -76,11 +61,7 @@ class RunDirectoryWriter(Resource):
         self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
-        """Write the training metrics of a client (a policy with its learner) to the log and to the client's TensorBoard files.
-
-        Raises:
-            OSError: If one of the files cannot be written.
-        """
+        """Write the training metrics of a client (a policy with its learner) to the log and to the client's TensorBoard files."""
         record = {
             "t": round(at_unix_s, 3),
             "event": "metrics",
@@ -99,53 +80,28 @@ class RunDirectoryWriter(Resource):
             self._write_curves(client_id, metrics, at_unix_s)
 
     def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
-        """Write an event, such as the restart of a policy's training, to the log.
-
-        Args:
-            name: Name of the event.
-            fields: Further fields, as JSON values.
-            at_unix_s: Unix time of the event, in seconds.
-
-        Raises:
-            OSError: If the log or an event file cannot be written.
-        """
+        """Write an event, such as the restart of a policy's training, to the log."""
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
         if name == CLIENT_READY:
             self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
-        """Write a quarantined segment (data that is unfit for training) to the folder ``dead`` of the run directory.
-
-        Raises:
-            OSError: If the segment cannot be written.
-        """
+        """Write a quarantined segment (data that is unfit for training) to the folder ``dead`` of the run directory."""
         self._dead.write(client_id, letter, at_unix_s)
 
     def forget(self, client_id: str) -> None:
-        """Close the TensorBoard files of a client (a policy with its learner) that an operator or the learner has removed.
-
-        Raises:
-            OSError: If buffered records cannot be written.
-        """
+        """Close the TensorBoard files of a client (a policy with its learner) that an operator or the learner has removed."""
         series = self._curves.pop(client_id, None)
         if series is not None:
             series.close()
 
     def flush(self) -> None:
-        """Pass all buffered records to the operating system.
-
-        Raises:
-            OSError: If a file cannot be written.
-        """
+        """Pass all buffered records to the operating system."""
         for series in (self._log, *self._curves.values()):
             series.flush()
 
     def close(self) -> None:
-        """Write all buffered records and close all files. A second call does nothing.
-
-        Raises:
-            OSError: If a file cannot be written. All files are closed nevertheless.
-        """
+        """Write all buffered records and close all files. A second call does nothing."""
         error: OSError | None = None
         for series in (self._log, *self._curves.values()):
             try:
@@ -250,11 +206,7 @@ class Recorder(Worker):
         self.counters = self._files.counters
 
     def open(self) -> None:
-        """Create the files and start the thread. Until this call, records wait in the queue and nothing on disk changes.
-
-        Raises:
-            RunDirectoryError: If the files cannot be created.
-        """
+        """Create the files and start the thread. Until this call, records wait in the queue and nothing on disk changes."""
         try:
             self._files.open(time.time())
         except OSError as exc:

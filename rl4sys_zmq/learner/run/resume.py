@@ -59,11 +59,7 @@ class RollbackSummary:
 
 
 def state_dir(checkpoint: Path) -> Path:
-    """Return the folder ``RUN`` of a learner, given the folder of a checkpoint, ``RUN/checkpoints/CLIENT/NUMBER``.
-
-    Raises:
-        ConfigError: If the path is not the folder of a checkpoint.
-    """
+    """Return the folder ``RUN`` of a learner, given the folder of a checkpoint, ``RUN/checkpoints/CLIENT/NUMBER``."""
     path = checkpoint.resolve()
     if len(path.parents) < 3 or path.parent.parent.name != CHECKPOINTS or not path.is_dir():
         raise ConfigError(
@@ -78,13 +74,6 @@ def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
     """Return the training of one policy to the checkpoint that `LearnerConfig.resume` names, by renaming all newer ones.
 
     Call this while the journal is open, so that no other learner uses the directory.
-
-    Returns:
-        What was undone, or None if `LearnerConfig.resume` names no checkpoint.
-
-    Raises:
-        ConfigError: If the checkpoint is not in this run directory, or its folder was renamed, as that of an abandoned one is.
-        CheckpointError: If the checkpoint fails its verification, or a newer one cannot be renamed.
     """
     if config.resume in (AUTO, NEVER, ACCEPT_LOSS) or config.run_dir is None:
         return None
@@ -121,18 +110,6 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
     """Open the journal (the record of accepted segments), on disk or in memory as the configuration demands.
 
     With ``resume: never``, first move the state of an earlier run to another folder.
-
-    Args:
-        config: The learner's configuration.
-        wake: Called in the journal's thread when the journal has a result to report.
-
-    Returns:
-        The journal, and its contents from an earlier run. For a journal in memory, the second value is None.
-
-    Raises:
-        JournalLost: If the journal, or a part of it, is missing, and ``resume`` is not ``accept-loss``.
-        JournalError: If the journal's file cannot be used, or another learner uses it.
-        RunDirectoryError: If the run directory cannot be written.
     """
     if not config.durable or config.run_dir is None:
         return MemoryJournal(), None

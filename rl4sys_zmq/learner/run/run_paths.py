@@ -38,11 +38,7 @@ _OUR_FOLDERS = (CHECKPOINTS, BEST, DEAD, LOG_FOLDER, TENSORBOARD)
 
 
 def aside_folder(run_dir: Path) -> Path:
-    """Create a folder ``before-TIME`` among the learner's files, for older files that are moved away, and return its path.
-
-    Raises:
-        OSError: If the folder cannot be created.
-    """
+    """Create a folder ``before-TIME`` among the learner's files, for older files that are moved away, and return its path."""
     aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
     make_private(aside)
     return aside
@@ -55,12 +51,6 @@ def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     files. The folders of two clients' checkpoints could differ in letter case only, which some file systems ignore. The folder
     of a long name could end inside a character. A file in the place of a folder moves to ``before-TIME``. If the process is
     killed during this call, the next call continues.
-
-    Returns:
-        The moves as pairs ``(from, to)`` of paths relative to the run directory.
-
-    Raises:
-        RunDirectoryError: If a file or a folder cannot be moved.
     """
     moved: list[tuple[str, str]] = []
     if not run_dir.is_dir():

@@ -65,9 +65,6 @@ def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
     A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
     fields or objects), integers of any size, floats, bool, str, bytes, None and `StatePiece`. The arrays of a piece that has none
     are missing in the result.
-
-    Raises:
-        CheckpointError: If the state contains anything else. The error names the path of the value within the state.
     """
     packer = _StatePacker()
     try:
@@ -77,11 +74,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
 
 
 def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return the algorithm's state that `pack_state` has split. Tensors are on the CPU; arrays are writable.
-
-    Raises:
-        KeyError, TypeError, ValueError: If the tree and the arrays do not match.
-    """
+    """Return the algorithm's state that `pack_state` has split. Tensors are on the CPU; arrays are writable."""
     if type(tree) is list:
         return [item if type(item) in (int, float) else unpack_state(item, arrays) for item in tree]
     if type(tree) is not dict:

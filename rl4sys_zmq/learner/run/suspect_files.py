@@ -120,11 +120,7 @@ class SuspectFiles:
         self._map: mmap.mmap | None = None
 
     def read(self) -> tuple[bytes, bytes]:
-        """Return the suspects and the mark of the previous process.
-
-        Raises:
-            OSError: If a file cannot be read.
-        """
+        """Return the suspects and the mark of the previous process."""
         make_private(self._folder)
         return _content(self._folder / SUSPECTS_FILE), _content(self._folder / MARK)[:MARK_BYTES]
 
@@ -133,9 +129,6 @@ class SuspectFiles:
 
         A stopped process that this one has replaced can continue later. It then writes to the old file, which has no name any
         more.
-
-        Raises:
-            OSError: If the file cannot be created.
         """
         path = self._folder / MARK
         fresh = path.with_name(f".{path.name}")
@@ -161,28 +154,16 @@ class SuspectFiles:
             struct.pack_into("<I", self._map, 4, 1)
 
     def save(self, suspects: bytes) -> None:
-        """Store the suspects.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Store the suspects."""
         replace_file(self._folder / SUSPECTS_FILE, suspects)
 
     def store(self, mark: bytes) -> None:
-        """Replace ``training.mark`` by a file with this content. Used for a worker on another machine.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Replace ``training.mark`` by a file with this content. Used for a worker on another machine."""
         replace_file(self._folder / MARK, mark)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file with mode 0600 as a whole, without a flush to the disk.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Replace a file with mode 0600 as a whole, without a flush to the disk."""
     fresh = path.with_name(f".{path.name}")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(content)

@@ -43,17 +43,7 @@ class BuiltAlgorithm:
 
 
 def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threading.Event) -> BuiltAlgorithm:
-    """Build the algorithm of a client in the calling thread, which becomes the only one that uses it.
-
-    Args:
-        assign: The settings of the client.
-        folder: The place of the algorithm's large data; None to keep them in memory.
-        stopping: Set if the learner thread must end.
-
-    Raises:
-        ConfigError: If a setting is invalid, the policy has more parameters than `max_parameters` allows, or the algorithm's data
-            do not fit in memory or on the disk.
-    """
+    """Build the algorithm of a client in the calling thread, which becomes the only one that uses it."""
     spaces = observation_space_from(assign.observation_space), space_from(assign.action_space)
     kind = ALGORITHMS.get(assign.algorithm_name)
     make = kind.load()
@@ -89,12 +79,7 @@ def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
 
 
 def load_initial_policy(algorithm: Algorithm, assign: AssignClient) -> None:
-    """Load the policy weights that the settings of a client name (``init``) into its new algorithm.
-
-    Raises:
-        ConfigError: If the algorithm has no method `load_policy`, or the weights do not fit its policy.
-        PolicyFolderError: If the source is missing or damaged.
-    """
+    """Load the policy weights that the settings of a client name (``init``) into its new algorithm."""
     if not isinstance(algorithm, WarmStartAlgorithm):
         name = assign.algorithm_name
         raise ConfigError(f"algorithm {name} cannot start with given weights; it has no method load_policy", key="init")

@@ -48,15 +48,7 @@ class TrainingCheckpoints:
         store: CheckpointStorage | None,
         replaced: threading.Event,
     ) -> None:
-        """Take the store of the checkpoints. This reads and writes nothing.
-
-        Args:
-            assign: The settings of the client.
-            algorithm: Its algorithm.
-            publisher: The published versions of its policy.
-            store: The place of the checkpoints; None if the client has no checkpoints.
-            replaced: Set if another learner thread takes over the client. This one then writes no more checkpoints.
-        """
+        """Take the store of the checkpoints. This reads and writes nothing."""
         self._assign, self._algorithm, self._publisher = assign, algorithm, publisher
         self._spec = algorithm.spec()
         self._store, self._replaced = store, replaced
@@ -74,12 +66,7 @@ class TrainingCheckpoints:
         return self._store.damaged if self._store is not None else ()
 
     def load(self) -> CheckpointManifest | None:
-        """Load the newest valid checkpoint into the algorithm, if there is one, and return its description.
-
-        Raises:
-            CheckpointError: If the checkpoint belongs to another client or algorithm, or the algorithm computes something else
-                from it than when it was saved.
-        """
+        """Load the newest valid checkpoint into the algorithm, if there is one, and return its description."""
         found = self._store.load() if self._store is not None else None
         if found is None:
             return None
@@ -104,17 +91,7 @@ class TrainingCheckpoints:
         self._save_at = time.monotonic()
 
     def save(self, updates: int, progress: CheckpointProgress, token: int = 0, *, asked: bool = False) -> CheckpointResult | None:
-        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one.
-
-        Args:
-            updates: The number of updates of the algorithm.
-            progress: The segments that are part of its state.
-            token: The number that identifies the request of the gateway; 0 without a request.
-            asked: True if the gateway has requested the checkpoint.
-
-        Returns:
-            The message for the gateway with the result; None if nothing was done.
-        """
+        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one."""
         if self._store is None:
             return CheckpointResult(token, 0, max(self._publisher.version, 0), [], 0.0, "") if asked else None
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s

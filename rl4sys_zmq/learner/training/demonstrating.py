@@ -27,18 +27,7 @@ class TrainingDemonstrations:
     """The demonstrations of one client, and their use by its algorithm. Only the learner thread uses this object."""
 
     def __init__(self, assign: AssignClient, algorithm: Algorithm, schema: SegmentSchema, limits: SegmentValueLimits) -> None:
-        """Read the demonstrations, check them, and give them to the replay of the algorithm, if `fraction` asks for that.
-
-        Args:
-            assign: The settings of the client, with the options of the demonstrations.
-            algorithm: The algorithm, before it has loaded a state.
-            schema: The columns of the client's segments.
-            limits: The allowed ranges of their numbers.
-
-        Raises:
-            ConfigError: If the file or the dataset is missing or damaged, has other spaces or an invalid number, or has no
-                rewards where they are needed; or if the algorithm cannot use demonstrations in this way.
-        """
+        """Read the demonstrations, check them, and give them to the replay of the algorithm, if `fraction` asks for that."""
         self._client_id, self._algorithm = assign.client_id, algorithm
         self._options = options = DemonstrationsConfig.from_mapping(assign.demonstrations)
         takes, clones = isinstance(algorithm, DemonstrationAlgorithm), isinstance(algorithm, CloningAlgorithm)
@@ -53,11 +42,7 @@ class TrainingDemonstrations:
         log.info(words, assign.client_id, len(found.segments), found.steps)
 
     def clone(self, send: Callable[[dict[str, float]], None]) -> bool:
-        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has.
-
-        Args:
-            send: Called every `REPORT_S` seconds with ``clone/progress``, from 0 to 1, and ``clone/loss``.
-        """
+        """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has."""
         options, algorithm = self._options, self._algorithm
         if not options.clone_steps or not isinstance(algorithm, CloningAlgorithm):
             return False

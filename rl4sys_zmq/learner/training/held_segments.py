@@ -50,12 +50,7 @@ class DecodedSegmentMessage:
         self.batch.release_images()
 
     def dead_letter(self, place: int, reason: str) -> QuarantinedSegment:
-        """Return a segment of this message as a `QuarantinedSegment`: unfit for training, and to be saved for inspection.
-
-        Args:
-            place: The index of the segment in the message.
-            reason: The reason for the quarantine.
-        """
+        """Return a segment of this message as a `QuarantinedSegment`: unfit for training, and to be saved for inspection."""
         return QuarantinedSegment(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
 
 
@@ -118,13 +113,7 @@ class RecentSegments:
     """
 
     def __init__(self, max_segments: int, max_bytes: int) -> None:
-        """Create an empty record.
-
-        Args:
-            max_segments: Number of segments whose stream and sequence number are remembered. The record can exceed it by the
-                segments of one message.
-            max_bytes: Largest total size of the messages that are kept for dead letters. The newest message is always kept.
-        """
+        """Create an empty record."""
         self.nbytes = 0
         self._max_segments, self._max_bytes = max_segments, max_bytes
         self._next = 0
@@ -182,11 +171,7 @@ def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
-    """Group segments by stream (the numbered segments of one actor), and return their sequence numbers as ranges.
-
-    Returns:
-        Tuples ``(key of the stream, first, end)``. A range does not include `end`.
-    """
+    """Group segments by stream (the numbered segments of one actor), and return their sequence numbers as ranges."""
     found: dict[Key, list[int]] = {}
     for one in held:
         found.setdefault(one.key, []).append(one.seq)

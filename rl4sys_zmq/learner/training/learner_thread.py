@@ -44,17 +44,7 @@ class LearnerThread(Worker):
     def __init__(
         self, name: str, key: bytes, down: str, up: str, *, remote: bool = False, storage: WorkerStorage | None = None
     ) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            name: Name of the thread.
-            key: Bytes that identify the thread: the first frame of each message to the gateway.
-            down: Address of the gateway's PUSH socket, from which the thread receives messages.
-            up: Address of the gateway's PULL socket, to which the thread sends messages.
-            remote: True in a process of its own. The thread then waits for a busy gateway without a time limit, and sends its
-                last messages before the process ends.
-            storage: The place of the client's checkpoints. Default: the folders that the gateway names, on this machine.
-        """
+        """Create the thread object. `start` starts the thread."""
         super().__init__(name)
         self._storage = storage if storage is not None else LocalStorage()
         self.failure: ThreadFailed | None = None

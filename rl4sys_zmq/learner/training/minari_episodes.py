@@ -16,15 +16,7 @@ from rl4sys_zmq.values.spaces import FlatSpace
 
 
 def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demonstration]]:
-    """Return the spaces and the episodes of a Minari dataset. Nothing is downloaded.
-
-    Args:
-        dataset_id: The ID of the dataset, such as ``mujoco/hopper/expert-v0``.
-
-    Raises:
-        ConfigError: If Minari is not installed, there is no such dataset on this machine, or its spaces cannot be those of a
-            client.
-    """
+    """Return the spaces and the episodes of a Minari dataset. Nothing is downloaded."""
     try:
         minari: Any = importlib.import_module("minari")
     except ModuleNotFoundError as exc:
@@ -58,11 +50,7 @@ def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demo
 
 
 def _converted(column: Any, dtype: str, name: str) -> NDArray[Any]:
-    """Return a column of an episode in the dtype of its space.
-
-    Raises:
-        ValueError: If this changes numbers.
-    """
+    """Return a column of an episode in the dtype of its space."""
     found = np.asarray(column)
     if not np.can_cast(found.dtype, dtype, "same_kind"):
         raise ValueError(f"the {name} are {found.dtype}, and their space has {np.dtype(dtype)}")

@@ -30,16 +30,7 @@ class Placement:
 
 
 def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: threading.Event) -> Placement:
-    """Move an algorithm to the device of its client, and give it its ranks (the processes that train together).
-
-    Args:
-        algorithm: The algorithm, just built.
-        assign: The settings of the client.
-        stopping: Set if the learner thread must end.
-
-    Raises:
-        ConfigError: If the device does not exist, or the algorithm cannot use it or several ranks.
-    """
+    """Move an algorithm to the device of its client, and give it its ranks (the processes that train together)."""
     count = assign.learners
     if count > 1 and not isinstance(algorithm, ParallelAlgorithm):
         raise ConfigError(
@@ -64,11 +55,7 @@ def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: thread
 
 
 def importable_factory(entry: AlgorithmEntry) -> str:
-    """Return the factory of an algorithm as ``"package.module:attribute"``, from which another process can import it.
-
-    Raises:
-        ConfigError: If another process cannot import it, because it is a local function or in the main module.
-    """
+    """Return the factory of an algorithm as ``"package.module:attribute"``, from which another process can import it."""
     factory = entry.factory
     if isinstance(factory, str):
         return factory

@@ -81,15 +81,7 @@ class CheckpointProgress:
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
-        """Record a verdict (the result: trained, stale, quarantined or refused) for some segments of an actor.
-
-        Args:
-            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
-            verdict: The verdict, such as ``trained``.
-            count: The number of segments.
-            replaces: The verdict that these segments had before; empty if this is their first verdict. Segments can get their
-                first verdict only between their `take` and the next `barrier`.
-        """
+        """Record a verdict (the result: trained, stale, quarantined or refused) for some segments of an actor."""
         if replaces:
             self._correct(key, {verdict: count, replaces: -count})
         else:

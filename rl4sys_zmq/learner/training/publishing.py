@@ -23,13 +23,7 @@ class PolicyPublisher:
     """
 
     def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[ThreadMessage], None]) -> None:
-        """Create a publisher before the first version.
-
-        Args:
-            assign: The settings of the client.
-            spec: Its policy.
-            send: Function that sends a message to the gateway.
-        """
+        """Create a publisher before the first version."""
         self.version = self._resumed_version = -1
         self._assign, self._spec, self._send = assign, spec, send
         self._quantizer = WeightQuantizer(assign.wire_dtype, assign.weights_level, spec)
@@ -38,12 +32,7 @@ class PolicyPublisher:
         self._master_digest = 0
 
     def resume(self, version: int, grid: Steps) -> None:
-        """Continue from a checkpoint, before the first publication.
-
-        Args:
-            version: The number of the next version: that of the checkpoint.
-            grid: The attribute `grid` at the time of the checkpoint.
-        """
+        """Continue from a checkpoint, before the first publication."""
         self.version, self._resumed_version = version - 1, version
         self._quantizer.steps = grid
 
@@ -66,19 +55,12 @@ class PolicyPublisher:
 
         If the weights are published, this is their version. Otherwise it is the next version, which these weights get when they
         are published by this learner thread, or by one that resumes from the checkpoint.
-
-        Args:
-            weights_digest: The digest of the weights, without rounding.
         """
         published = self._snapshot is not None and self._master_digest == weights_digest
         return self.version if published else self.version + 1
 
     def publish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Send the weights to the gateway as the next version.
-
-        Args:
-            tensors: The weights, as `Algorithm.snapshot` returns them.
-        """
+        """Send the weights to the gateway as the next version."""
         flat, others = self._spec.flatten(tensors)
         self.version += 1
         wire = self._quantizer.round(flat)

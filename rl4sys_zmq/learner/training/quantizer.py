@@ -26,13 +26,7 @@ class WeightQuantizer:
     """
 
     def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
-        """Create the quantizer before the first version.
-
-        Args:
-            wire_dtype: ``fp32`` (no rounding), ``bf16`` (bfloat16), or ``grid`` (multiples of one step for each tensor).
-            level: Compression level, as in `EncodingOptions`.
-            spec: The policy whose weights are rounded.
-        """
+        """Create the quantizer before the first version."""
         self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others, spec.exact)
         self.steps: Steps = ()
         self._last: FlatWeights | None = None
@@ -41,12 +35,6 @@ class WeightQuantizer:
         """Return the rounded weights of the next version, float32 ``[n]``: `flat` itself for ``fp32``, else a new array.
 
         Tensors that are exact (`TensorSpec.exact`) are not rounded.
-
-        Args:
-            flat: The algorithm's weights, float32 ``[n]``.
-
-        Raises:
-            WeightsError: If a weight is not finite and must be rounded (``reason="finite"``).
         """
         encoding = self.encoding
         if encoding.dtype is WireDtype.FP32:

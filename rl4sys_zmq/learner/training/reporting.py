@@ -53,22 +53,11 @@ class GatewaySender:
     """
 
     def __init__(self, up: Socket, key: bytes, stopping: threading.Event, timeout_s: float | None = GATEWAY_TIMEOUT_S) -> None:
-        """Create a sender that does not own the socket.
-
-        Args:
-            up: The PUSH socket.
-            key: The first frame of each message, which identifies the learner thread.
-            stopping: Set when the learner thread is asked to stop, also at the end of the gateway.
-            timeout_s: Longest wait for space in the queue of the gateway's PULL socket after that, in seconds; None for no limit.
-        """
+        """Create a sender that does not own the socket."""
         self._up, self._key, self._stopping, self._timeout_s = up, key, stopping, timeout_s
 
     def send(self, message: ThreadMessage) -> None:
-        """Send a message to the gateway (the learner's network thread). Wait while the gateway's queue is full.
-
-        Raises:
-            Closed: If the gateway's PULL socket stays full for `timeout_s` seconds, and the thread was asked to stop before.
-        """
+        """Send a message to the gateway (the learner's network thread). Wait while the gateway's queue is full."""
         frames = [self._key, *encode(message, header=REPORT_HEADER)]
         stops = self._stopping.is_set()
         while not self._up.send_wait(frames, self._timeout_s):
@@ -115,12 +104,7 @@ class LearnerThreadReporter:
     """
 
     def __init__(self, send: Callable[[ThreadMessage], None], observed: ObservedDataCounts) -> None:
-        """Create a reporter with nothing to send.
-
-        Args:
-            send: Function that sends a message to the gateway.
-            observed: Counts of the data that the algorithm's state had observed at the start of the thread.
-        """
+        """Create a reporter with nothing to send."""
         self._send = send
         observed_steps = observed.steps
         self.observed_episodes = observed.episodes
@@ -155,16 +139,7 @@ class LearnerThreadReporter:
     # ---- verdicts
 
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict (the result) for consecutive segments of one actor, for the next report.
-
-        Args:
-            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
-            first: Sequence number of the first segment.
-            end: Sequence number after the last segment.
-            verdict: The verdict, such as ``trained``.
-            reason: The reason, for quarantined segments; else empty.
-            replaces: The verdict that these segments had before; empty if this is their first verdict.
-        """
+        """Record a verdict (the result) for consecutive segments of one actor, for the next report."""
         ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end
@@ -183,11 +158,6 @@ class LearnerThreadReporter:
         """Send the results of segments (verdicts), and how many further steps the algorithm can use, if they have changed.
 
         To send fewer messages, changes are collected for `GATHER_S` seconds, unless an actor may soon have to wait for them.
-
-        Args:
-            usable_steps: Number of steps that the algorithm can use beyond those taken so far.
-            version: The lowest policy version with which actors should start a segment.
-            at_once: True to send all changes now.
         """
         limit_steps = max(self._reported.limit_steps, self.taken_steps + usable_steps)
         now_true = _ReportedDemand(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
@@ -217,24 +187,14 @@ class LearnerThreadReporter:
     # ---- metrics
 
     def ended(self, episodes: Iterable[tuple[float, float, int]]) -> None:
-        """Record episodes that have ended, for the next report of metrics.
-
-        Args:
-            episodes: For each episode, the number of observed steps at its end, its return, and its length in steps.
-        """
+        """Record episodes that have ended, for the next report of metrics."""
         for step, total, length in episodes:
             self.observed_episodes += 1
             self.recent.append((total, length))
             self._episodes.append([step, total, length])
 
     def evaluated(self, version: int, total: float, length: int) -> None:
-        """Record an episode of an actor that does not explore, for the next report of metrics.
-
-        Args:
-            version: The policy version that acted.
-            total: The episode's return.
-            length: Its length in steps.
-        """
+        """Record an episode of an actor that does not explore, for the next report of metrics."""
         self._evaluations.append([version, total, length])
 
     def overridden(self, steps: int) -> None:
@@ -243,13 +203,7 @@ class LearnerThreadReporter:
         self.scalars["charts/overridden_steps"] = self.overridden_steps
 
     def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64], reward: float) -> None:
-        """Count segments that the algorithm has observed, for the next report of metrics.
-
-        Args:
-            lags: The number of versions by which each segment was behind, ``[n]``.
-            steps: The number of steps of each segment, ``[n]``.
-            reward: The sum of their rewards.
-        """
+        """Count segments that the algorithm has observed, for the next report of metrics."""
         count = int(steps.sum())
         self.observed_steps += count
         self._lags += count_lags(lags, steps)
@@ -264,12 +218,7 @@ class LearnerThreadReporter:
         return bool(self.scalars or self._episodes or self._evaluations or self.observed_steps != self._said_steps)
 
     def report_figures(self, updates: int, *, at_once: bool = False) -> None:
-        """Send training metrics to the network thread if they have changed, at most once every `METRICS_PERIOD_S` seconds.
-
-        Args:
-            updates: Number of updates that the algorithm has done.
-            at_once: True to send changed metrics even within that period.
-        """
+        """Send training metrics to the network thread if they have changed, at most once every `METRICS_PERIOD_S` seconds."""
         now = time.monotonic()
         if self._news and (at_once or now - self._metrics_at >= METRICS_PERIOD_S):
             self._metrics_at = now

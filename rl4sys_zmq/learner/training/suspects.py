@@ -50,12 +50,7 @@ class CrashSuspectRecord:
     """
 
     def __init__(self, storage: SuspectStorage | None) -> None:
-        """Read which segments the previous process was training on when it ended, and begin a new record.
-
-        Args:
-            storage: The place of the record. With None, nothing is recorded. Use this if the journal is in memory: the next
-                process then receives none of these segments.
-        """
+        """Read which segments the previous process was training on when it ended, and begin a new record."""
         self.finding = ""
         self.repeated = False
         self._storage = storage
@@ -76,11 +71,7 @@ class CrashSuspectRecord:
                 self._give_up(exc)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Record that no segment is in training, and stop recording, at the end of the learner thread.
-
-        Args:
-            crashed: True to leave the record as it is, so that the next start suspects the segments in training.
-        """
+        """Record that no segment is in training, and stop recording, at the end of the learner thread."""
         if not crashed:
             self.clear()
         self._disabled = True
@@ -89,9 +80,6 @@ class CrashSuspectRecord:
         """Record that the process or the learner thread was asked to end, so that no segment is suspected of a crash.
 
         Any thread can call this.
-
-        Args:
-            disable: True to stop recording in this object, because another thread uses the file from now on.
         """
         if self._disabled or self._storage is None:
             return
@@ -139,23 +127,12 @@ class CrashSuspectRecord:
     # ---- suspicion
 
     def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
-        """Return False if no segment in a range is suspected of an earlier crash of the process. True means that one can be.
-
-        Args:
-            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
-            first: Sequence number of the first segment.
-            end: Sequence number after the last segment.
-        """
+        """Return False if no segment in a range is suspected of an earlier crash of the process. True means that one can be."""
         least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
         return first <= most and least < end
 
     def suspects(self, key: Key, seq: int) -> bool:
-        """Return True if the segment with this sequence number is suspected of an earlier crash of the process.
-
-        Args:
-            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
-            seq: Sequence number of the segment.
-        """
+        """Return True if the segment with this sequence number is suspected of an earlier crash of the process."""
         return (*key, seq) in self._suspected
 
     def reasons(self, key: Key, first: int, end: int) -> dict[int, str]:
@@ -170,20 +147,13 @@ class CrashSuspectRecord:
         """Return the segments suspected of an earlier crash, in up to two lists to train on separately; ``[]`` if none is.
 
         If the process crashes with one of the lists, the next process knows that the cause is in this list.
-
-        Args:
-            held: The segments to search.
         """
         found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(found) // 2
         return [part for part in (found[:half], found[half:]) if part]
 
     def _update_suspects(self, in_hand: Sequence[SegmentRange]) -> None:
-        """Update the set of segments that may have caused crashes (the suspects), after a crash.
-
-        Args:
-            in_hand: The segments that the previous process had in training when it ended.
-        """
+        """Update the set of segments that may have caused crashes (the suspects), after a crash."""
         now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
         now -= self._to_quarantine.keys()
         if not now:

@@ -141,9 +141,6 @@ class TrainLoop:
         """Record on disk that no segment is in training any more, and end the other ranks (processes) of the client.
 
         Only the learner thread calls this, at its end.
-
-        Args:
-            crashed: True if a rank was killed or does not answer. The record then stays, because a segment can be the cause.
         """
         try:
             self._suspects.close(crashed=crashed)
@@ -156,9 +153,6 @@ class TrainLoop:
 
         If the process ends during an update after this call, the segments of the update are not suspected as the cause. Any
         thread can call this.
-
-        Args:
-            replaced: True if another learner thread takes over this client.
         """
         self._suspects.expect_end(disable=replaced)
 
@@ -256,12 +250,7 @@ class TrainLoop:
         )
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
-        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one.
-
-        Args:
-            token: The number that identifies the request of the gateway; 0 without a request.
-            asked: True if the gateway has requested the checkpoint.
-        """
+        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one."""
         result = self._checkpoints.save(self._trainer.updates, self._progress, token, asked=asked)
         if result is not None:
             if not result.error:
@@ -297,15 +286,7 @@ class TrainLoop:
             self._barrier()
 
     def _take_some(self, message: DecodedSegmentMessage, start: int) -> int:
-        """Pass the segments of a message to the algorithm until its batch is full or the message ends.
-
-        Args:
-            message: The message.
-            start: Index of the first segment to process.
-
-        Returns:
-            The index of the next segment to process; the number of segments in the message if all are processed.
-        """
+        """Pass the segments of a message to the algorithm until its batch is full or the message ends."""
         key, batch = message.key, message.batch
         first = batch.first_seq + start
         lags = self._publisher.version - message.oldest
@@ -358,13 +339,7 @@ class TrainLoop:
         return place + 1
 
     def _note(self, message: DecodedSegmentMessage, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
-        """Update counts and metrics for segments that the algorithm has accepted. Off-policy, they also count as trained now.
-
-        Args:
-            message: The message of segments.
-            lags: Number of versions by which each segment of the message is behind.
-            observed: Indices of the accepted segments in the message.
-        """
+        """Update counts and metrics for segments that the algorithm has accepted. Off-policy, they also count as trained now."""
         if not observed:
             return
         key, batch = message.key, message.batch
@@ -383,13 +358,7 @@ class TrainLoop:
         self._reporter.observed(lags[observed], steps, float(np.add.reduce(joined, dtype=np.float64)))
 
     def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
-        """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it.
-
-        Args:
-            message: The message that contains the segment.
-            place: Index of the segment in the message.
-            reason: The reason, for people to read.
-        """
+        """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it."""
         seq = message.batch.first_seq + place
         self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
         self._send(message.dead_letter(place, reason))
@@ -408,11 +377,6 @@ class TrainLoop:
         Without the exclusion (quarantine), each new learner thread would receive the segment again from the journal on disk. If
         more than `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is
         raised.
-
-        Args:
-            message: The message that contains the segment.
-            place: The index of the segment in the message.
-            exc: The exception.
         """
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > MAX_POISONED:
@@ -421,16 +385,7 @@ class TrainLoop:
         self._quarantine(message, place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
 
     def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict (the result of segments, such as trained), for the checkpoint and the report to the network thread.
-
-        Args:
-            key: The key of the stream: the actor's id, and the number of the actor's start that began the numbering.
-            first: Sequence number of the first segment.
-            end: Sequence number after the last segment.
-            verdict: The verdict, such as ``trained``.
-            reason: The reason, for quarantined segments; else empty.
-            replaces: The verdict that the segments had before; empty if this is their first verdict.
-        """
+        """Record a verdict (the result of segments, such as trained), for the checkpoint and the report to the network thread."""
         self._progress.record_verdict(key, verdict, end - first, replaces)
         self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
 
@@ -454,11 +409,7 @@ class TrainLoop:
         self._suspects.clear_pending()
 
     def _undone(self, outcome: UpdateOutcome) -> None:
-        """Exclude from training the segments that made an update fail, and report the problem to the operator.
-
-        Args:
-            outcome: The result of the update, which has been undone.
-        """
+        """Exclude from training the segments that made an update fail, and report the problem to the operator."""
         reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
         trained = self._algorithm.kind != "onpolicy"
         for one in outcome.culprits:

@@ -71,13 +71,7 @@ class UpdateRunner:
     """
 
     def __init__(self, algorithm: Algorithm, suspects: CrashSuspectRecord, updates: int = 0) -> None:
-        """Keep the algorithm's current state, to return to it if the first update fails.
-
-        Args:
-            algorithm: The algorithm. If it resumes from a checkpoint, its state must be loaded already.
-            suspects: Records which segments are in training, so that the next process can find the cause of a crash.
-            updates: Number of updates done before the checkpoint that the algorithm resumed from.
-        """
+        """Keep the algorithm's current state, to return to it if the first update fails."""
         self.updates = updates
         self.held: list[SegmentInTraining] = []
         self._algorithm, self._suspects = algorithm, suspects
@@ -91,13 +85,7 @@ class UpdateRunner:
     # ---- observing
 
     def observe(self, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
-        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged.
-
-        Args:
-            message: The message that contains the segment.
-            place: The index of the segment in the message.
-            correct: The argument `correct` for `Algorithm.observe`.
-        """
+        """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
         self._algorithm.observe(message.segments[place], correct=correct)
         if self._onpolicy:
             seq = message.batch.first_seq + place
@@ -108,18 +96,7 @@ class UpdateRunner:
     # ---- updates
 
     def update(self, *, partial: bool = False) -> UpdateOutcome | None:
-        """Do one update if the algorithm has enough data, and return the result; otherwise return None.
-
-        Args:
-            partial: True to let an on-policy algorithm train on an incomplete batch.
-
-        Raises:
-            TrainingDiverged: If more than `MAX_DIVERGED` updates in a row were undone without progress: no segment of the batch
-                was good, or (off-policy) no data were found at fault. Also if an update of an off-policy algorithm without the
-                methods of `UndoableAlgorithm` makes its weights non-finite.
-            RankError: If another rank, a process that trains with this one, was lost.
-            Exception: The algorithm's own exception, if it raises with every part of the data.
-        """
+        """Do one update if the algorithm has enough data, and return the result; otherwise return None."""
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
             self._try_suspects()
@@ -197,13 +174,7 @@ class UpdateRunner:
         return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
 
     def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
-        """Return a description of what is wrong after an update; empty if nothing is wrong.
-
-        Args:
-            metrics: The metrics that the update returned, if it returned.
-            failure: The exception that the update raised, if it raised one.
-            due: True to check all weights and the optimizer's state too, not only the metrics.
-        """
+        """Return a description of what is wrong after an update; empty if nothing is wrong."""
         if failure is not None:
             return f"the update raised {type(failure).__name__}: {failure}"[:300]
         for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():

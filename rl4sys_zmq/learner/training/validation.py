@@ -63,15 +63,7 @@ class ColumnValueLimits:
         dtype: np.dtype[Any],
         slack: NDArray[np.float64] | float = 0.0,
     ) -> None:
-        """Create the range.
-
-        Args:
-            low: Lowest allowed value of each element of a row, float64 with the shape of a row.
-            high: Highest allowed value of each element, float64 with the same shape.
-            dtype: Dtype of the column.
-            slack: How far values may be outside, as one number or with the shape of a row. Messages name it with `low` and
-                `high`.
-        """
+        """Create the range."""
         self._shown = low.reshape(-1), high.reshape(-1), np.broadcast_to(slack, low.shape).reshape(-1)
         low, high = low - slack, high + slack
         info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
@@ -95,12 +87,7 @@ class ColumnValueLimits:
         return head and (whole == len(table) or _fits(table[whole:], self._low, self._high))
 
     def error(self, name: str, column: NDArray[Any]) -> str:
-        """Return an error message for the first value outside the range; empty if all values are inside.
-
-        Args:
-            name: Name of the column, for the message.
-            column: The column, ``[T, ...]``.
-        """
+        """Return an error message for the first value outside the range; empty if all values are inside."""
         table = column.reshape(-1, len(self._low))
         outside = ~((table >= self._low) & (table <= self._high))
         if not outside.any():
@@ -124,15 +111,7 @@ class SegmentValueLimits:
     """
 
     def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float, *, in_box: bool = False) -> None:
-        """Create the ranges.
-
-        Args:
-            schema: The columns of the segments, with the spaces of observations and actions.
-            max_magnitude: Largest absolute value in an extra column, and of an observation or a raw action (before clipping or
-                squashing) where the space has no bound.
-            max_reward: Largest absolute value of a reward.
-            in_box: True if raw actions lie within their bounded Box, which can then be larger than `max_magnitude`.
-        """
+        """Create the ranges."""
         self.max_reward = max_reward
         actions = schema.actions
         least = -MAX_LOG_PROB * max(1, actions.choices + actions.numbers)
@@ -210,17 +189,7 @@ class SegmentContentRules:
 def content_errors(
     batch: SegmentBatchReader, segments: Sequence[Segment], skip: Container[int], rules: SegmentContentRules
 ) -> dict[int, str]:
-    """Check the numbers in all segments (parts of episodes) of a message before they are trained on.
-
-    Args:
-        batch: The message.
-        segments: The segments of the message.
-        skip: Indices of segments that are not checked.
-        rules: The conditions to check.
-
-    Returns:
-        A dict from the index of each segment that must not be trained on to the reason.
-    """
+    """Check the numbers in all segments (parts of episodes) of a message before they are trained on."""
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
     # A journal can hold segments that an earlier configuration of the client accepted.
     unfit = {place: error.detail for place, error in batch.layout_errors(rules.schema).items() if place not in skip}

@@ -564,7 +564,7 @@ class ActorSessionHandler:
 
 
 def _encoded_status(report: dict[str, Any]) -> list[Frame]:
-    """Return a status as a message. If it does not fit, name fewer actors of each client: live ones first, then the most recent."""
+    """Return a status as a message. If it does not fit, name fewer actors: live ones first, then the most recent."""
     while True:
         try:
             return encode(StatusReply(report))

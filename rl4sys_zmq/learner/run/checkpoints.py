@@ -394,7 +394,7 @@ class CheckpointStore:
         return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
 
     def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Rename a folder with a complete checkpoint into place, and remove old checkpoints. After an error, remove the folder."""
+        """Rename a complete checkpoint into place, and remove old ones. After an error, remove the folder."""
         with _disk(self.folder):
             try:
                 if not wanted():

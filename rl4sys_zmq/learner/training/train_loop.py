@@ -358,7 +358,7 @@ class TrainLoop:
         self._reporter.observed(lags[observed], steps, float(np.add.reduce(joined, dtype=np.float64)))
 
     def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
-        """Exclude a segment from training: count it as quarantined, and send it with the reason to the gateway, which keeps it."""
+        """Exclude a segment from training, count it, and send it with the reason to the gateway."""
         seq = message.batch.first_seq + place
         self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
         self._send(message.dead_letter(place, reason))

@@ -6,7 +6,7 @@ process or machine. `FrozenAgent` acts with a policy that was exported from a le
 The subpackages form layers. A module imports only from its own subpackage and from lower layers:
 
 - F0 `errors`, `resource`, `counters` and other small modules: exceptions, base classes for threads, counters.
-- F1 `values`: segments (runs of consecutive steps), policy specs, policy snapshots (weights) and spaces.
+- F1 `values`: segments, policy specs, policy snapshots (weights) and spaces.
 - F2 `config`: options and configuration files. `wire`: the message format. `weights`: weight diffs and digests.
 - F3 `transports`: ZeroMQ sockets over tcp, ipc and inproc. `delivery`: the delivery protocol for segments, without I/O.
   `policies`: inference in numpy.

@@ -87,11 +87,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process, collect it, and return its exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: If it still runs after `timeout` seconds.
-        """
+        """Wait for the end of the process, collect it, and return its exit status."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self.look() is None:
             if time.monotonic() >= deadline:
@@ -128,18 +124,7 @@ def start_with_socket(
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ChildProcess:
-    """Start a Python process that inherits a socket. It is in a session of its own, and its standard input is empty.
-
-    Args:
-        end: The socket, for example one end of a socketpair. The caller closes it afterwards.
-        *command: The arguments of the interpreter. The file descriptor of the socket follows as the last argument.
-        stdout: As for `subprocess.Popen`.
-        stderr: As for `subprocess.Popen`.
-        environment: Default values of environment variables, in addition to those of this process.
-
-    Raises:
-        OSError, subprocess.SubprocessError: If no process can be started.
-    """
+    """Start a Python process that inherits a socket. It is in a session of its own, and its standard input is empty."""
     # In a program without standard streams, the socket could have one of their numbers, which the child replaces.
     number = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     try:
@@ -168,9 +153,6 @@ def begin_child(*ignored: signal.Signals) -> None:
 
     On Linux, the kernel kills it at the end of the thread that has started it. A socketpair alone does not always show this end:
     a forked process can hold a copy of the parent's descriptor.
-
-    Args:
-        ignored: Signals to ignore, because the parent ends this process.
     """
     reset_signals()
     for number in ignored:
@@ -205,22 +187,14 @@ def end_group_with_process() -> subprocess.Popen[bytes] | None:
 
 
 def start_error_text(error: BaseException) -> str:
-    """Return the text of an error that a start of a process or a thread has raised, with a remedy if there is a known one.
-
-    Args:
-        error: The error. A thread that cannot be started raises `RuntimeError`.
-    """
+    """Return the text of an error that a start of a process or a thread has raised, with a remedy if there is a known one."""
     text = str(error) or type(error).__name__
     remedy = _MORE_PROCESSES if isinstance(error, RuntimeError) else _REMEDIES.get(getattr(error, "errno", None) or 0)
     return f"{text}; {remedy}" if remedy else text
 
 
 def end_text(code: int) -> str:
-    """Return the end of a process as text, such as ``signal 6 (SIGABRT)``.
-
-    Args:
-        code: The exit status; the negative number of the signal if a signal ended the process.
-    """
+    """Return the end of a process as text, such as ``signal 6 (SIGABRT)``."""
     if code == _UNKNOWN_STATUS:
         return "an unknown exit status: this program ignores SIGCHLD, or collects processes that it did not start"
     if code >= 0:

@@ -41,7 +41,7 @@ def count_received(mark: int, first: int, count: int) -> int:
 
 @dataclass(slots=True)
 class SessionCalls(Generic[Request, Reply]):
-    """The calls and replies of one session (one connection of a caller), kept to answer a call that arrives again.
+    """The calls and replies of one session, kept to answer a call that arrives again.
 
     Attributes:
         since: The number of the call that opened the session. The session has no record of calls with lower numbers.
@@ -108,7 +108,7 @@ class CallDeduplicator(Generic[Request, Reply]):
         return window
 
     def finish(self, session: int, number: int, reply: Reply | None) -> None:
-        """Record that call `number` of a session (one connection of a caller) has ended.
+        """Record that call `number` of a session has ended.
 
         Keep `reply`, to send it again if the call arrives again. None keeps no reply.
         """

@@ -240,11 +240,11 @@ class CallLost(CallError):
 
 
 class InvalidReply(RL4SysError):
-    """An invalid result of a server's callback (the function that runs a call). The caller receives `CallFailed`."""
+    """An invalid result of a server's callback. The caller receives `CallFailed`."""
 
 
 class CallbackStuck(RL4SysError):
-    """A server's callback (the function that runs a call) that did not return in the time allowed for stopping the server.
+    """A server's callback that did not return in the time allowed for stopping the server.
 
     Attributes:
         concurrency_group: The concurrency group of the callback (methods that never run at the same time), followed by the name
@@ -329,7 +329,7 @@ def restart_command(client_id: str) -> str:
 
 
 class ClientFailed(RL4SysError):
-    """A client (one policy and its training) whose training thread ended with an exception. Other clients continue.
+    """A client whose training thread ended with an exception. Other clients continue.
 
     Attributes:
         client_id: The id of the client.

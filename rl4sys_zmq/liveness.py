@@ -60,7 +60,7 @@ PING_S = 5.0  # silence after which a sidecar gets a `PING`
 PING_TIMEOUT_S = 20.0  # from the `PING` on, because the host can have been stopped too
 SIDECAR_START_S = 60.0  # until the first command of a sidecar, which first imports its modules
 
-# A worker (the process that trains one client) and its gateway
+# A worker and its gateway
 WORKER_REPORT_S = 1.0  # between two signs of life of a worker
 WORKER_SILENCE_S = 5.0  # then ``status`` reports the worker as silent, for example because it is stopped
 GATEWAY_SILENCE_S = 5.0  # then a worker on another machine ends; the gateway sends it a sign of life each second

@@ -10,9 +10,6 @@ def is_local(uri: str) -> bool:
 
     This is true for ipc and inproc, and for tcp on ``localhost``, ::1 and 127.0.0.0/8, also in the IPv6 form
     ``::ffff:127.0.0.1``. Other host names are not resolved, and the function returns False for them.
-
-    Args:
-        uri: ``tcp://host:port``, ``host:port``, ``ipc://path`` or ``inproc://name``. An IPv6 host stands in brackets.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator:

@@ -21,7 +21,7 @@ from rl4sys_zmq.resource import Worker
 KEPT_BYTES = 256 << 20
 """Largest amount of freed memory that malloc keeps at the end of the heap, in bytes.
 
-The value equals the amount of data that actors can send ahead to one learner thread (its credit in bytes).
+The value equals the amount of data that actors can send ahead to one learner thread.
 """
 
 _HEAP_BYTES = 32 << 20  # the highest value that glibc accepts; larger blocks are mapped and unmapped one by one
@@ -35,9 +35,6 @@ def keep_freed_memory() -> bool:
     By default, glibc returns the memory of a large message to the kernel as soon as it is freed. The next message then gets new
     pages, and each page of 4 KiB costs a page fault and must be cleared. The command line calls this function in a learner's
     process.
-
-    Returns:
-        True if the setting took effect; False with a C library other than glibc, where nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -77,11 +74,7 @@ MEMORY_SHARE = 0.8
 
 
 def memory_limit(given: int | None) -> int | None:
-    """Return the memory limit of a process that the command line starts, in bytes. None: no limit.
-
-    Args:
-        given: The value of ``--max-memory``, in bytes. 0: no limit. None: `MEMORY_SHARE` of the available memory.
-    """
+    """Return the memory limit of a process that the command line starts, in bytes. None: no limit."""
     return (round(MEMORY_SHARE * available_bytes()) if given is None else given) or None
 
 
@@ -105,13 +98,7 @@ class MemoryLimitThread(Worker):
     """
 
     def __init__(self, limit_bytes: int, cut: Callable[[bool], int], on_end: Callable[[], None]) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            limit_bytes: Limit on the resident memory of the process, in bytes.
-            cut: Closes connections (all of them if its argument is True) and returns their number. Called in this thread.
-            on_end: Called in this thread if it ends with an exception, such as `MemoryExceeded`.
-        """
+        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-memory")
         self._limit_bytes, self._cut, self._on_end = limit_bytes, cut, on_end
         self._over_since: float | None = None
@@ -119,26 +106,14 @@ class MemoryLimitThread(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Check the memory every `LOOK_S` seconds until `stop` is called. This is the body of the thread.
-
-        Raises:
-            MemoryExceeded: If the memory is over the limit for `END_S` seconds.
-        """
+        """Check the memory every `LOOK_S` seconds until `stop` is called. This is the body of the thread."""
         with ExitStack() as stack:
             statm = stack.enter_context(open(STATM, "rb")) if os.path.exists(STATM) else None
             while not self._stopping.wait(LOOK_S):
                 self.look(resident_bytes(statm), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Compare the memory with the limit, and close connections if the memory exceeds it.
-
-        Args:
-            used_bytes: Resident memory of the process, in bytes.
-            now: Time on the monotonic clock, in seconds.
-
-        Raises:
-            MemoryExceeded: If the memory is over the limit for `END_S` seconds.
-        """
+        """Compare the memory with the limit, and close connections if the memory exceeds it."""
         if used_bytes <= self._limit_bytes:
             self._over_since, self._cut_all = None, False
             return
@@ -163,12 +138,7 @@ class MemoryLimitThread(Worker):
         self._stopping.set()
 
     def raise_if_dead(self) -> None:
-        """Raise the exception that ended the thread. Do nothing if it runs, or has ended without one.
-
-        Raises:
-            MemoryExceeded: If the memory was over the limit for `END_S` seconds.
-            WorkerDied: If the thread ended with another exception.
-        """
+        """Raise the exception that ended the thread. Do nothing if it runs, or has ended without one."""
         if isinstance(self.error, MemoryExceeded):
             raise self.error
         super().raise_if_dead()

@@ -28,11 +28,7 @@ def is_name(value: object) -> bool:
 
 
 def check_name(value: object, key: str) -> str:
-    """Return a name unchanged if it is valid.
-
-    Raises:
-        ConfigError: If the name is invalid. The message contains `key`, the configuration key that has the name, and the rule.
-    """
+    """Return a name unchanged if it is valid."""
     if not is_name(value):
         raise ConfigError(f"{key} {value!r:.60} is not a valid name; expected {NAME_RULE}", key=key)
     return str(value)
@@ -57,10 +53,6 @@ def folder_name(name: str, most: int = MAX_FOLDER_NAME) -> str:
     ``%~`` and the positions of the capitals (a bit mask in hexadecimal) are appended, so that two names also differ on a file
     system that ignores case. A result that would be too long is cut, and ends in ``%-`` and a hash of the whole text. `name_of`
     converts all other results back.
-
-    Args:
-        name: Any text.
-        most: The largest length of the result, in characters. At least 64.
     """
     from hashlib import sha256  # imported late: an actor checks names but creates no folder
     from urllib.parse import quote

@@ -51,15 +51,7 @@ def load_object(target: str) -> Any:
 
 
 def import_plugins(modules: Iterable[str], file: str | os.PathLike[str] | None = None) -> None:
-    """Import modules that register algorithms or policies as they are imported.
-
-    Args:
-        modules: The names of the modules.
-        file: The configuration file that names them. If such a module is in its folder, the error says so.
-
-    Raises:
-        ConfigError: If a module does not exist or raises while it is imported. The original exception is the cause.
-    """
+    """Import modules that register algorithms or policies as they are imported."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -107,18 +99,7 @@ class Registry(Generic[E]):
         fold: Callable[[str], str] = str,
         families: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a registry.
-
-        Args:
-            entry_type: The class of all entries.
-            shipped: The entries of this package by name, as ``"package.module:attribute"``.
-            noun: The word for an entry in messages, such as ``algorithm``.
-            group: The entry-point group in which installed distributions provide entries.
-            key: The configuration key in which users write the name of an entry, for `ConfigError.key`.
-            fold: A function that converts a name to the form in which names are compared, such as lower case.
-            families: By the first part of names such as ``sb3:package.module:Class``, the function that creates the entry of such
-                a name, as ``"package.module:attribute"``. It gets the whole name.
-        """
+        """Create a registry."""
         self.noun = noun
         self._type = entry_type
         self._shipped = dict(shipped)
@@ -132,15 +113,7 @@ class Registry(Generic[E]):
         self._clashes: list[str] = []
 
     def add(self, entry: E, *, replace: bool) -> None:
-        """Add an entry.
-
-        Args:
-            entry: The entry that `get` returns for its name from now on.
-            replace: True to replace an entry of the same name. To add the same entry twice is always allowed.
-
-        Raises:
-            ConfigError: If another entry has the name and `replace` is false.
-        """
+        """Add an entry."""
         name = self._fold(entry.name)
         if not replace and (name in self._shipped or self._entries.get(name, entry) != entry):
             raise ConfigError(f"{self.noun} {name!r} is registered already; choose another name", key=self._key)
@@ -161,11 +134,7 @@ class Registry(Generic[E]):
         return key not in self._entries and key not in self._shipped and self._family(key) is not None
 
     def require(self, name: str) -> None:
-        """Raise ConfigError if there is no entry of a name. Nothing is imported.
-
-        Raises:
-            ConfigError: If the name is unknown. The message gives the closest name.
-        """
+        """Raise ConfigError if there is no entry of a name. Nothing is imported."""
         if self.has(name):
             return
         import difflib  # imported late: needed only for a mistyped name
@@ -176,11 +145,7 @@ class Registry(Generic[E]):
         raise ConfigError(f"unknown {self.noun} {name!r}; valid: {', '.join(names)}{hint}", key=self._key)
 
     def get(self, name: str) -> E:
-        """Return the entry of a name.
-
-        Raises:
-            ConfigError: If the name is unknown, or the entry point cannot be loaded.
-        """
+        """Return the entry of a name."""
         key = self._fold(name)
         entry = self._entries.get(key)
         if entry is None:

@@ -20,9 +20,6 @@ def make_private(folder: Path) -> None:
 
     The entry of each new folder is flushed to disk, so that a loss of power cannot remove the folder with all that is flushed in
     it. It is not flushed in a parent whose files this user must not list.
-
-    Raises:
-        OSError: If the folder cannot be created or flushed, or the path is a file.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
@@ -34,29 +31,17 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: Path, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> int:
-    """Open a file and return its descriptor. A new file has mode 0600. Wait a little while no descriptor is free.
-
-    Raises:
-        OSError: If the file cannot be opened.
-    """
+    """Open a file and return its descriptor. A new file has mode 0600. Wait a little while no descriptor is free."""
     return with_descriptor(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file with mode 0600 if it does not exist, so that a library can open it by name later.
-
-    Raises:
-        OSError: If the file cannot be created.
-    """
+    """Create an empty file with mode 0600 if it does not exist, so that a library can open it by name later."""
     os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a whole file. A new file has mode 0600.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a whole file. A new file has mode 0600."""
     with os.fdopen(open_private(path), "wb") as file:
         file.write(content)
 
@@ -66,9 +51,6 @@ def exchange_paths(one: Path, other: Path) -> None:
 
     On a system or file system without such an exchange, `other` is first renamed to a third name beside it, and is missing for a
     moment.
-
-    Raises:
-        OSError: If a path cannot be renamed.
     """
     if sys.platform == "linux":
         import ctypes
@@ -120,11 +102,7 @@ def fixed_path(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the list of a folder's files to the disk, and wait until the disk has it.
-
-    Raises:
-        OSError: If the flush fails.
-    """
+    """Flush the list of a folder's files to the disk, and wait until the disk has it."""
     descriptor = open_private(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -136,14 +114,6 @@ def write_folder(folder: Path, contents: Mapping[str, bytes], links: Iterable[Pa
     """Create a folder with the given files, and flush the files to disk.
 
     The entry of the folder in its parent is not flushed, so a loss of power can still remove the folder.
-
-    Args:
-        folder: The new folder.
-        contents: The contents of its files, by name.
-        links: Existing files that the folder shares, under their names. Where the file system has no hard links, they are copied.
-
-    Raises:
-        OSError: If the folder exists, or cannot be written.
     """
     folder.mkdir(mode=0o700)
     copies = {}

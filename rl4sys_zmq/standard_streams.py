@@ -51,11 +51,7 @@ class _Output(io.RawIOBase):
 
 
 def replace_streams(*, stdout_required: bool = False) -> None:
-    """Replace `sys.stdout` and `sys.stderr` by streams that can be lost. The program that owns the process calls this first.
-
-    Args:
-        stdout_required: True if a failed write to stdout raises `OSError` with the file name ``stdout``, until `outlive_output`.
-    """
+    """Replace `sys.stdout` and `sys.stderr` by streams that can be lost. The program that owns the process calls this first."""
     for _ in filter(lambda stream: stream is None, (sys.stdin, sys.stdout, sys.stderr)):
         fd = os.open(os.devnull, os.O_RDWR)  # no socket and no file gets the number of a closed stream
         if fd > 2:

@@ -38,22 +38,12 @@ _tools = _ThreadCompressors()
 
 
 def compress(data: Buffer, *, repeats: bool = True) -> bytes:
-    """Compress data to one zstd frame, at level 1.
-
-    Args:
-        data: The bytes to compress.
-        repeats: True to search for repeated byte sequences. False is faster. Use it for data without repetitions, in which only
-            some byte values are more frequent than others.
-    """
+    """Compress data to one zstd frame, at level 1."""
     return (_tools.searching if repeats else _tools.counting).compress(data)
 
 
 def expand(frame: Buffer, size: int) -> bytes:
-    """Decompress a zstd frame whose content has exactly `size` bytes. The result never takes more memory than that.
-
-    Raises:
-        DecompressionError: If the frame is invalid or its content has another size.
-    """
+    """Decompress a zstd frame whose content has exactly `size` bytes. The result never takes more memory than that."""
     try:
         # The zstandard library allocates what a frame declares. It uses max_output_size only if the frame declares nothing.
         declared = zstandard.get_frame_parameters(frame, format=_FORMAT).content_size

@@ -61,8 +61,8 @@ class Constants:
     """The constants of the predictions. All times are in seconds, all sizes in bytes.
 
     Attributes:
-        ingress: Wall time of the whole way of a message in memory, at saturation: gateway (the network thread), learner thread,
-            and their switches of the interpreter lock.
+        ingress: Wall time of the whole way of a message in memory, at saturation: gateway, learner thread, and their switches
+            of the interpreter lock.
         gateway: CPU time of the gateway for a message.
         trainer: CPU time of the learner thread for a message, without training.
         processor: CPU time of the learner's process for a message, over all threads.
@@ -114,23 +114,13 @@ class Measured:
 
 
 def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> IngressCost:
-    """Return the costs, none of them negative, that explain measured times with the smallest relative errors.
-
-    Args:
-        points: For each measurement the number of messages, of segments and of bytes.
-        seconds: The measured time of each.
-    """
+    """Return the costs, none of them negative, that explain measured times with the smallest relative errors."""
     solved = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
     return IngressCost(message_s=solved[0], segment_s=solved[1], byte_s=solved[2])
 
 
 def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> FanoutCost:
-    """Return the costs, none of them negative, that explain measured times of versions with the smallest relative errors.
-
-    Args:
-        points: For each measurement the size of the weights in bytes, and the number of actors.
-        seconds: The measured time of each.
-    """
+    """Return the costs, none of them negative, that explain measured times of versions with the smallest relative errors."""
     rows = np.array([(1.0, actors, size, size * actors) for size, actors in points])
     solved = _fit(rows, np.array(seconds, np.float64))
     return FanoutCost(version_s=solved[0], actor_s=solved[1], model_byte_s=solved[2], sent_byte_s=solved[3])

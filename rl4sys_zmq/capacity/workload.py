@@ -48,7 +48,7 @@ class Workload:
         steps_per_s: Environment steps per second of each actor.
         model_bytes: Size of a policy's weights in float32.
         observation_bytes, action_bytes: Size of one observation and of one action.
-        segment_steps: Number of steps of a segment (the steps of an episode that travel together).
+        segment_steps: Number of steps of a segment.
         segments_per_message: Number of segments in a message.
         publish_per_s: Versions of the weights per second that each client publishes.
         weights_level: The option ``weights.level``: 0 sends all weights, 1 and 2 send differences.

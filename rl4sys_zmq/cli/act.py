@@ -68,12 +68,7 @@ class RunOptions:
 
 
 def act(run: RunOptions) -> None:
-    """Run an actor with Gymnasium environments, until the given number of episodes have ended or a signal arrives.
-
-    Raises:
-        ConfigError: If the configuration is invalid or the environment cannot be created.
-        RL4SysError: If the learner does not reply, or refuses the actor.
-    """
+    """Run an actor with Gymnasium environments, until the given number of episodes have ended or a signal arrives."""
     configure_logging(run.debug)
     outlive_output()
     tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose and not run.json else None)
@@ -171,9 +166,6 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow``,
     ``wait_timeout_s`` and ``send_frequency`` have defaults for simulators: wait for the learner, also through a long update, and
     send finished parts of all environments together.
-
-    Raises:
-        ConfigError: If a value is invalid, ``client_id`` is missing, or a space in the file differs from the environment's.
     """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
@@ -210,11 +202,7 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
 
 
 def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
-    """Return the spaces of an environment as ``observation_space`` and ``action_space``.
-
-    Raises:
-        ConfigError: If one of them is of a kind that learners do not support. The message names it.
-    """
+    """Return the spaces of an environment as ``observation_space`` and ``action_space``."""
     observations = check_value(f"{env_id}: observation_space", env.observation_space, observation_space_from)
     return {
         "observation_space": observations,
@@ -223,11 +211,7 @@ def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
 
 
 def make_environments(env_id: str, count: int, render_mode: str | None = None) -> list[Any]:
-    """Create `count` Gymnasium environments with the ID `env_id`.
-
-    Raises:
-        ConfigError: If Gymnasium, the environment or a package that it needs is missing.
-    """
+    """Create `count` Gymnasium environments with the ID `env_id`."""
     arguments = {"id": env_id} | ({} if render_mode is None else {"render_mode": render_mode})
     return [make_environment(arguments) for _ in range(count)]
 
@@ -293,16 +277,6 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
     """Act in all environments until `tally.done`, which counts the steps and episodes.
 
     This is the hot loop of an actor process: one request for all environments, then one step in each.
-
-    Args:
-        agent: The agent that acts.
-        envs: The environments.
-        seeds: The seed of each environment.
-        tally: The counts.
-        masks: True to pass on the mask of each observation (`mask_in`).
-
-    Raises:
-        ObservationError, MaskError: If an environment returns an observation or a mask that does not fit its space.
     """
     request, add = agent.request_for_actions, agent.add_to_trajectory
     indices = range(len(envs))

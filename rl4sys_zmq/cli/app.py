@@ -70,11 +70,7 @@ class FiniteRange(click.FloatRange):
     """The type of an option that is a finite number in a range. `click.FloatRange` also accepts ``nan`` and ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the text of the option to a float.
-
-        Raises:
-            click.BadParameter: If the text is not a finite number in the range.
-        """
+        """Convert the text of the option to a float."""
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -91,11 +87,7 @@ class _Address(click.types.StringParamType):
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the address, and return it unchanged.
-
-        Raises:
-            click.BadParameter: If it is not an address. The message says what to give, also for a run directory.
-        """
+        """Check the address, and return it unchanged."""
         try:
             connect_uri(value)
         except ValueError as exc:
@@ -117,11 +109,7 @@ _UNITS: dict[str, int] = {
 
 
 def amount(value: str) -> int:
-    """Convert the text of an option, such as 0, 800MB, 8GiB or 1.5T, to a number.
-
-    Raises:
-        click.BadParameter: If the text is not a number with an optional unit.
-    """
+    """Convert the text of an option, such as 0, 800MB, 8GiB or 1.5T, to a number."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
     unit = _UNITS.get(found.group(2).upper()) if found else None
     if found is None or unit is None:
@@ -130,11 +118,7 @@ def amount(value: str) -> int:
 
 
 def size(value: str) -> int:
-    """Convert the text of an option to a number of bytes, as `amount` does.
-
-    Raises:
-        click.BadParameter: If the text is not a size, or the size is less than 1 MiB and not 0.
-    """
+    """Convert the text of an option to a number of bytes, as `amount` does."""
     count = amount(value)
     if 0 < count < MIN_SIZE:
         raise click.BadParameter(f"{value!r} is less than 1 MiB; give at least 1MiB, or 0")
@@ -290,11 +274,7 @@ def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Check, without importing, that the Python modules are present which a pip extra of this package installs.
-
-    Raises:
-        ConfigError: If a module is missing; the message has the command to install the extra.
-    """
+    """Check, without importing, that the Python modules are present which a pip extra of this package installs."""
     missing = [m for m in modules if importlib.util.find_spec(m) is None]
     if missing:
         raise ConfigError(f"this needs {', '.join(missing)}, which is not installed: pip install 'rl4sys-zmq[{extra}]'")

@@ -21,18 +21,7 @@ PARTS = {
 
 
 def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path: Path | None) -> None:
-    """Run the benchmarks of the given parts (keys of `PARTS`), or of all parts if `what` is empty, and print the results.
-
-    Args:
-        what: Keys of `PARTS`. The parts run in the order of `PARTS`.
-        pairs: Number of pairs of measurements, each of this library and of its reference.
-        seconds: Duration of each measurement of a loop, in seconds.
-        peers: True to measure other libraries too.
-        path: A file to which all figures are also written as JSON, or None.
-
-    Raises:
-        ConfigError: If the file cannot be written. Nothing is measured then.
-    """
+    """Run the benchmarks of the given parts (keys of `PARTS`), or of all parts if `what` is empty, and print the results."""
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -81,14 +81,7 @@ class CapacityOptions:
 
 
 def capacity(options: CapacityOptions) -> None:
-    """Measure the constants if asked to, and print the predicted loads if a workload is given.
-
-    Args:
-        options: The options of the command.
-
-    Raises:
-        ConfigError: If the file of the constants cannot be used, or a number is out of range.
-    """
+    """Measure the constants if asked to, and print the predicted loads if a workload is given."""
     path = options.constants or constants_path()
     if options.measure:
         measured = _measure(path, quiet=options.json)

@@ -44,9 +44,6 @@ def check_file(path: Path) -> None:
 
     The size of the policy is computed by the function `AlgorithmEntry.plan`. An algorithm that does not have this function is
     created instead, which can import torch.
-
-    Raises:
-        ConfigError: If a key or value is invalid. The message has one line: the key, the file and the most similar valid key.
     """
     given = read_mapping(path)
     try:
@@ -124,11 +121,7 @@ def _client(where: str, name: str | None, entry: ClientConfig, config: LearnerCo
 
 
 def _spaces(entry: ClientConfig) -> tuple[ObservationSpace | None, Space | None]:
-    """Return the spaces of a client. Those that its entry does not give are those of the environment of its evaluation, if any.
-
-    Raises:
-        ConfigError: If the environment cannot be created, or has other spaces than the entry.
-    """
+    """Return the spaces of a client. Those that its entry does not give are those of its evaluation, if any."""
     observations, actions = entry.observation_space, entry.action_space
     if entry.evaluation is None:
         return observations, actions
@@ -173,11 +166,7 @@ def _algorithm(
 def _planned_with_examples(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None
 ) -> tuple[str, object, int]:
-    """Return what `_planned` returns for the given spaces, with example spaces in the place of those that are None.
-
-    Raises:
-        ConfigError: If the algorithm refuses all example spaces. The message is that for the first ones.
-    """
+    """Return what `_planned` returns for the given spaces, with example spaces in the place of those that are None."""
     refusal: ConfigError | None = None
     for observed in EXAMPLE_OBSERVATIONS if observations is None else (observations,):
         for acted in EXAMPLE_ACTIONS if actions is None else (actions,):

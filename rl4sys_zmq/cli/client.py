@@ -1,4 +1,4 @@
-"""The command ``rl4sys-learner client``, which sends an operator's command for one client (a policy with its learner).
+"""The command ``rl4sys-learner client``, which sends an operator's command for one client.
 
 The command goes to a running learner, or is carried out in the run directory of a learner that does not run.
 """
@@ -20,7 +20,7 @@ from rl4sys_zmq.wire.messages import OperatorCommand
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """The learner and the client (one of its policies) to which an operator's command applies.
+    """The learner and the client to which an operator's command applies.
 
     Attributes:
         address: The address of a running learner, or the path of a run directory.
@@ -31,16 +31,7 @@ class CommandTarget:
     client_id: str
 
     def message(self, command: str, *, actor_id: str = "", values: Sequence[str] = ()) -> OperatorCommand:
-        """Return the wire message that sends an operator's command, such as ``set``, for this client.
-
-        Args:
-            command: The name of the command: ``restart``, ``give-up-pending``, ``forget``, ``drop-actor`` or ``set``.
-            actor_id: The actor that the command concerns, or empty.
-            values: Texts of the form ``NAME=VALUE``. A value is JSON, such as ``1e-3``, ``true`` or ``null``; all else is text.
-
-        Raises:
-            ConfigError: If a text does not have this form, or a name is given twice.
-        """
+        """Return the wire message that sends an operator's command, such as ``set``, for this client."""
         pairs = dict[str, Any]()
         for text in values:
             name, equals, value = text.partition("=")
@@ -70,14 +61,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def run_command(target: CommandTarget, message: OperatorCommand, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Send an operator's command to a learner, or carry it out in the run directory of a stopped one, and print the result.
-
-    Raises:
-        ConfigError: If the client or the actor does not exist, the command does not apply, or the keys cannot be used.
-        LearnerUnavailable: If the learner does not reply in time.
-        ProtocolError: If the learner refuses the command, for example because of the key, or a restarted client fails again.
-        RunDirectoryError, JournalError, CheckpointError: If the run directory cannot be used or written.
-    """
+    """Send an operator's command to a learner, or carry it out in the run directory of a stopped one, and print the result."""
     if target.run_dir is not None:
         from rl4sys_zmq.learner.gateway.offline import command_on_directory
 

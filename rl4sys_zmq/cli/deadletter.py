@@ -36,7 +36,7 @@ _COLUMNS = ("rewards", "log_probs", "versions", "masks")
 
 
 class ColumnSummary(TypedDict):
-    """A summary of one column of a segment (consecutive steps of an episode), such as the rewards.
+    """A summary of one column of a segment, such as the rewards.
 
     ``min`` and ``max`` are the smallest and the largest finite value, or None without finite values. ``not_finite`` is the number
     of NaN and infinite values.
@@ -51,7 +51,7 @@ class ColumnSummary(TypedDict):
 
 @final
 class SegmentSummary(TypedDict):
-    """A summary, for printing, of one segment (consecutive steps of an episode) that the learner could not train on."""
+    """A summary, for printing, of one segment that the learner could not train on."""
 
     steps: int
     generation: int
@@ -65,7 +65,7 @@ class SegmentSummary(TypedDict):
 
 @final
 class UnreadableDeadLetter(TypedDict):
-    """The entry that replaces `SegmentSummary` if a segment in a dead letter (data unfit for training) cannot be read.
+    """The entry that replaces `SegmentSummary` if a segment in a dead letter cannot be read.
 
     Its text ``problem`` is the reason.
     """
@@ -74,11 +74,7 @@ class UnreadableDeadLetter(TypedDict):
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Print a list of a run's dead letters (files with data that the learner could not train on), oldest first.
-
-    Raises:
-        RunDirectoryError: If the run directory does not exist.
-    """
+    """Print a list of a run's dead letters (files with data that the learner could not train on), oldest first."""
     letters, undescribed = _letters(run, client_id)
     if as_json:
         print_line(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
@@ -97,18 +93,7 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
-    """Print the content of one dead letter, a file with data that the learner could not train on.
-
-    Args:
-        run: The run directory.
-        which: The letter's number in the list, counted from 1, or the path of its file.
-        client_id: The client (a policy with its learner) whose letters the number can select. None: all clients.
-        as_json: True to print JSON.
-
-    Raises:
-        RunDirectoryError: If there is no such run, or the letter cannot be read.
-        ConfigError: If no letter has this number.
-    """
+    """Print the content of one dead letter, a file with data that the learner could not train on."""
     letters, _ = _letters(run, client_id)
     letter: StoredDeadLetter | None
     if which.isascii() and which.isdigit():
@@ -138,11 +123,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
-    """Remove all dead letters (files with data that the learner could not train on) of a run, or those of one client.
-
-    Raises:
-        RunDirectoryError: If there is no such run, or a letter cannot be removed.
-    """
+    """Remove all dead letters (files with data that the learner could not train on) of a run, or those of one client."""
     letters, undescribed = _letters(run, client_id)
     paths = [letter.path for _, letter in letters] + (undescribed if client_id is None else [])
     try:
@@ -191,9 +172,6 @@ def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], s
     """Return summaries of the segments (pieces of trajectories) in a dead letter, a file with data unfit for training.
 
     The second result is a text about a problem with the file, empty without one.
-
-    Raises:
-        RunDirectoryError: If the file cannot be read.
     """
     try:
         problem = _outline(path)

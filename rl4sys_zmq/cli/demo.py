@@ -83,10 +83,6 @@ def demo(options: DemoOptions) -> int:
     """Train until the target is reached or the time limit is over, and return the exit code.
 
     The exit code is 0 if the target was reached, or if the task has no known target. Otherwise it is 1.
-
-    Raises:
-        ConfigError: If a required package is not installed, or the environment cannot be created.
-        ClientFailed: If the algorithm raised an exception.
     """
     outlive_output()
     ALGORITHMS.require(options.algorithm)
@@ -124,11 +120,7 @@ def demo(options: DemoOptions) -> int:
 
 
 def find_task(options: DemoOptions) -> DemoTask:
-    """Return the task that the options describe. Without settings of the algorithm for the environment, defaults apply.
-
-    Raises:
-        ConfigError: If the environment does not exist, or the algorithm does not support it.
-    """
+    """Return the task that the options describe. Without settings of the algorithm for the environment, defaults apply."""
     name = algorithm_key(options.algorithm)
     preset = ALGORITHMS.get(name).presets.get(options.env_id)
     target = options.target
@@ -147,9 +139,6 @@ def _probe(env_id: str, algorithm: str) -> float | None:
     """Create the environment once to check it, and return the mean return at which it counts as solved.
 
     The result is None if Gymnasium does not define this return.
-
-    Raises:
-        ConfigError: If the environment does not exist, or the algorithm does not support it.
     """
     from rl4sys_zmq.cli.act import environment_spaces, make_environments
 
@@ -216,12 +205,7 @@ class ActorProcesses(Resource):
             raise
 
     def check(self) -> None:
-        """Check that all actor processes still run.
-
-        Raises:
-            ConfigError: If a process has ended because of its options, for example because its environment cannot be created.
-            RL4SysError: If a process has ended for another reason.
-        """
+        """Check that all actor processes still run."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.poll() is not None:
                 lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
@@ -280,11 +264,7 @@ class DemoProgress:
 
 
 def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield pairs of a status report of the learner and the seconds since the first actor joined (0 before that).
-
-    Raises:
-        RL4SysError: If an actor process ends by itself, or a thread of the learner ends with an error.
-    """
+    """Yield pairs of a status report of the learner and the seconds since the first actor joined (0 before that)."""
     began: float | None = None
     signals = SignalHandlers.current
     while True:

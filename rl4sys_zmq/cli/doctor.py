@@ -19,9 +19,6 @@ def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s:
     """Test the connection to a learner in stages, print a line for each stage, and return the exit code.
 
     The exit code is 1 if a stage fails, otherwise 0.
-
-    Raises:
-        ConfigError: If the address, the configuration or the keys cannot be used.
     """
     given = read_mapping(config_path) if config_path is not None else {}
     # Check the address as an actor does. The configuration may have another address, which is not used.

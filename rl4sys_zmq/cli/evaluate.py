@@ -40,12 +40,7 @@ class EvaluateOptions:
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Run episodes of an environment with a stored policy, and print the mean return and other statistics.
-
-    Raises:
-        ConfigError: If the environment cannot be created, or its spaces are not those of the policy.
-        PolicyFolderError, CheckpointError: If the policy cannot be read.
-    """
+    """Run episodes of an environment with a stored policy, and print the mean return and other statistics."""
     folder = options.policy
     if options.run is not None:
         folder, _ = newest_policy(options.run, options.client)

@@ -16,17 +16,7 @@ from rl4sys_zmq.policies.onnx_graph import encode_onnx
 
 
 def export(run: Path, client_id: str | None, output: Path, *, force: bool) -> None:
-    """Write a policy folder from a run directory, and print what it contains.
-
-    Args:
-        run: A run directory, the folder of one of its checkpoints, or a policy folder.
-        client_id: The client (a policy with its learner); None if the directory has only one.
-        output: The folder to write.
-        force: True to replace an existing policy folder.
-
-    Raises:
-        ConfigError, CheckpointError, PolicyFolderError: If there is no policy to export, or the folder cannot be written.
-    """
+    """Write a policy folder from a run directory, and print what it contains."""
     path, policy = stored_policy(run, client_id)
     files = encode_policy(policy)
     skipped = ""
@@ -43,11 +33,7 @@ def export(run: Path, client_id: str | None, output: Path, *, force: bool) -> No
 
 
 def stored_policy(run: Path, client_id: str | None) -> tuple[Path, StoredPolicy]:
-    """Return a policy with its folder, from a run directory or from the folder of a policy or a checkpoint.
-
-    Raises:
-        ConfigError, CheckpointError, PolicyFolderError: As for `newest_policy` and `read_policy`.
-    """
+    """Return a policy with its folder, from a run directory or from the folder of a policy or a checkpoint."""
     if not (run / SPEC).exists():
         return newest_policy(run, client_id)
     policy = read_policy(run)

@@ -69,11 +69,7 @@ class SharedPaths:
 
 
 def run_fleet(options: FleetOptions) -> None:
-    """Keep actor processes alive until all have ended in order, or a signal arrives.
-
-    Raises:
-        ConfigError: If the options are invalid, or the first actors cannot begin.
-    """
+    """Keep actor processes alive until all have ended in order, or a signal arrives."""
     configure_logging(options.run.debug)
     outlive_output()
     if options.engine == "process":
@@ -114,12 +110,7 @@ def _drain(fleet: Fleet, display: _FleetDisplay, grace_s: float) -> None:
 
 
 def fleet_config(options: FleetOptions) -> FleetConfig:
-    """Return the configuration of the fleet.
-
-    Raises:
-        ConfigError: If the numbers of actors contradict each other, or each actor has to run a number of episodes and the number
-            of actors is not fixed.
-    """
+    """Return the configuration of the fleet."""
     low, actors, high = options.min_actors, options.num_actors, options.max_actors
     if (low is None) != (high is None):
         raise ConfigError("give both --min-actors and --max-actors, or neither", key="min_actors")
@@ -140,12 +131,7 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
 
 
 def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
-    """Return what the actors of a fleet have in different forms, from the options and the configuration file.
-
-    Raises:
-        ConfigError: If the file has a `policy_cache`, which processes cannot share, or the fleet resizes and its actors do not
-            wait for the learner.
-    """
+    """Return what the actors of a fleet have in different forms, from the options and the configuration file."""
     given: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
     if given.get("policy_cache") is not None:
         words = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
@@ -162,12 +148,6 @@ def actor_command(run: RunOptions, shared: SharedPaths, index: int, start: int) 
     """Return the command line of one actor process.
 
     Each start of each actor has a seed of its own, which depends only on ``--seed``, `index` and `start`.
-
-    Args:
-        run: The options that all actors share.
-        shared: The parts of which each actor has its own form.
-        index: The place of the actor in the fleet.
-        start: The number of its earlier starts.
     """
     seed = None if run.seed is None else int(np.random.SeedSequence(run.seed, spawn_key=(index, start)).generate_state(1)[0])
     options: dict[str, object] = {

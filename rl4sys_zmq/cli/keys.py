@@ -62,11 +62,7 @@ _FILE_HEADER = """\
 
 
 def make_keys(folder: Path) -> None:
-    """Create the learner's keys and an empty list of users, and print the state of each file. Existing files are not changed.
-
-    Raises:
-        ConfigError: If a file cannot be written, or an existing file is damaged or accessible to other accounts.
-    """
+    """Create the learner's keys and an empty list of users, and print the state of each file. Existing files are not changed."""
     secret, public = folder / LEARNER_SECRET, folder / LEARNER_PUBLIC
     with _locked(folder, make=True):
         if secret.exists() or secret.is_symlink():
@@ -100,11 +96,7 @@ def make_keys(folder: Path) -> None:
 
 
 def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence[str], expires: str | None) -> None:
-    """Create a key pair for a user, write it to ``NAME.keys``, and add the user to the access list.
-
-    Raises:
-        ConfigError: If the name is invalid or already listed, the date is invalid or in the past, or a file cannot be used.
-    """
+    """Create a key pair for a user, write it to ``NAME.keys``, and add the user to the access list."""
     until = _date(expires) if expires is not None else None
     for client_id in client_ids:
         check_name(client_id, "--client-id")
@@ -143,11 +135,7 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
 
 
 def revoke_user(folder: Path, name: str) -> None:
-    """Remove a user from the access list. A running learner refuses the user's key within a second.
-
-    Raises:
-        ConfigError: If the name is not listed, or the user's table does not have its own lines in the file.
-    """
+    """Remove a user from the access list. A running learner refuses the user's key within a second."""
     users = folder / USERS_FILE
     with _locked(folder):
         text, mode = _read(users)
@@ -166,11 +154,7 @@ def revoke_user(folder: Path, name: str) -> None:
 
 
 def _date(text: str) -> str:
-    """Check an expiry date or time, and return it in TOML's notation.
-
-    Raises:
-        ConfigError: If the date is invalid or in the past.
-    """
+    """Check an expiry date or time, and return it in TOML's notation."""
     try:
         if len(text) == len("2027-01-01"):
             day = datetime.date.fromisoformat(text)
@@ -247,11 +231,7 @@ def _parsed_or_none(text: str) -> dict[str, object] | None:
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    """Check the new text of the access list, and replace the file atomically.
-
-    Raises:
-        ConfigError: If the new list is invalid or cannot be written.
-    """
+    """Check the new text of the access list, and replace the file atomically."""
     target = path.resolve()  # keep a symbolic link as it is
     try:
         fd, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -37,12 +37,7 @@ class StatusDisplay(Resource):
         self._rates = _StepRates()
 
     def show(self, report: Mapping[str, Any], note: str = "") -> None:
-        """Show a status report, followed by a note. The display limits how often it prints, so call this at any rate.
-
-        Args:
-            report: The status of the learner.
-            note: Text to add, such as the elapsed time.
-        """
+        """Show a status report, followed by a note. The display limits how often it prints, so call this at any rate."""
         self._show(self._rates.applied(client_rows(report)), note)
 
     @abstractmethod
@@ -50,13 +45,7 @@ class StatusDisplay(Resource):
 
 
 def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDisplay:
-    """Configure logging, and return a display: a table if stdout is a terminal and ``rich`` is installed, otherwise lines.
-
-    Args:
-        debug: True to log everything.
-        every_s: Shortest time between two lines about the same policy (client), in seconds. If stdout is no terminal, it is
-            `LATER_LINES_S` after the first `FREQUENT_LINES` lines.
-    """
+    """Configure logging, and return a display: a table if stdout is a terminal and ``rich`` is installed, otherwise lines."""
     if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
             return _TableDisplay(debug)
@@ -65,7 +54,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
 
 
 class _StepRates:
-    """The measurement of the training steps per second of each client (a trained policy), over the last `RATE_WINDOW_S`."""
+    """The measurement of the training steps per second of each client, over the last `RATE_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
@@ -88,8 +77,8 @@ class _StepRates:
 class _LineDisplay(StatusDisplay):
     """The display of a learner's status for pipes and files.
 
-    It prints a line about a client (a trained policy) at once if its state has changed, and every few seconds if its figures
-    have changed. A line begins with the local time.
+    It prints a line about a client at once if its state has changed, and every few seconds if its figures have changed. A line
+    begins with the local time.
     """
 
     def __init__(self, every_s: float, later_s: float) -> None:

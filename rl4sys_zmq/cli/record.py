@@ -38,13 +38,7 @@ class RecordOptions:
 
 
 def record(options: RecordOptions) -> None:
-    """Play episodes with a stored policy, or read a dataset. Write them to a file, and print number, steps and mean return.
-
-    Raises:
-        ConfigError: If the environment cannot be created or has other spaces, the dataset cannot be read, actions are not Box or
-            Discrete, or the file exists or cannot be written.
-        PolicyFolderError, CheckpointError: If the policy cannot be read.
-    """
+    """Play episodes with a stored policy, or read a dataset. Write them to a file, and print number, steps and mean return."""
     outlive_output()
     if options.out.exists():
         raise ConfigError(f"{options.out} exists; choose another file, or remove it", key="out")

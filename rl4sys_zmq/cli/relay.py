@@ -21,17 +21,7 @@ DESCRIPTORS_PER_CHILD, OTHER_DESCRIPTORS = 2, 64
 
 
 def relay(options: Mapping[str, object], *, debug: bool) -> None:
-    """Run a relay until Ctrl-C or SIGTERM.
-
-    Args:
-        options: The options of a `RelayConfig`.
-        debug: True to log everything.
-
-    Raises:
-        ConfigError, TransportError: If the relay cannot start with these options.
-        MemoryExceeded: If the process is over its memory limit.
-        WorkerDied: If a thread of the relay ended with an error.
-    """
+    """Run a relay until Ctrl-C or SIGTERM."""
     configure_logging(debug)
     outlive_output()
     config = RelayConfig.from_mapping(options)

@@ -25,9 +25,6 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
 
     A process reserves the directory by creating ``config.json`` in it, so that two processes never get the same directory. If the
     ``with`` block raises an exception before anything is logged, the directory is removed.
-
-    Raises:
-        RunDirectoryError: If the directory cannot be written.
     """
     for number in itertools.count(1):
         run_dir = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
@@ -85,12 +82,7 @@ def print_saved_at_stop() -> Iterator[SavedAtStopData]:
 
 
 def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
-    """Yield lines of text about the newest checkpoint of each client (a policy with its learner) in a run directory.
-
-    Args:
-        saved: The run.
-        signal: The name of the signal that ended the learner.
-    """
+    """Yield lines of text about the newest checkpoint of each client in a run directory."""
     if saved.run_dir is None:
         yield f"{signal}: the learner has ended; nothing was saved, because it had no run directory"
         return

@@ -44,8 +44,7 @@ class ServeOptions:
         debug: True to log everything.
         max_memory_bytes: The limit on the process's memory. 0: no limit. None: the limit in the file, or, if the file sets none,
             80 % of the available memory.
-        init: A policy folder or a file with weights, with which a client (a policy with its learner) starts, unless it has a
-            checkpoint.
+        init: A policy folder or a file with weights, with which a client starts, unless it has a checkpoint.
         client: The name of the client that `init` is for. None: the client that the policy folder names.
     """
 
@@ -58,14 +57,7 @@ class ServeOptions:
 
 
 def serve(given: ServeOptions) -> None:
-    """Run a learner until Ctrl-C or SIGTERM.
-
-    Raises:
-        MemoryExceeded: If the process is over its memory limit.
-        ConfigError: If an option is invalid, or a client in the configuration can never be built.
-        TransportError, RunDirectoryError, PolicyFolderError: If the learner cannot start with these options.
-        WorkerDied: If a thread of the learner that serves all clients ended with an error.
-    """
+    """Run a learner until Ctrl-C or SIGTERM."""
     require("learner", "torch", "tensorboard", "rich")
     outlive_output()
     path, options = given.config_path, given.options
@@ -108,11 +100,7 @@ def serve(given: ServeOptions) -> None:
 
 
 def _check(config: LearnerConfig, path: Path | None) -> None:
-    """Check that the clients in the configuration can be built.
-
-    Raises:
-        ConfigError: If one cannot. The message names the file.
-    """
+    """Check that the clients in the configuration can be built."""
     try:
         check_buildable(config)
     except ConfigError as exc:
@@ -123,10 +111,6 @@ def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) 
     """Return the configuration with the source of initial weights (``init``) set for one client, a policy with its learner.
 
     The ``init`` paths of all clients are checked.
-
-    Raises:
-        ConfigError: If a path cannot be a source of weights, or a file of weights is given without a client.
-        PolicyFolderError: If the client is to be read from a policy folder, and that is damaged.
     """
     if init is not None:
         check_weights_source(init)
@@ -183,9 +167,6 @@ def warm_up(algorithm: str) -> None:
 
     The import runs in a separate thread. In the main thread, a signal could leave torch half imported while the learner's network
     thread still runs.
-
-    Raises:
-        ConfigError: If the algorithm cannot be imported.
     """
     failures: list[Exception] = []
 
@@ -206,11 +187,7 @@ def warm_up(algorithm: str) -> None:
 
 
 def await_status(learner: Learner) -> dict[str, Any] | None:
-    """Return the learner's status, or None if its network thread is too busy to reply.
-
-    Raises:
-        WorkerDied: If a thread of the learner has ended with an error.
-    """
+    """Return the learner's status, or None if its network thread is too busy to reply."""
     try:
         learner.raise_if_dead()
         return learner.status()

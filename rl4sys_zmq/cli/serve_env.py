@@ -39,12 +39,7 @@ class ServeEnvOptions:
 
 
 def serve_env(options: ServeEnvOptions) -> None:
-    """Serve Gymnasium environments of this machine to other processes and machines, until Ctrl-C or SIGTERM.
-
-    Raises:
-        ConfigError, TransportError: If the server cannot start with these options.
-        WorkerDied: If a thread of the server ended with an error.
-    """
+    """Serve Gymnasium environments of this machine to other processes and machines, until Ctrl-C or SIGTERM."""
     if options.port is not None and options.bind is not None:
         raise click.UsageError("give either --port or --bind")
     require("gym", "gymnasium")

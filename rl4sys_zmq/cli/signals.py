@@ -98,9 +98,6 @@ def end_with_stdin(on_line: Callable[[str], None] | None = None) -> None:
 
     A child process thus ends with its parent. If the process does not end within a second more than `SignalHandlers.patience_s`,
     for example because its main thread is busy in native code, the thread ends it.
-
-    Args:
-        on_line: Called in the thread with each line that arrives on stdin before.
     """
 
     def watch() -> None:

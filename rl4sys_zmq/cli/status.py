@@ -23,13 +23,7 @@ CLEAR = "\x1b[H\x1b[J"
 
 
 def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> dict[str, Any]:
-    """Print a learner's status once, or with `watch` every second until Ctrl-C. Return the report.
-
-    Raises:
-        LearnerUnavailable: If the learner does not reply and `watch` is False.
-        ProtocolError: If the learner refuses, for example because of the key.
-        ConfigError: If the keys cannot be used.
-    """
+    """Print a learner's status once, or with `watch` every second until Ctrl-C. Return the report."""
     signals = SignalHandlers.current
     ours = read_user_keys(keys)[1] if keys is not None else None
     while True:
@@ -74,18 +68,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def plot(runs: Sequence[Path], output: Path | None, target: float | None) -> None:
-    """Draw the learning curves of run directories into one picture, and print a line for each curve.
-
-    Args:
-        runs: The run directories.
-        output: The file of the picture, which is replaced if it exists. None: the first of ``curve.png``, ``curve-2.png``, ...
-            that does not exist.
-        target: Draw a line at this return.
-
-    Raises:
-        RunDirectoryError: If a run has no log, or the picture cannot be written.
-        ConfigError: If no episode has ended in any run.
-    """
+    """Draw the learning curves of run directories into one picture, and print a line for each curve."""
     require("learner", "matplotlib")
     curves = [curve for run in runs for curve in read_curves(run)]
     if not curves:

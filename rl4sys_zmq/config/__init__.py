@@ -2,7 +2,7 @@
 
 - `AgentConfig`: the options of one actor process.
 - `LearnerConfig`: the options of the learner process.
-- `ClientConfig`: the learner's options for one client (a policy with its learner).
+- `ClientConfig`: the learner's options for one client.
 - `RelayConfig`: the options of a relay, a process that passes weights on. `RelayAddress`, `RelayRule`: relays in the options of
   actors and learners.
 - `ResourcesConfig`: what the engine ``ray`` reserves for a client.

@@ -38,7 +38,7 @@ __all__ = ["ClientConfig"]
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """The options of one client (a policy with its learner) in the configuration of a learner process.
+    """The options of one client in the configuration of a learner process.
 
     An option that is None takes its value from the learner's own options, or from the handshake message (HELLO) of the client's
     first actor. Instead of the two spaces, ``input_size``, ``act_dim`` and ``continuous`` can be given, as in `AgentConfig`.

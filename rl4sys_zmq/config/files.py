@@ -22,10 +22,6 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
     """Read a JSON or YAML file whose top level is a mapping; the suffix determines the format.
 
     Keys that begin with ``_comment`` are removed at every level, because RL4Sys's own files use them.
-
-    Raises:
-        ConfigError: If the file cannot be read, does not have the format of its suffix, contains a key twice, or is YAML and
-            pyyaml is not installed.
     """
     file = Path(path)
     source = str(file)

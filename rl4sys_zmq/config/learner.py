@@ -79,11 +79,7 @@ def _inference(value: object) -> str:
 
 
 def ray_address(value: object) -> str:
-    """Check that an option's value is the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``. Return it.
-
-    Raises:
-        InvalidValue: If it is something else.
-    """
+    """Check that an option's value is the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``. Return it."""
     if value in ("auto", "local"):
         return str(value)
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
@@ -147,7 +143,7 @@ class LearnerConfig:
     fsync: str = option(one_of("normal", "always"), "normal")
     """``normal``: acknowledged segments survive the end of the process. ``always``: they also survive a loss of power."""
     journal_max_bytes: int = option(integer(1 << 20), 4 << 30)
-    """Largest number of bytes of segments in the journal (the record of accepted segments), if it is on disk."""
+    """Largest number of bytes of segments in the journal, if it is on disk."""
     log_max_bytes: int = option(integer(1 << 20), 256 << 20)
     """Largest number of bytes of ``log.jsonl`` and of its older parts in ``log/``. The newest lines are complete. The older the
     lines, the fewer are kept, and fewer metrics than events, so that the log always covers the whole run."""
@@ -250,7 +246,7 @@ class LearnerConfig:
         return sorted({self.engine, *(entry.engine for entry in self.clients.values() if entry.engine is not None)})
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return the options of one client (a policy with its learner).
+        """Return the options of one client.
 
         Options for lag, pacing, publishing, bounds and computing that the entry does not set are taken from the learner's own
         options.
@@ -306,9 +302,6 @@ def _without_spaces(
     """Remove keys about spaces and about actors from the default parameters of each algorithm.
 
     RL4Sys's files have these keys there. Here, each client has its own spaces, and each actor its own options.
-
-    Returns:
-        The remaining parameters by algorithm, and the removed keys in the form ``algorithms.*.KEY``.
     """
     removed = {*FLAT_KEYS, *ACTOR_KEYS}
     kept = {name: {k: v for k, v in entry.items() if k not in removed} for name, entry in algorithms.items()}

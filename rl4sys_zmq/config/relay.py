@@ -27,11 +27,7 @@ from rl4sys_zmq.loopback import is_local
 
 
 def check_users_file(users_file: Path | None, keys: Path | None) -> None:
-    """Check that a learner or a relay with an access list has keys, without which the list has no effect.
-
-    Raises:
-        ConfigError: If it has none.
-    """
+    """Check that a learner or a relay with an access list has keys, without which the list has no effect."""
     if users_file is not None and keys is None:
         raise ConfigError(
             f"users_file: the access list {users_file} has no effect without keys; give --keys DIR (keys)", key="users_file"
@@ -41,7 +37,7 @@ def check_users_file(users_file: Path | None, keys: Path | None) -> None:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class RelayConfig:
-    """The configuration of one relay, which receives weights from an upstream (a learner or a relay) and passes them on.
+    """The configuration of one relay, which receives weights from an upstream and passes them on.
 
     Its peers, actors and other relays, are its *children*.
 

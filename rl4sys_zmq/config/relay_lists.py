@@ -57,7 +57,7 @@ def _patterns(value: object) -> tuple[str, ...]:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class RelayAddress:
-    """The address of a relay (a process that passes weights on) and its public key.
+    """The address of a relay and its public key.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -91,7 +91,7 @@ class RelayAddress:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class RelayRule(RelayAddress):
-    """A relay (a process that passes weights on), and the actors that a learner sends to it.
+    """A relay, and the actors that a learner sends to it.
 
     An actor is sent to the relay if its address is in one of `networks` or its name matches one of `actors`. A relay without
     both serves all actors.
@@ -143,11 +143,7 @@ relay_rules: Check[tuple[RelayRule, ...]] = _list_of(RelayRule)
 
 
 def check_relay_keys(relays: tuple[RelayAddress, ...]) -> None:
-    """Check that each relay of a learner or an actor with keys has a public key. Over inproc, keys have no effect.
-
-    Raises:
-        ConfigError: If one has none.
-    """
+    """Check that each relay of a learner or an actor with keys has a public key. Over inproc, keys have no effect."""
     for place, relay in enumerate(relays):
         if relay.key is None and not relay.address.startswith("inproc:"):
             key = f"relays[{place}].key"

@@ -36,7 +36,7 @@ def _gpus(value: object) -> float:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class ResourcesConfig(ConfigSection):
-    """The resources that the engine ``ray`` reserves for the worker of a client (a policy with its learner), on one node.
+    """The resources that the engine ``ray`` reserves for the worker of a client, on one node.
 
     They decide where the worker is placed. They do not limit what it uses.
 

@@ -34,11 +34,7 @@ def algorithm_name(value: object) -> str:
 
 
 def algorithm_parameters(value: object) -> dict[str, object]:
-    """Return a copy of an algorithm's parameters, after the check `parameters`. Names of `_PARAMETER_NAMES` are translated.
-
-    Raises:
-        ConfigError: If a parameter stands there under both names with different values.
-    """
+    """Return a copy of an algorithm's parameters, after the check `parameters`. Names of `_PARAMETER_NAMES` are translated."""
     found = parameters(value)
     for theirs, ours in _PARAMETER_NAMES.items():
         if theirs in found:
@@ -64,10 +60,6 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 
     The keys of ``network_architecture`` and ``training`` move to ``algorithm_parameters``, those of ``communication`` to the
     top level.
-
-    Raises:
-        ConfigError: If a section is not a mapping, a key in it is unknown, or a key stands in two
-            places with different values.
     """
     out = {key: value for key, value in given.items() if key not in sections}
     if "algorithm_parameters" in given:
@@ -102,9 +94,6 @@ def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tu
 
     ``server.training_server`` becomes ``bind``, unless ``bind`` is given. All other keys are kept, except those without a
     meaning.
-
-    Returns:
-        The translated mapping, and a tuple of the removed keys that have no meaning for the learner.
     """
     out = {key: value for key, value in given.items() if key not in (*_NO_MEANING_HERE, "server")}
     ignored = [key for key in _NO_MEANING_HERE if key in given]

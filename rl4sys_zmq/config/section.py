@@ -22,21 +22,12 @@ class ConfigSection:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Create the options from a mapping, the value of their key in a configuration file.
-
-        Raises:
-            ConfigError: If a key is unknown or a value is invalid.
-        """
+        """Create the options from a mapping, the value of their key in a configuration file."""
         return cls(**parse_options(cls, given))
 
     @classmethod
     def read(cls, value: object) -> Self:
-        """Return options unchanged, or create them from a mapping.
-
-        Raises:
-            ConfigError: If a key is unknown or a value is invalid.
-            InvalidValue: If the value is neither options nor a mapping.
-        """
+        """Return options unchanged, or create them from a mapping."""
         return value if isinstance(value, cls) else cls.from_mapping(mapping(value))
 
     def to_json(self) -> dict[str, object]:

@@ -24,9 +24,6 @@ def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
 
     These keys (`FLAT_KEYS`) come from `flat` and from ``config.algorithm_parameters``. They are removed from the parameters,
     because the spaces then contain the same information.
-
-    Raises:
-        ConfigError: If two values contradict each other, or if ``act_dim`` or ``act_limit`` is missing for continuous actions.
     """
     parameters = dict(config.algorithm_parameters)
     found: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from rl4sys_zmq.config.section import ConfigSection
 class WeightsConfig(ConfigSection):
     """The options for the encoding of the weights that a learner sends to actors: the key ``weights`` in a configuration.
 
-    The learner takes each option from the first of these that sets it: its entry for the client (a policy with its learner),
+    The learner takes each option from the first of these that sets it: its entry for the client,
     the client's first actor, its own options, the default. An option that is None is not set.
 
     Raises:

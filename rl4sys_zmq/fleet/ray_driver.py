@@ -62,11 +62,7 @@ class FleetDriver(Driver):
         self._reported = ""
 
     def run(self) -> None:
-        """Follow the fleet's packets and the actors, until the fleet closes the socketpair. Then terminate the actors.
-
-        Raises:
-            RuntimeError: If the node that this process is connected to has left the cluster.
-        """
+        """Follow the fleet's packets and the actors, until the fleet closes the socketpair. Then terminate the actors."""
         while self._read(wait=not self._placements):
             now = time.monotonic()
             if self._nodes_are_due(now):

@@ -68,18 +68,7 @@ class RayActorEngine(ActorEngine):
         on_output: Callable[[int, str], None] = lambda index, line: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Connect to the cluster, at most `CONNECT_S` seconds.
-
-        Args:
-            arguments: Returns the arguments of the node's Python interpreter for an actor, as the command of `ProcessEngine`.
-            address: ``local``, ``auto``, the ``HOST:PORT`` of the head node, or None: that in ``RAY_ADDRESS``, else ``local``.
-            on_output: Called with the index of an actor and each line of its output that is not a report.
-            say: Called with one line of text for each event of the cluster.
-
-        Raises:
-            ConfigError: If Ray is not installed, ``RAY_ADDRESS`` is invalid, or no node of the cluster has a CPU.
-            TransportError: If the cluster cannot be reached, or has another version of Ray or of Python.
-        """
+        """Connect to the cluster, at most `CONNECT_S` seconds."""
         self._arguments, self._on_output, self._say = arguments, on_output, say
         self._address = cluster_address(address)
         self._numbers = itertools.count(1)
@@ -94,11 +83,7 @@ class RayActorEngine(ActorEngine):
             raise
 
     def start(self, index: int, start: int) -> RayActorHandle:
-        """Start an actor as soon as there is a connection and a node with a free CPU. After the end of a driver, start another.
-
-        Raises:
-            OSError, subprocess.SubprocessError: If no driver process can be started.
-        """
+        """Start an actor as soon as a node has a free CPU. After the end of a driver, start another."""
         driver = self._driver or self._start_driver()
         number = next(self._numbers)
         packet = encode_packet(START, number=number, arguments=list(self._arguments(index, start)), folder=os.getcwd())

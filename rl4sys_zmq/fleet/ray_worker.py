@@ -34,19 +34,7 @@ class RayWorker:
         self._engine: ProcessEngine | None = None
 
     def start(self, arguments: Sequence[str], folder: str, version: str) -> dict[str, str]:
-        """Start the child process.
-
-        Args:
-            arguments: The arguments of the node's Python interpreter.
-            folder: The working directory, if the node has it.
-            version: The version of this library that the fleet has.
-
-        Returns:
-            ``node``, ``host``, and the ``error`` because of which no process was started. The error is empty if one was.
-
-        Raises:
-            OSError: If the process cannot be started now.
-        """
+        """Start the child process."""
         import ray
 
         error = ""
@@ -66,14 +54,7 @@ class RayWorker:
         return {"node": ray.get_runtime_context().get_node_id(), "host": ray.util.get_node_ip_address(), "error": error}
 
     def follow(self, grace_s: float | None) -> dict[str, Any]:
-        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds.
-
-        Args:
-            grace_s: Begin to end the actor first, with this time to drain in seconds. None: do not.
-
-        Returns:
-            ``report`` (a line of JSON, empty if there is none), ``lines``, and ``exit_code`` (None while the actor is alive).
-        """
+        """Wait for a report, output or the end of the actor, at most `FOLLOW_S` seconds."""
         process, engine = self._process, self._engine
         assert process is not None and engine is not None, "start comes first"
         if grace_s is not None:

@@ -11,7 +11,7 @@ one client, and `client_report` its part of the status. `dispatcher` sends segme
 versions, and `checkpointing` loads and saves it. `placement` moves it to its device, and `rank_group` starts the processes that
 train with it (the option ``learners``).
 
-`relays` chooses the relays (which pass weights on) for an actor. `recorder` writes the run directory.
+`relays` chooses the relays for an actor. `recorder` writes the run directory.
 """
 
 from rl4sys_zmq.config import LearnerConfig

@@ -1,4 +1,4 @@
-"""Alarms of a client (a policy with its learner): named and counted problems that do not stop the client.
+"""Alarms of a client: named and counted problems that do not stop the client.
 
 The gateway thread (the learner's network thread) has one `Alarms` object for each client. A learner thread raises an alarm with
 the wire message `OperatorAlarm`, and code in the gateway thread raises one with `Alarms.note`. The command ``status`` shows all
@@ -59,7 +59,6 @@ class Alarms:
     """The alarms (named and counted problems) of one client, a policy with its learner. Use it in one thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
-        """Create the object without alarms."""
         self._clock, self._unix = clock, unix
         self._kinds: dict[str, AlarmCount] = {}
         self._news = False

@@ -44,14 +44,13 @@ class Learner(Resource):
     """A learner, which receives segments from actors, trains one policy for each client, and publishes the weights.
 
     A *client* is a policy with the thread that trains it (the learner thread). A *segment* is some consecutive steps of an
-    episode. A learner runs a gateway thread (the network thread), one learner thread for each client, a journal (the record of
-    accepted segments), and, with a run directory, a recorder (the writer of the log and the metrics).
+    episode. A learner runs a gateway thread, one learner thread for each client, a journal, and, with a run directory, a
+    recorder.
 
     ::
 
         with Learner(LearnerConfig(bind="inproc://lab", run_dir=None)) as learner:
-            ...  # actors connect from any process
-            learner.wait(client_id="luna", version=3, timeout_s=30)
+            ...  # actors connect from any process learner.wait(client_id="luna", version=3, timeout_s=30)
 
     Entering the block (or `start`) binds the sockets. Leaving it (or `close`) stops and joins the threads. With a run
     directory, the learner continues where the last learner in that directory stopped (see `LearnerConfig.resume`).
@@ -60,8 +59,8 @@ class Learner(Resource):
         config: The configuration.
         resumed_clients: The clients that were in the run directory at the start.
         start_notes: Lines of text for a person about parameters in which the configuration differs from the earlier run.
-        loss: A description of the missing part of the journal, if the learner was started without it (``resume:
-            accept-loss``); None if nothing is missing.
+        loss: A description of the missing part of the journal, if the learner was started without it (``resume: accept-loss``);
+            None if nothing is missing.
         rollback: A description of what was undone to return to an earlier checkpoint; None unless ``config.resume`` names a
             checkpoint.
     """
@@ -88,8 +87,8 @@ class Learner(Resource):
             AddressInUse: If another socket is bound to the address.
             TransportError: If the address cannot be bound, or the Ray cluster cannot be reached.
             RunDirectoryError: If the run directory cannot be written.
-            JournalLost: If the journal (the record of accepted segments) or a part of it is missing. With ``resume:
-                accept-loss``, the learner starts without the missing part.
+            JournalLost: If the journal or a part of it is missing. With ``resume: accept-loss``, the learner starts without the
+                missing part.
             JournalError, CheckpointError: If the saved state cannot be used, or another learner uses it.
             ConfigError: If a plugin cannot be imported, if the run directory needs an extra that is not installed, or if the
                 saved state contradicts the configuration.
@@ -162,8 +161,8 @@ class Learner(Resource):
     def status(self) -> dict[str, Any]:
         """Return the state of the learner as a JSON document.
 
-        It has the learner's counters and, for each client (a policy), its actors, queues, credit (permission to send) and
-        verdicts (results for segments).
+        It has the learner's counters and, for each client, its actors, queues, credit (permission to send) and verdicts
+        (results for segments).
 
         Raises:
             LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
@@ -228,7 +227,7 @@ class Learner(Resource):
         return found
 
     def save(self, *, timeout_s: float, partial: bool = False) -> None:
-        """Write a checkpoint of every running client (a policy in training) now.
+        """Write a checkpoint of every running client now.
 
         Args:
             timeout_s: Longest time to wait, in seconds.
@@ -282,9 +281,9 @@ class Learner(Resource):
         A client is a policy with the thread that trains it.
 
         With a run directory, the client continues from its newest checkpoint, and the segments accepted after that checkpoint
-        are delivered to the new thread from the journal (the record of accepted segments). Without a run directory, training
-        starts from the beginning, and segments not trained on so far count as rolled back (given up). The new thread has a new
-        generation number, which identifies it.
+        are delivered to the new thread from the journal. Without a run directory, training starts from the beginning, and
+        segments not trained on so far count as rolled back (given up). The new thread has a new generation number, which
+        identifies it.
 
         Args:
             client_id: The client.
@@ -304,7 +303,7 @@ class Learner(Resource):
             raise error
 
     def forget(self, client_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Remove a client (a policy with its learner thread), and discard its segments that wait for training.
+        """Remove a client, and discard its segments that wait for training.
 
         Its checkpoint folders are renamed to ``NUMBER.abandoned``. The sessions of its actors are closed. The next actor that
         joins with this `client_id` creates a new client without data.
@@ -334,7 +333,7 @@ class Learner(Resource):
 
         The actor's accepted segments remain, and those that wait for training will be trained on. The actor's position in the
         numbering of its segments is kept until then; an actor that returns earlier continues from that position. An actor that
-        returns later with segments on disk (a spool) can deliver a segment a second time, if the segment was accepted and the
+        returns later with segments on disk can deliver a segment a second time, if the segment was accepted and the
         acknowledgement did not reach the actor.
 
         Args:
@@ -389,8 +388,8 @@ class Learner(Resource):
 
         Raises:
             MemoryExceeded: If the process uses more than `LearnerConfig.max_memory_bytes` and closing connections did not help.
-            WorkerDied: If another thread ended with an exception: the gateway (network), the journal (the record of accepted
-                segments), the recorder (log and metrics) or the reader of the access list.
+            WorkerDied: If another thread ended with an exception: the gateway (network), the journal, the recorder (log and
+                metrics) or the reader of the access list.
         """
         self._running.raise_if_dead()
         if self._memory is not None:

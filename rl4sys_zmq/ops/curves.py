@@ -23,7 +23,7 @@ WINDOW = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningCurve:
-    """The learning curve of one client (a trained policy): ``N`` episodes in the order in which they ended.
+    """The learning curve of one client: ``N`` episodes in the order in which they ended.
 
     Arrays are float64 ``[N]``.
 
@@ -66,7 +66,7 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 @dataclass(slots=True)
 class _ClientCurve:
-    """The learning curve of one client (a trained policy) while the log of a run is read. `note` adds one record of the log.
+    """The learning curve of one client while the log of a run is read. `note` adds one record of the log.
 
     Attributes:
         rows: Return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone.

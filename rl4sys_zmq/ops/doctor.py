@@ -80,15 +80,6 @@ def diagnose(
     """Test the connection from an actor's machine to a learner in stages, and yield the result of each stage in order.
 
     After a failure, further stages are ``not reached``.
-
-    Args:
-        address: The learner's address, host:port or a URI.
-        keys: The keys of the user. None: connect without keys.
-        config: The configuration of an actor, for the stage ``configuration``. None: skip this stage.
-        timeout_s: The time limit of each stage, in seconds.
-
-    Raises:
-        InvalidValue, TransportError: If `address` is not a valid address.
     """
     diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False
@@ -183,15 +174,7 @@ class _Diagnosis:
         return "the learner accepts this key, and its key is as expected" if self._keys is not None else "no keys on either side"
 
     def _shake_hands(self, socket: Socket, silent: str) -> None:
-        """Wait until the ZeroMQ handshake of a socket has succeeded.
-
-        Args:
-            socket: A socket whose events are monitored.
-            silent: The error message if nothing happens in time.
-
-        Raises:
-            LearnerUnreachable: If the handshake is refused, fails twice, or does not end in time.
-        """
+        """Wait until the ZeroMQ handshake of a socket has succeeded."""
         failures: list[str] = []
 
         def look() -> bool | None:
@@ -280,11 +263,7 @@ class _Diagnosis:
         return "; ".join(self._follow(relay, self._config.client_id) for relay in relays)
 
     def _follow(self, relay: RelayAddress, client_id: str) -> str:
-        """Ask a relay for the weights of a client, and return the result as text.
-
-        Raises:
-            LearnerUnreachable: If the relay does not answer, or refuses.
-        """
+        """Ask a relay for the weights of a client, and return the result as text."""
         keys = UserKeys(self._keys.own, relay.key) if self._keys is not None and relay.key is not None else None
         with Socket.dealer(Address.parse(relay.address), secure=curve_client(keys) if keys is not None else None) as dealer:
             answer = ask(dealer, FollowWeights(client_id), (WeightsSource, Refused), self._timeout_s)
@@ -300,8 +279,8 @@ class _Diagnosis:
     def _listen(self, pub: Address) -> str:
         """Connect to the socket that publishes weights, and return the result as text.
 
-        If the stage ``configuration`` has joined a client (a policy with its learner), also wait for the client's beacon, the
-        message with the newest version, which the learner publishes once a second.
+        If the stage ``configuration`` has joined a client, also wait for the client's beacon, the message with the newest
+        version, which the learner publishes once a second.
         """
         with Socket.sub(pub, secure=self._secure, watch=True) as sub:
             if self._welcome is None:

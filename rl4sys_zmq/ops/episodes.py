@@ -23,15 +23,7 @@ SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
 
 
 def make_environment(arguments: Mapping[str, Any]) -> Any:
-    """Create a Gymnasium environment.
-
-    Args:
-        arguments: Arguments of ``gymnasium.make``, with ``id``.
-
-    Raises:
-        ConfigError: If Gymnasium, the environment or a package that it needs is missing, an argument is unknown, or the
-            environment's constructor raises an exception.
-    """
+    """Create a Gymnasium environment."""
     try:
         import gymnasium
     except ModuleNotFoundError as exc:
@@ -55,11 +47,7 @@ def make_environment(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
-    """Check that an environment has the spaces of a policy.
-
-    Raises:
-        ConfigError: If a space differs. The message has both.
-    """
+    """Check that an environment has the spaces of a policy."""
     for key, ours, theirs in (
         ("observation_space", agent.spec.observation_space, observation_space_from(env.observation_space)),
         ("action_space", agent.spec.action_space, space_from(env.action_space)),
@@ -69,11 +57,7 @@ def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
 
 
 def mask_in(info: Mapping[str, Any], layout: ActionLayout) -> Any:
-    """Return the mask in the info of a reset or step, for the observation that came with it.
-
-    Returns:
-        The mask, unchecked. None if the info has none or the actions have no choices: all actions are allowed.
-    """
+    """Return the mask in the info of a reset or step, for the observation that came with it."""
     return info.get(MASK_KEY) if layout.choices else None
 
 
@@ -116,12 +100,6 @@ def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], No
     """Play one episode. Return its return and its length in steps.
 
     Actions that the environment forbids by a mask in its ``info`` are not chosen.
-
-    Args:
-        agent: The agent that acts.
-        env: The environment.
-        seed: The seed of the initial state.
-        check: A function that is called each `CHECK_STEPS` steps, and ends the episode if it raises.
     """
     layout = action_layout(agent.spec.action_space)
     observation, info = env.reset(seed=seed)

@@ -28,12 +28,7 @@ NICENESS = 10
 
 
 def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str, Any]:
-    """Play the episodes of a request. Return their returns and lengths, or the error.
-
-    Args:
-        request: The folder of the policy (``policy``), the arguments of ``gymnasium.make`` (``env``), ``episodes``, ``seed``.
-        environments: The environment of earlier requests, which is used again. One that has raised an exception is removed.
-    """
+    """Play the episodes of a request. Return their returns and lengths, or the error."""
     try:
         with FrozenAgent(request["policy"], seed=request["seed"]) as agent:
             env_id = request["env"]["id"]
@@ -56,11 +51,7 @@ def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Answer requests until the socket is closed. Return the exit status of the process.
-
-    Args:
-        argv: The arguments of the command: the file descriptor of the socket. None: those of this process.
-    """
+    """Answer requests until the socket is closed. Return the exit status of the process."""
     begin_child(signal.SIGINT, signal.SIGTERM)  # the learner closes the socket to end this process
     _guard = end_group_with_process()
     os.nice(NICENESS)

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], timeout_s: float) -> Message | None:
-    """Send a message, and return the first reply whose type is in `answers`, or None if no such reply arrives in time.
-
-    Raises:
-        LearnerUnreachable: If a reply is not a valid message.
-    """
+    """Send a message, and return the first reply whose type is in `answers`, or None if no such reply arrives in time."""
     dealer.send(encode(message))
 
     def look() -> Message | None:

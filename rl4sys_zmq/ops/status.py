@@ -22,18 +22,7 @@ LOOK_S = 0.1
 
 
 def request_status(address: str, timeout_s: float, keys: UserKeys | None = None) -> dict[str, Any]:
-    """Request the status of a learner and return it.
-
-    Args:
-        address: The learner's address, host:port or a URI.
-        timeout_s: Longest time to wait, in seconds.
-        keys: Keys with the role ``admin``, for a learner with keys.
-
-    Raises:
-        LearnerUnavailable: If no reply arrives within `timeout_s`. The message has the reason if libzmq reports one.
-        ProtocolError: If the learner refuses the request or the keys, or the reply is not a message of this protocol.
-        ConfigError: If `address` is not a valid address.
-    """
+    """Request the status of a learner and return it."""
     answer = _request(address, StatusRequest(), timeout_s, keys)
     if not isinstance(answer, StatusReply):
         raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
@@ -45,20 +34,7 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
 def request_command(
     address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
 ) -> OperatorCommandDone:
-    """Send an operator's command, such as a restart of a learner thread, to a learner, and return the result.
-
-    Args:
-        address: The learner's address, host:port or a URI.
-        command: The command.
-        timeout_s: Longest time to wait, in seconds. A command that has begun continues after that.
-        keys: Keys with the role ``admin``, for a learner with keys.
-
-    Raises:
-        ConfigError: If the client or the actor does not exist, or `address` is not a valid address.
-        LearnerUnavailable: If no reply arrives within `timeout_s`.
-        ProtocolError: If the learner refuses the command or the keys, the reply is not a message of this protocol, or a restarted
-            client fails again.
-    """
+    """Send an operator's command, such as a restart of a learner thread, to a learner, and return the result."""
     answer = _request(address, command, timeout_s, keys)
     if not isinstance(answer, OperatorCommandDone):
         raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a command was a {type(answer).__name__}")
@@ -116,7 +92,7 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatusRow:
-    """The main figures of one client (a policy with its learner) in a learner's status report, as a row of a table.
+    """The main figures of one client in a learner's status report, as a row of a table.
 
     Attributes:
         mean_return: The mean return of the last 100 episodes. None before the first episode has ended.
@@ -209,7 +185,7 @@ HEADINGS = (
 
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
-    """Return a table row for each client (a policy with its learner) in a learner's status report, sorted by name."""
+    """Return a table row for each client in a learner's status report, sorted by name."""
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
 

@@ -25,7 +25,7 @@ LOOPBACK, ALL_INTERFACES = "tcp://127.0.0.1:0", "tcp://0.0.0.0:0"
 
 
 class RayEngine:
-    """The engine that trains each client (a policy with its learner) in an actor of a Ray cluster. See the module's text."""
+    """The engine that trains each client in an actor of a Ray cluster. See the module's text."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
         """Start the thread that connects to Ray, without waiting for it."""

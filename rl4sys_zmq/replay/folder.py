@@ -96,18 +96,7 @@ class StoreFolder:
         call_in_child(self, StoreFolder.abandon)
 
     def create(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
-        """Create the files of a new store, and then its manifest.
-
-        Args:
-            layout: Shape and dtype of each value of an item.
-            columns: Shape and dtype of each column, with all rows.
-
-        Returns:
-            The arrays by name, filled with zeros.
-
-        Raises:
-            StoreFileError: If the files cannot be written, for instance because the disk is full. No file remains.
-        """
+        """Create the files of a new store, and then its manifest."""
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
         fresh = self.path / f"{_NAME}manifest.tmp"
@@ -128,11 +117,7 @@ class StoreFolder:
         return made
 
     def columns(self, columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
-        """Open the files of an existing store that `create` made, and return their arrays by name.
-
-        Raises:
-            StoreFileError: If a file is missing or has another shape or dtype.
-        """
+        """Open the files of an existing store that `create` made, and return their arrays by name."""
         if self._files.keys() != columns.keys():
             raise StoreFileError(
                 self.path / _MANIFEST, "lists other files than such a store has; delete the folder to start again"
@@ -140,11 +125,7 @@ class StoreFolder:
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
-        """Create a file of zeros and return it as an array. An existing file of that name is overwritten.
-
-        Raises:
-            StoreFileError: If the file cannot be written. No file remains.
-        """
+        """Create a file of zeros and return it as an array. An existing file of that name is overwritten."""
         path = self.path / name
         try:
             with _as_store_error(path), os.fdopen(open_private(path), "wb") as file:
@@ -158,11 +139,7 @@ class StoreFolder:
             raise
 
     def open(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
-        """Open a file that `make` created, and return it as an array.
-
-        Raises:
-            StoreFileError: If the file is missing, or its shape, dtype or size is not that of `leaf`.
-        """
+        """Open a file that `make` created, and return it as an array."""
         path = self.path / name
         with _as_store_error(path):
             with path.open("rb") as file:
@@ -183,11 +160,7 @@ class StoreFolder:
                 array.flush()
 
     def close(self) -> None:
-        """Write all changes to the disk, mark the folder as intact, and unlock it. A second call does nothing.
-
-        Raises:
-            StoreFileError: If the disk fails. The folder is released anyway.
-        """
+        """Write all changes to the disk, mark the folder as intact, and unlock it. A second call does nothing."""
         if self._lock < 0:
             return
         try:

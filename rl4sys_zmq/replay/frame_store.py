@@ -49,10 +49,6 @@ class FrameStore:
         """Use the frames of a store that was saved on disk.
 
         A block is an array of frames. A slot is the index of a frame, counted over all blocks.
-
-        Args:
-            blocks: The blocks, in order of their slots.
-            slots: ``[rows, ...]``, the slots that each row of the data store refers to, newest row last.
         """
         self._blocks = list(blocks)
         self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
@@ -63,9 +59,6 @@ class FrameStore:
         """Store frames ``[n, *shape]``, and return their slots ``[n]`` (indices in the store). Equal frames share a slot.
 
         The method adds a reference to the slot of each frame.
-
-        Raises:
-            StoreFileError: If a block cannot be created. No reference was added.
         """
         slots: list[int] = []
         try:

@@ -70,17 +70,7 @@ class StoreLayout:
         self.leaves = dict(leaves)
 
     def pack(self, rows: Sequence[Mapping[str, object]]) -> dict[str, NDArray[Any]]:
-        """Check items, and stack their values.
-
-        Args:
-            rows: Items as flat dicts from the path to the value.
-
-        Returns:
-            For each path, an array ``[len(rows), *shape]`` of the value's dtype. The array can share memory with an item.
-
-        Raises:
-            DataError: If an item lacks a key, or has an unknown key or a value of another shape or dtype.
-        """
+        """Check items, and stack their values."""
         for row in rows:
             if row.keys() != self.leaves.keys():
                 raise self._other_keys(row)
@@ -111,15 +101,7 @@ class StoreLayout:
 
 
 def as_leaf(path: str, value: object) -> NDArray[Any]:
-    """Convert a value to an array in little-endian byte order.
-
-    Args:
-        path: Path of the value, for the error message.
-        value: An array of any library, a number, or anything that numpy converts to an array. bfloat16 becomes float32.
-
-    Raises:
-        DataError: If the result is not an array of numbers or booleans.
-    """
+    """Convert a value to an array in little-endian byte order."""
     try:
         found = None if type(value) is np.ndarray and value.dtype.str in DTYPES else array_from(value)
         array = np.asarray(value) if found is None else found
@@ -136,15 +118,7 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
 
 
 def flag(path: str, value: object) -> bool:
-    """Convert a value to a bool.
-
-    Args:
-        path: Path of the value, for the error message.
-        value: A boolean, 0 or 1.
-
-    Raises:
-        DataError: If the value is neither a boolean nor 0 or 1.
-    """
+    """Convert a value to a bool."""
     if type(value) is bool:
         return value
     array = as_leaf(path, value)
@@ -159,15 +133,7 @@ def is_space(value: object) -> bool:
 
 
 def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
-    """Return the shape and dtype of each array in the elements of a space, by path.
-
-    Args:
-        prefix: First part of each path.
-        space: Space of Gymnasium or of this library: a Dict, or any space with a shape and a dtype.
-
-    Raises:
-        ConfigError: If the elements of the space are not arrays of one shape.
-    """
+    """Return the shape and dtype of each array in the elements of a space, by path."""
     parts = getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
         return {path: leaf for key, part in parts.items() for path, leaf in space_leaves(f"{prefix}/{key}", part).items()}
@@ -178,14 +144,7 @@ def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
 
 
 def copy_payload(value: object) -> Any:
-    """Return a copy of an item, with copies of its arrays, so that the caller can change the original.
-
-    Args:
-        value: The item: nested dicts, lists and tuples of arrays, numbers, strings, bytes, bools and None.
-
-    Raises:
-        DataError: If a part of the item cannot be sent. The error contains the path of that part.
-    """
+    """Return a copy of an item, with copies of its arrays, so that the caller can change the original."""
     return map_tree(_copy_leaf, value, _data_error, STORED_DEPTH)
 
 
@@ -222,11 +181,7 @@ def _copy_array(array: Any, value: object, path: Path) -> Any:
 
 
 def zeros(leaf: ArraySpec) -> NDArray[Any]:
-    """Create an array in memory, filled with zeros.
-
-    Raises:
-        ConfigError: If there is not enough memory.
-    """
+    """Create an array in memory, filled with zeros."""
     try:
         return np.zeros(leaf.shape, leaf.dtype)
     except (MemoryError, ValueError) as exc:
@@ -254,9 +209,6 @@ def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:
     """Convert an array to the dtype of a column (the array that stores the values).
 
     Only rounding to a float dtype can change values.
-
-    Raises:
-        DataError: If the dtype cannot hold a value, or a float would be stored as an integer.
     """
     target = leaf.dtype
     if array.dtype == target:

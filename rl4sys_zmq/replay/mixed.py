@@ -33,16 +33,7 @@ class DemonstrationReplay:
         fraction: float,
         digest: int,
     ) -> None:
-        """Store the demonstrations.
-
-        Args:
-            observation_space: The space of the observations.
-            action_space: The space of the actions.
-            options: The options of the other replay. The capacity and the priorities do not apply here.
-            segments: The demonstrations.
-            fraction: The fraction of a batch that is demonstrated.
-            digest: The number that identifies the demonstrations.
-        """
+        """Store the demonstrations."""
         capacity = sum(segment.steps for segment in segments)
         self._memory = ReplayMemory(observation_space, action_space, replace(options, capacity=capacity, priority=None))
         for segment in segments:

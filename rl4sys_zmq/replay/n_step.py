@@ -62,13 +62,6 @@ def n_step_sequences(
     """Compute the n-step returns of all valid steps of ``B`` sequences. Those of the other steps have no meaning.
 
     As in `n_step_columns`, only rewards of the same sequence are used, so a step near its end looks ahead fewer steps.
-
-    Args:
-        rewards: ``[B, T]``.
-        terminated: True for a step after which the episode terminated, ``[B, T]``. It can only be the last valid step.
-        valid: True for the steps of a sequence, ``[B, T]``: at least one, and without a gap.
-        n_step: Number of rewards that are summed.
-        gamma: Discount per step.
     """
     steps = valid.shape[1]
     rows = np.arange(steps)

@@ -58,11 +58,7 @@ class RowPieces:
         self._known: dict[int, tuple[int, str]] = {}  # for a complete piece, its first row and its name when it was last copied
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return the rows, as pieces, and their numbers.
-
-        Args:
-            stored: Names of pieces that the reader has. They are returned without their arrays.
-        """
+        """Return the rows, as pieces, and their numbers."""
         begin, end = self._ring.begin, self._ring.end
         self._known = {number: known for number, known in self._known.items() if (number + 1) * self._size > begin}
         numbers = range(begin // self._size, -(-end // self._size)) if begin < end else ()
@@ -70,15 +66,7 @@ class RowPieces:
         return {"begin": begin, "end": end, "pieces": pieces}
 
     def load(self, state: Mapping[str, Any], fill: Mapping[str, object]) -> None:
-        """Restore a state that `state` has returned, with all arrays.
-
-        Args:
-            state: The state.
-            fill: Columns that can be missing in pieces, and their value there. They are created if a piece has them.
-
-        Raises:
-            ConfigError: If the rows do not fit in this ring.
-        """
+        """Restore a state that `state` has returned, with all arrays."""
         ring, begin, end = self._ring, int(state["begin"]), int(state["end"])
         if not 0 <= begin <= end <= begin + ring.capacity:
             raise ConfigError(

@@ -97,19 +97,7 @@ class RowPriorities:
         return self._tree[ids % self._ring.capacity]
 
     def update(self, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
-        """Set the priorities of rows (steps of the buffer). Ignore rows that were overwritten.
-
-        Args:
-            ids: ``[n]``, numbers of the rows.
-            priorities: ``[n]``, the new priorities.
-
-        Returns:
-            The number of rows whose priority was set.
-
-        Raises:
-            DataError: If the two arrays are not one-dimensional and of the same length, a number is not that of a past or present
-                row, or a priority is negative or so large that its mass (see `masses`) is not finite. No priority was set.
-        """
+        """Set the priorities of rows (steps of the buffer). Ignore rows that were overwritten."""
         ring = self._ring
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")
@@ -136,11 +124,6 @@ class RowPriorities:
 
         The method draws from all rows and replaces rows that are not allowed by further draws. If rows are still missing after
         `_ROUNDS` attempts, they are drawn from a list of all allowed rows.
-
-        Args:
-            count: Number of rows.
-            draws: Source of random numbers.
-            allowed: The rows that can be drawn, at least one. None: all rows.
         """
         self._add_new()
         found: list[Ids] = []
@@ -199,11 +182,7 @@ class RowPriorities:
         return {"masses": self.masses(held), "greatest": self._greatest, **options}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned for the same rows. With other options, compute the masses anew.
-
-        Raises:
-            ConfigError: If the state has another number of rows than the ring, or a mass that cannot be.
-        """
+        """Restore a state that `state` has returned for the same rows. With other options, compute the masses anew."""
         held, masses = np.arange(self._ring.begin, self._ring.end), np.asarray(state["masses"], np.float64)
         if masses.shape != held.shape or not np.all((masses > 0) & np.isfinite(masses)):
             raise ConfigError(

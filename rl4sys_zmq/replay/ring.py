@@ -63,16 +63,7 @@ class RowRingBuffer:
         return name in self._columns or name in self._shared
 
     def allocate(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> None:
-        """Create the columns, or open the columns in the folder.
-
-        Args:
-            layout: Shape and dtype of each value of an item, to be saved in the folder.
-            columns: Shape and dtype of one row in each column.
-
-        Raises:
-            StoreFileError: If the columns cannot be created, or the folder has other columns.
-            ConfigError: If the columns do not fit in memory.
-        """
+        """Create the columns, or open the columns in the folder."""
         whole = {name: ArraySpec((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
         if self._folder is None:
             self._columns = {name: self.make(leaf) for name, leaf in whole.items()}
@@ -98,11 +89,7 @@ class RowRingBuffer:
         return columns | {name: column.leaf for name, column in self._shared.items()}
 
     def add(self, name: str, leaf: ArraySpec, fill: object) -> None:
-        """Create one more column, in which every row has the value `fill`. The ring must have no folder.
-
-        Raises:
-            ConfigError: If the column does not fit in memory.
-        """
+        """Create one more column, in which every row has the value `fill`. The ring must have no folder."""
         self._columns[name] = self.make(ArraySpec((self.capacity, *leaf.shape), leaf.dtype))
         self._columns[name][...] = fill
 
@@ -123,16 +110,7 @@ class RowRingBuffer:
             column.reserve()
 
     def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
-        """Return copies of the frames of rows in the columns of one call of `share`, each frame once.
-
-        Args:
-            names: The names of the columns.
-            ids: Numbers of the rows.
-
-        Returns:
-            The frames, in the order of their first use, and for each column the indices of the frames of each row, int32
-            ``[rows, frames per value]``.
-        """
+        """Return copies of the frames of rows in the columns of one call of `share`, each frame once."""
         columns = [self._shared[name] for name in names]
         used = np.stack([c.slots(ids % self.capacity) for c in columns])
         slots, first, inverse = np.unique(used, return_index=True, return_inverse=True)
@@ -164,12 +142,7 @@ class RowRingBuffer:
         self._span[0] = max(self.begin, min(number, self.end))
 
     def append(self, blocks: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Write `count` rows to all columns. Call `make_room` first. `count` must not exceed the capacity.
-
-        Args:
-            blocks: For each column, an array ``[count, ...]``.
-            count: Number of rows.
-        """
+        """Write `count` rows to all columns. Call `make_room` first. `count` must not exceed the capacity."""
         end = self.end
         first = end % self.capacity
         before = min(count, self.capacity - first)  # the rows before the end of the columns; the others are at their beginning
@@ -218,15 +191,7 @@ class RowRingBuffer:
                     yield from ((name, start, min(start + _TURN, high)) for name in self._shared)
 
     def held(self, key: str, ids: object) -> Ids:
-        """Check that the buffer has the rows with the given numbers, and return the numbers as int64.
-
-        Args:
-            key: Name of the argument, for the error message.
-            ids: Row numbers.
-
-        Raises:
-            DataError: If `ids` is not a one-dimensional array of integers, or a row is not in the ring.
-        """
+        """Check that the buffer has the rows with the given numbers, and return the numbers as int64."""
         array = as_leaf(key, ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise DataError(key, f"shape {array.shape} and dtype {array.dtype}, not one dimension of integers")

@@ -45,11 +45,7 @@ class ScratchArrays:
             raise ConfigError(f"{problem}; use a smaller buffer_size, or a run directory on a larger disk", key="buffer_size")
 
     def __call__(self, leaf: ArraySpec) -> NDArray[Any]:
-        """Create an array of zeros.
-
-        Raises:
-            ConfigError: If the disk is full or fails.
-        """
+        """Create an array of zeros."""
         size = max(1, leaf.dtype.itemsize * prod(leaf.shape))
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:

@@ -28,11 +28,6 @@ class SpaceColumns:
     """
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space) -> None:
-        """Create the columns.
-
-        Raises:
-            ConfigError: If the action space is a Dict or Tuple.
-        """
         if isinstance(action_space, DictSpace | TupleSpace):
             text = f"a replay stores actions of one array, not of {action_space!s:.80}; use an on-policy algorithm, such as PPO"
             raise ConfigError(text, key="action_space")
@@ -43,11 +38,7 @@ class SpaceColumns:
         self._actions = ArraySpec(action_space.shape, _dtype(action_space))
 
     def observations(self, role: str = OBSERVATIONS) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of each array of an observation, by the name of its column.
-
-        Args:
-            role: First part of the names, to tell several observations of a row apart.
-        """
+        """Return the shape and dtype of each array of an observation, by the name of its column."""
         spaces = self._leaves.spaces
         return {
             name: ArraySpec(space.shape, _observation_dtype(space)) for name, space in zip(self._names(role), spaces, strict=True)

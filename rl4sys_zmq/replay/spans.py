@@ -46,11 +46,7 @@ class DrawableSteps:
         return allowed
 
     def bounds_of(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return the bounds of the trajectory of each of the given stored rows (numbers of steps).
-
-        Returns:
-            Two arrays: the first stored row of each trajectory, and its last row plus one.
-        """
+        """Return the bounds of the trajectory of each of the given stored rows (numbers of steps)."""
         which = self._which(ids)
         return self.begins[which], self.ends[which]
 
@@ -104,12 +100,6 @@ class TrajectorySpans:
 
         A row can be drawn if its trajectory has at least `min_length` stored rows, and contains all rows at the offsets
         `sample_range` from the row.
-
-        Args:
-            begin: Oldest stored row.
-            end: Newest row, plus one.
-            sample_range: First offset (at most 0), and last offset plus one (at least 1).
-            min_length: Smallest number of stored rows of a trajectory.
         """
         low, high = sample_range
         starts, ends = self.bounds(begin, end)

@@ -7,24 +7,14 @@ from rl4sys_zmq.transports import Address
 
 
 def bind_address(where: int | str) -> Address:
-    """Return the address to bind. `where` is ``host:port``, a URI, or a port number, which binds 127.0.0.1.
-
-    Raises:
-        ConfigError: If the port is invalid.
-        TransportError: If the address is invalid.
-    """
+    """Return the address to bind. `where` is ``host:port``, a URI, or a port number, which binds 127.0.0.1."""
     if isinstance(where, str):
         return Address.parse(where)
     return Address("tcp", "127.0.0.1", _checked(where))
 
 
 def connect_address(host: object, port: int | None = None) -> Address:
-    """Return the address to connect to, from a host and a port, or from a URI in `host`.
-
-    Raises:
-        ConfigError: If the host is no text, or the port is invalid.
-        TransportError: If the address is invalid.
-    """
+    """Return the address to connect to, from a host and a port, or from a URI in `host`."""
     if not isinstance(host, str):
         raise ConfigError(f"the server is {host!r:.60}; expected a host or a URI as text", key="server_ip")
     if port is None or "://" in host:
@@ -35,16 +25,7 @@ def connect_address(host: object, port: int | None = None) -> Address:
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
-    """Convert a field of a configuration to an address. The field has a URI, or a port of `host`.
-
-    Args:
-        name: Name of the field, for error messages.
-        port: Value of the field.
-        host: Host name or IP address, if the field has a port.
-
-    Raises:
-        ConfigError: If the value is neither a port nor a URI. The message names the field.
-    """
+    """Convert a field of a configuration to an address. The field has a URI, or a port of `host`."""
     if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
         raise ConfigError(f"{name} is {port!r:.60}; expected a port, or a URI like tcp://host:port", key=name)
     try:

@@ -116,22 +116,7 @@ class EnvLease(Resource):
     def __init__(
         self, address: str, *, count: int | None, index: int | None, timeout_s: float, keys: str | Path | None = None
     ) -> None:
-        """Get the description of the environments from the server, and lease environments.
-
-        Args:
-            address: Address of the server.
-            count: Number of environments to lease. None: all environments of the server.
-            index: Index of the environment to lease, if `count` is 1. None: any free environment.
-            timeout_s: Longest time that a call can take, in seconds.
-            keys: The user's key file, if the server requires keys.
-
-        Raises:
-            CallTimeout: If no server answers.
-            CallRefused: Code ``OCCUPIED`` if too few environments are free. Code ``MISMATCH`` if the server is not a
-                `GymEnvServer`.
-            ConfigError: If the server's description or the timeout is invalid.
-            TransportError: If the address is invalid.
-        """
+        """Get the description of the environments from the server, and lease environments."""
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.slots: list[int] = []
         self._renewer = _LeaseRenewer(self)
@@ -175,10 +160,6 @@ class EnvLease(Resource):
 
         The request has a new random token (the number that identifies the lease). If the last request was not answered, its
         token is used again, so that the server does not lease twice.
-
-        Raises:
-            CallError: If the request is refused or not answered.
-            ConfigError: If the reply is malformed.
         """
         keeper = self._renewer
         if self._taken or not keeper.token:
@@ -209,10 +190,6 @@ class EnvLease(Resource):
 
         After a call that failed or got no reply, the state of the episodes is unknown. Further steps are then refused until a
         reset.
-
-        Raises:
-            CallRefused: Code ``GONE`` or ``OCCUPIED`` if the episodes no longer exist; call `reset`.
-            CallError: As `rl4sys_zmq.rpc.Caller.call`.
         """
         before = self._unsure
         if not self._taken or (before and verb == "step"):

@@ -21,11 +21,7 @@ GymSpace = gymnasium.Space[Any]
 
 
 def to_gymnasium(space: AnySpace) -> GymSpace:
-    """Return the Gymnasium space that corresponds to one of this library's spaces.
-
-    Raises:
-        ConfigError: If Gymnasium rejects the space.
-    """
+    """Return the Gymnasium space that corresponds to one of this library's spaces."""
     try:
         return _build(space)
     except (ArithmeticError, AssertionError, TypeError, ValueError) as exc:

@@ -69,20 +69,7 @@ def _require_pillow() -> None:
 
 
 def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, dict[str, Tree]]:
-    """Encode the images in a dict, for the keys that have a codec.
-
-    Args:
-        values: Payload. A payload that is not a dict is returned unchanged.
-        codecs: Codec for each key with images.
-
-    Returns:
-        A copy of the payload with None in place of each image, and a dict of the encoded images by key. Its values are lists
-        ``[format, shape, files]``.
-
-    Raises:
-        PayloadError: If an array under one of these keys does not hold images, or the images are larger than
-            `MAX_PIXEL_BYTES`.
-    """
+    """Encode the images in a dict, for the keys that have a codec."""
     if not isinstance(values, dict) or not codecs:
         return values, {}
     plain, images, total = dict(values), {}, 0
@@ -106,15 +93,7 @@ def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, 
 
 
 def read_images(images: Tree) -> dict[str, Tree]:
-    """Decode the dict of encoded images that `code_images` returned. The input can come from an untrusted peer.
-
-    Returns:
-        A dict from the key to the decoded array.
-
-    Raises:
-        ProtocolError: If the input is malformed, the images would be larger than `MAX_PIXEL_BYTES`, or Pillow is not installed
-            (code ``feature``).
-    """
+    """Decode the dict of encoded images that `code_images` returned. The input can come from an untrusted peer."""
     if not isinstance(images, dict):
         raise ProtocolError(RefusalReason.MALFORMED, "the images are not a dict")
     if images and not has_pillow():

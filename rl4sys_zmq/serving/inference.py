@@ -152,7 +152,7 @@ class InferenceClient(Resource):
         return set(self._client.call("$hello", {"terms": None})["methods"])
 
     def call(self, name: str, payload: Tree, timeout_s: float | None = None) -> Tree:
-        """Call an interface (a named function of the server) and wait for the reply.
+        """Call an interface and wait for the reply.
 
         Args:
             name: Name of the interface.
@@ -172,14 +172,14 @@ class InferenceClient(Resource):
         return self._client.call(name, payload, timeout_s)
 
     def submit(self, name: str, payload: Tree, timeout_s: float | None = None) -> Future[Tree]:
-        """Start a call of an interface (a named function of the server), and return a future for the reply.
+        """Start a call of an interface, and return a future for the reply.
 
         Do not change the arrays of the payload until the future is done.
         """
         return self._client.submit(name, payload, timeout_s)
 
     async def acall(self, name: str, payload: Tree, timeout_s: float | None = None) -> Tree:
-        """Call an interface (a named function of the server) and await the reply. The arguments are those of `call`."""
+        """Call an interface and await the reply. The arguments are those of `call`."""
         return await self._client.acall(name, payload, timeout_s)
 
     def stats(self) -> dict[str, Any]:

@@ -82,19 +82,6 @@ class LeaseTable:
         """Give a caller the right (the lease) to use environments.
 
         A *slot* is the index of an environment. Free slots are given first, then slots whose lease has expired.
-
-        Args:
-            token: Number that identifies the lease. If the lease exists, its slots are returned unchanged.
-            count: Number of slots.
-            index: The slot to lease, if `count` is 1. None: any slots.
-            now: Current time in seconds. None: read the clock.
-
-        Returns:
-            The indices of the slots, in order.
-
-        Raises:
-            CallRefusedByCallback: Code ``OCCUPIED`` if too few of these slots are free, ``UNKNOWN`` if `index` is out of range,
-                ``OCCUPIED`` or ``GONE`` if the lease with this token has ended.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
@@ -129,10 +116,6 @@ class LeaseTable:
         """Mark a lease (a caller's right to environments) as in use while one of its calls runs in the ``with`` block.
 
         Until the end of the block, the lease does not end, and no second call of the same lease can begin.
-
-        Raises:
-            CallRefusedByCallback: Code ``OCCUPIED`` if another caller now has one of the lease's environments, ``GONE`` if the
-                lease is unknown, ``BUSY`` while another call of the same lease runs.
         """
         with self._lock:
             lease = self._held(token)
@@ -151,7 +134,7 @@ class LeaseTable:
                     self._end(lease)
 
     def keep(self, token: int, now: float | None = None) -> bool:
-        """Renew a lease (the right to use environments). Return False if no lease has this token (identifying number)."""
+        """Renew a lease. Return False if no lease has this token (identifying number)."""
         with self._lock:
             lease = self._held(token)
             if lease is None:

@@ -50,7 +50,7 @@ class InsertRequest:
     """The request of a trainer client (an actor's connection to the trainer) to insert items into a data store.
 
     Attributes:
-        stream: Name of the trainer client, and the random number that identifies the numbering of its store (the lineage).
+        stream: Name of the trainer client, and the random number that identifies the numbering of its store.
         after: Number of the last item that the server acknowledged, according to the trainer client. If the server's own number
             is lower, it accepts nothing.
         known: Largest item number that the trainer client ever saw acknowledged, also by an earlier server.
@@ -132,16 +132,9 @@ class StoreInserter:
     def refill(self, streams: Iterable[StreamRow]) -> None:
         """Insert the journal's items that the store lacks, after a restart of the server.
 
-        Also restore, for each stream (one data store of an actor), the number of the last acknowledged item.
+        Also restore, for each stream, the number of the last acknowledged item.
 
         A store in memory gets all items of the journal. A store on disk lacks at most the last items.
-
-        Args:
-            streams: The streams in the journal, of all data stores.
-
-        Raises:
-            JournalError: If the journal cannot be read.
-            StoreFileError: If the store does not accept items.
         """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[JournaledItems]()
@@ -163,18 +156,11 @@ class StoreInserter:
         self._note()
 
     def mark(self, stream: StreamKey) -> int:
-        """Return the number of the last item that the server has from a stream (one data store of an actor), or -1 for none."""
+        """Return the number of the last item that the server has from a stream, or -1 for none."""
         return self._marks.get(stream, -1)
 
     def insert_waiting(self) -> InsertedItems | None:
-        """Insert accepted items that the store could not take earlier, for example because its disk was full.
-
-        Returns:
-            What this call has inserted; None if nothing waited.
-
-        Raises:
-            CallRefusedByCallback: If the store still does not accept items.
-        """
+        """Insert accepted items that the store could not take earlier, for example because its disk was full."""
         if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
             raise CallRefusedByCallback(
                 CallRefusalReason.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}"
@@ -182,11 +168,7 @@ class StoreInserter:
         return self._arrival()
 
     def take(self, offer: InsertRequest) -> InsertResult:
-        """Record the new items of a request in the journal, and insert them. Call `insert_waiting` first.
-
-        Raises:
-            CallRefusedByCallback: If no item was accepted. The trainer client can send the request again.
-        """
+        """Record the new items of a request in the journal, and insert them. Call `insert_waiting` first."""
         acked = self.mark(offer.stream)
         if offer.after > acked:
             return InsertResult(acked)
@@ -227,11 +209,7 @@ class StoreInserter:
         }
 
     def _fill(self, updates: list[JournaledItems]) -> None:
-        """Insert the items of journal entries (updates) into the store, except those that it has. Then empty the list.
-
-        Raises:
-            StoreFileError: If the store does not accept items.
-        """
+        """Insert the items of journal entries (updates) into the store, except those that it has. Then empty the list."""
         for update in updates:
             items, place = update.items, update.place
             if place.lineage == self.store.lineage:
@@ -285,11 +263,7 @@ class StoreInserter:
             self._gap_pending = False
 
     def _arrival(self) -> InsertedItems | None:
-        """Return the items that were inserted since the last call, to report them to the trainer's callback.
-
-        Returns:
-            The items. None if there are none, or if accepted items still wait for the store.
-        """
+        """Return the items that were inserted since the last call, to report them to the trainer's callback."""
         if self._waiting:
             return None
         self._note()
@@ -312,7 +286,7 @@ class StoreInserter:
         return NextItemPosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Count an entry (a list of items) that the journal has, and delete old entries that the store no longer needs.
+        """Count an entry that the journal has, and delete old entries that the store no longer needs.
 
         An old entry is deleted if the newer entries alone fill the store's capacity, or if the entries exceed the limit in
         bytes. A restart then no longer refills the store with these items.

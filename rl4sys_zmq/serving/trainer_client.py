@@ -162,15 +162,7 @@ class TrainerClient(Resource):
         return self._judged(done)
 
     def _update_all(self) -> UpdateResult:
-        """Update all data stores.
-
-        Returns:
-            The result. Its `error` concerns single items.
-
-        Raises:
-            CallError: If the server could not be reached or refused an update.
-            StoreFileError: As `update`.
-        """
+        """Update all data stores."""
         done = UpdateResult()
         for name in self._feeds:
             part = self._update(name, None)
@@ -395,11 +387,7 @@ class TrainerClient(Resource):
         return feed
 
     def _send_all(self, name: str, feed: StoreUploadState, from_id: int) -> UpdateResult:
-        """Send all items after `from_id` that the store holds at the start of this call.
-
-        Returns:
-            The result. Its `error` is the first exception that concerned single items and did not end the update.
-        """
+        """Send all items after `from_id` that the store holds at the start of this call."""
         acked, target = from_id, feed.latest()
         items = dropped = 0
         trouble: RL4SysError | None = None

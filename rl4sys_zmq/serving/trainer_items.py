@@ -29,9 +29,6 @@ def unpack_items(payload: Tree) -> list[Any]:
     """Split a payload of `pack_items` into its items. The payload can come from an untrusted peer.
 
     The arrays of the items are read-only views.
-
-    Raises:
-        CallRefusedByCallback: If the payload does not have the form of `pack_items`.
     """
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)

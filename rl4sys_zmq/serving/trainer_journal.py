@@ -5,7 +5,7 @@ columns of that class get another meaning here:
 
 - ``client_id``: the name of a data store of the server.
 - ``actor_id``: the name of a trainer client.
-- ``origin``: the random number that identifies the numbering of the trainer client's data store (its lineage).
+- ``origin``: the random number that identifies the numbering of the trainer client's data store.
 - A sequence number: the number of an item in the trainer client's data store.
 
 An entry is one list of items that a trainer client sent, encoded as a call message.
@@ -83,12 +83,7 @@ class StoreJournal(Resource):
     """
 
     def __init__(self, run_dir: Path, fsync: Fsync) -> None:
-        """Open the file ``stores.db`` in `run_dir`, or create it.
-
-        Raises:
-            RunDirectoryError: If the folder cannot be created.
-            JournalError: If the file is in use, cannot be read or written, or belongs to another version.
-        """
+        """Open the file ``stores.db`` in `run_dir`, or create it."""
         try:
             make_private(run_dir)
         except OSError as exc:
@@ -102,11 +97,7 @@ class StoreJournal(Resource):
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
     def commit(self, update: JournaledItems) -> int:
-        """Write items to the file, wait until they survive the end of the process, and return their size in bytes.
-
-        Raises:
-            CallRefusedByCallback: If the disk has failed before, the journal's thread has ended, or the server stops.
-        """
+        """Write items to the file, wait until they survive the end of the process, and return their size in bytes."""
         entry = _entry(update)
         with self._news:
             self._refuse_if_failing()
@@ -129,12 +120,9 @@ class StoreJournal(Resource):
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[JournaledItems, int]]:
-        """Yield each entry (a list of items) that the journal has for a data store, with its size in bytes, oldest first.
+        """Yield each entry that the journal has for a data store, with its size in bytes, oldest first.
 
         Damaged entries are skipped and logged.
-
-        Raises:
-            JournalError: If the file cannot be read.
         """
         after, more = 0, True
         while more:
@@ -217,11 +205,7 @@ def _encode(update: JournaledItems) -> list[Any]:
 
 
 def _decode(entry: JournalEntry) -> JournaledItems:
-    """Decode an entry of the file. Its checksum is already verified, so a failure means that another version wrote it.
-
-    Raises:
-        JournalError: If the entry cannot be decoded.
-    """
+    """Decode an entry of the file. Its checksum is already verified, so a failure means that another version wrote it."""
     try:
         payload = decode_call(entry.frames).payload
         place = NextItemPosition(*payload["place"])

@@ -19,16 +19,6 @@ def params_as_arrays(params: object) -> Tree:
     """Copy a network's parameters to numpy arrays. The trainer can then change its own parameters.
 
     The structure stays the same, except that mappings become dicts and named tuples become tuples. No framework is imported.
-
-    Args:
-        params: PyTorch tensors, JAX arrays, numpy arrays, or other objects that numpy converts to arrays of numbers; alone, or
-            nested in mappings, lists and tuples. The keys of a mapping are strings, or all of them are integers.
-
-    Returns:
-        The parameters. Those of type bfloat16 have the dtype `rl4sys_zmq.values.arrays.BFLOAT16_BITS`.
-
-    Raises:
-        PayloadError: If a part cannot be sent. The message has the path of the part.
     """
     return map_tree(_convert, params, _error)
 

@@ -57,26 +57,12 @@ class StoreUploadState:
         self.items = 0
 
     def latest(self) -> int:
-        """Return the number of the store's newest item.
-
-        Raises:
-            StoreFileError: If the store raises an exception.
-        """
+        """Return the number of the store's newest item."""
         with _as_store_error(self.store):
             return self.store.latest_data_id()
 
     def read_after(self, from_id: int) -> tuple[int, list[Any]]:
-        """Read the items for one message.
-
-        Args:
-            from_id: Number of the last item that is not needed.
-
-        Returns:
-            The number of the first item after `from_id` in the store, and a list of the items from there on.
-
-        Raises:
-            StoreFileError: If the store cannot read the items.
-        """
+        """Read the items for one message."""
         with _as_store_error(self.store):
             if not self.items:
                 _, one = self.store.read_after(from_id, 1)

@@ -99,11 +99,7 @@ class ChaosThread(Worker):
         self.address = f"tcp://{listen[0]}:{self._listener.getsockname()[1]}"
 
     def call(self, command: Callable[[], T]) -> T:
-        """Run a function in the proxy's thread, wait, and return its result. Any other thread can call this.
-
-        Raises:
-            Closed: If the thread has ended.
-        """
+        """Run a function in the proxy's thread, wait, and return its result. Any other thread can call this."""
         done = threading.Event()
         result: list[T] = []
 
@@ -158,12 +154,7 @@ class ChaosThread(Worker):
         return len(links)
 
     def set_black_hole(self, on: bool) -> None:
-        """Begin or end a mode in which all bytes of all connections are discarded.
-
-        Args:
-            on: True: discard all bytes from now on. False: reset the connections that have lost bytes, and forward the bytes of
-                the other connections.
-        """
+        """Begin or end a mode in which all bytes of all connections are discarded."""
         self._holed = on
         for link in list(self._links):
             if not on and link.holed:

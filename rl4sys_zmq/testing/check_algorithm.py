@@ -113,11 +113,7 @@ class _RandomEnvironment:
         self._version += 1
 
     def segment(self, steps: int | None = None) -> Segment:
-        """Return the next segment of random play, with read-only arrays.
-
-        Args:
-            steps: Number of steps. None: a random number up to `rollout_length`.
-        """
+        """Return the next segment of random play, with read-only arrays."""
         spec, length = self.algorithm.spec(), self.algorithm.rollout_length
         count = steps if steps is not None else int(self._rng.integers(1, length + 1))
         terminated, truncated = (self._rng.random(2) < 0.4).tolist()

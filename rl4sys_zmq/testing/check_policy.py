@@ -98,11 +98,7 @@ def _random_tensors(spec: PolicySpec, rng: np.random.Generator) -> dict[str, NDA
 
 
 def random_observations(space: ObservationSpace, count: int, rng: np.random.Generator) -> Tree:
-    """Return `count` random observations of a space, within its bounds.
-
-    Returns:
-        An array ``[count, *obs]`` of the space's dtype. For a space with parts, nested dicts and tuples of such arrays.
-    """
+    """Return `count` random observations of a space, within its bounds."""
     leaves = leaves_of(space)
     return leaves.unflatten(_random_array(leaf, count, rng) for leaf in leaves.spaces)
 

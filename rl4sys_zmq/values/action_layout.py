@@ -103,14 +103,7 @@ class ActionLayout:
         return part.name if isinstance(part.space, DiscreteSpace) else f"{part.name}[{choice - part.columns.start}]"
 
     def join(self, actions: Tree) -> NDArray[np.float32]:
-        """Return raw actions as one array: the index of each choice, from 0, and then the numbers.
-
-        Args:
-            actions: A tree of arrays ``[N, *leaf]``.
-
-        Returns:
-            Float32 ``[N, choices + numbers]``.
-        """
+        """Return raw actions as one array: the index of each choice, from 0, and then the numbers."""
         arrays = self.leaves.flatten(actions)
         joined = np.empty((len(arrays[0]), self.choices + self.numbers), np.float32)
         numbers = joined[:, self.choices :]
@@ -129,14 +122,7 @@ class ActionLayout:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def forbidden_choice(self, masks: NDArray[Any]) -> tuple[int, str] | None:
-        """Return the first choice of which a mask forbids every option: the row of the mask, and the name of the choice.
-
-        Args:
-            masks: ``[N, logits]``, nonzero for each allowed option.
-
-        Returns:
-            None if each mask allows an option of each choice.
-        """
+        """Return the first choice of which a mask forbids every option: the row of the mask, and the name of the choice."""
         if len(self.counts) == 1:
             allowed = masks.any(axis=1)
             return None if allowed.all() else (int(np.argmin(allowed)), self.name_of(0))
@@ -148,18 +134,7 @@ class ActionLayout:
         return None
 
     def join_mask(self, given: Tree) -> NDArray[np.bool_]:
-        """Return a mask of one action in the form that policies use, bool ``[logits]``, True for each allowed option.
-
-        Args:
-            given: The mask, in one of two forms. The first is an array or a list ``[logits]`` of bool or 0 and 1. The second is
-                the form of Gymnasium's ``Space.sample(mask=...)``: a tree with one mask for each array of the action. Such a mask
-                is an array ``[n]`` for a Discrete space, a tuple with an array for each element of a MultiDiscrete space, and for
-                a MultiBinary space an array of the space's shape with the only allowed value, or 2 where both are allowed. It is
-                None for a Box, and wherever everything is allowed.
-
-        Raises:
-            MaskError: If the mask has another form.
-        """
+        """Return a mask of one action in the form that policies use, bool ``[logits]``, True for each allowed option."""
         flat = flat_mask(given, (self.logits,))
         if flat is not None:
             return _allowed(flat, "the mask")
@@ -188,12 +163,7 @@ class ActionLayout:
 
 @lru_cache(maxsize=64)
 def action_layout(space: ActionSpace) -> ActionLayout:
-    """Return the layout of the actions of a space: its choices and numbers, and their order.
-
-    Raises:
-        ConfigError: If there are more than `MAX_CHOICES` choices, or, in a space other than Discrete, more than `MAX_OPTIONS`
-            options of all choices together.
-    """
+    """Return the layout of the actions of a space: its choices and numbers, and their order."""
     leaves = leaves_of(space, "actions")
     counts: list[int] = []
     numbers = 0
@@ -225,14 +195,7 @@ def assemble_action(
     choose: Callable[[Sequence[int]], int],
     fill: Callable[[BoxSpace], NDArray[Any]],
 ) -> Tree:
-    """Return an action for the environment that is put together from its parts, in the dtypes of the space.
-
-    Args:
-        space: The action space.
-        mask: Bool ``[logits]``, True for each allowed option, or None. At least one option of each choice is allowed.
-        choose: A function that returns one of the allowed options of a choice, which are given as indices from 0.
-        fill: A function that returns the array for a Box.
-    """
+    """Return an action for the environment that is put together from its parts, in the dtypes of the space."""
     layout = action_layout(space)
     indices: list[int] = []
     at = 0

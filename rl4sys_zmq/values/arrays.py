@@ -35,17 +35,6 @@ def array_from(value: Any) -> NDArray[Any] | None:
     """Return an array of any library as a NumPy array, or None if the value is not an array.
 
     A PyTorch tensor is detached from its graph and read from its device. The result can share memory with the value.
-
-    Args:
-        value: A PyTorch tensor, a NumPy array, or an object that NumPy can convert (``__array__``), such as a JAX array.
-
-    Returns:
-        The array. Numbers of type bfloat16 have the dtype `BFLOAT16_BITS`.
-
-    Raises:
-        TypeError: If the library cannot convert the array.
-        ValueError: As TypeError.
-        RuntimeError: As TypeError.
     """
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         tensor = value.detach().cpu()
@@ -60,11 +49,7 @@ def array_from(value: Any) -> NDArray[Any] | None:
 
 
 def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a copy of an array of numbers in another dtype. Floats are rounded to a dtype of floats.
-
-    Raises:
-        ValueError: If `dtype` is not one of floats, and cannot hold the numbers.
-    """
+    """Return a copy of an array of numbers in another dtype. Floats are rounded to a dtype of floats."""
     if dtype.kind == "f" or array.dtype == dtype:
         return array.astype(dtype)
     with np.errstate(invalid="ignore"):  # NaN and infinity, which then differ
@@ -81,12 +66,7 @@ def fits_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def read_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
-    """Return numbers of the dtype `BFLOAT16_BITS` in a dtype that a program can calculate with.
-
-    Returns:
-        An array of the dtype ``ml_dtypes.bfloat16`` if the program has imported this package, as every program with JAX has.
-        Otherwise the same numbers as float32.
-    """
+    """Return numbers of the dtype `BFLOAT16_BITS` in a dtype that a program can calculate with."""
     ml_dtypes = sys.modules.get("ml_dtypes")
     if ml_dtypes is not None:
         return bits.view(ml_dtypes.bfloat16)

@@ -63,11 +63,7 @@ class ColumnSpec:
 
 
 def check_columns(columns: Sequence[ColumnSpec]) -> None:
-    """Check the number and the names of the extra columns that one policy records with each step or segment.
-
-    Raises:
-        ConfigError: If there are more than `MAX_COLUMNS` columns, or two columns have the same name.
-    """
+    """Check the number and the names of the extra columns that one policy records with each step or segment."""
     names = [column.name for column in columns]
     if len(names) > MAX_COLUMNS:
         raise ConfigError(f"a policy has {len(names)} extra columns; the limit is {MAX_COLUMNS}", key="columns")

@@ -39,11 +39,7 @@ class FeatureLeaf:
     offsets: NDArray[np.int64]
 
     def positions(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the positions of the features that are 1, int64 ``[..., n]``, for integers ``[..., n]``.
-
-        Raises:
-            ObservationError: If an integer is outside the space. Its position would be that of another feature.
-        """
+        """Return the positions of the features that are 1, int64 ``[..., n]``, for integers ``[..., n]``."""
         assert self.lowest is not None
         index: NDArray[np.int64] = values.astype(np.int64, copy=False) - self.lowest  # uint64 minus int64 would be float64
         if ((index < 0) | (index >= self.counts)).any():
@@ -74,11 +70,7 @@ class FeatureLayout:
         return np.concatenate([np.full(p.columns.stop - p.columns.start, isinstance(p.space, BoxSpace)) for p in self.parts])
 
     def one(self, observation: Tree) -> NDArray[np.float32]:
-        """Return the features of one observation, a new array float32 ``[F]``.
-
-        Raises:
-            ObservationError: If the observation has another structure, or an integer is outside its space.
-        """
+        """Return the features of one observation, a new array float32 ``[F]``."""
         features = np.zeros(self.size, np.float32)
         for part, array in zip(self.parts, self._leaves.flatten(observation), strict=True):
             flat = np.asarray(array).reshape(-1)
@@ -92,12 +84,6 @@ class FeatureLayout:
         """Return the features of ``N`` observations, float32 ``[N, F]``.
 
         If an observation is a single Box, its array is not copied where it is contiguous float32.
-
-        Args:
-            observations: A tree of arrays ``[N, *leaf]``.
-
-        Raises:
-            ObservationError: As for `one`.
         """
         arrays = self._leaves.flatten(observations)
         rows = len(arrays[0])

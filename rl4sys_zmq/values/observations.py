@@ -43,17 +43,7 @@ class SpaceLeaves:
     names: tuple[str, ...]
 
     def flatten(self, tree: Tree, *, error: type[BadInput] = ObservationError, what: str = "observation") -> list[Any]:
-        """Return the arrays of one element of the space (its leaves) as a list, in the order of `names`.
-
-        Args:
-            tree: The element, or a batch of elements: an array with a leading axis for each leaf.
-            error: The exception to raise.
-            what: The name of the element in the message of the exception.
-
-        Raises:
-            BadInput: The exception `error`, if the element does not have the dicts and tuples of the space. A list counts as a
-                tuple.
-        """
+        """Return the arrays of one element of the space (its leaves) as a list, in the order of `names`."""
         if self.structure is None:
             return [tree]
         leaves: list[Any] = []
@@ -83,27 +73,13 @@ class SpaceLeaves:
 
 
 def leaves_of(space: ObservationSpace, name: str = "observations") -> SpaceLeaves:
-    """Return a description of the arrays (leaves) of which an element of this space consists.
-
-    Args:
-        space: The space.
-        name: The name of the column with the elements, with which the names of the leaves begin.
-    """
+    """Return a description of the arrays (leaves) of which an element of this space consists."""
     structure, spaces = _structure(space), tuple(_spaces(space))
     return SpaceLeaves(structure, spaces, tuple(leaf_paths(structure, name)))
 
 
 def flat_space(space: ObservationSpace, user: str, role: str = "observation") -> FlatSpace:
-    """Check that a space is a Box or Discrete, for code that supports no other kind, and return it unchanged.
-
-    Args:
-        space: The space.
-        user: The name, for the error message, of the code that supports only these kinds, such as ``PPO``.
-        role: ``observation`` or ``action``, for the error message.
-
-    Raises:
-        ConfigError: If the space is of another kind.
-    """
+    """Check that a space is a Box or Discrete, for code that supports no other kind, and return it unchanged."""
     if isinstance(space, BoxSpace | DiscreteSpace):
         return space
     advice = "use Box or Discrete" + (" (gymnasium.wrappers.FlattenObservation makes a Box)" if role == "observation" else "")

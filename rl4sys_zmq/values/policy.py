@@ -161,11 +161,7 @@ class PolicySpec:
 
 
 def _nodes(value: object, depth: int) -> int:
-    """Return the number of values in a JSON document. A list or dict counts as one more than its entries.
-
-    Raises:
-        ConfigError: If a value is not JSON, or is nested too deeply.
-    """
+    """Return the number of values in a JSON document. A list or dict counts as one more than its entries."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"the document of a policy has more than {MAX_DEPTH} levels of nesting", key="document")
     if type(value) is dict and all(type(key) is str for key in value):

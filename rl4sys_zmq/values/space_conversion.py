@@ -108,16 +108,7 @@ def _count_leaves(space: Any) -> int:
 
 
 def any_space_from(value: object, path: str = "space") -> AnySpace:
-    """Convert a Gymnasium space, or the JSON form of a space, to a space of this package (`AnySpace`).
-
-    Args:
-        value: The space in one of these two forms, or an `AnySpace`, which is returned unchanged.
-        path: The name of the space in error messages.
-
-    Raises:
-        ConfigError: If the value has none of these forms, or is a space of an unsupported kind. The message contains the path of
-            the faulty part.
-    """
+    """Convert a Gymnasium space, or the JSON form of a space, to a space of this package (`AnySpace`)."""
     if isinstance(value, tuple(_CLASSES.values())):
         return value  # type: ignore[return-value]
     try:
@@ -142,22 +133,14 @@ def space_to_json(space: AnySpace) -> dict[str, Any]:
 
 
 def space_to_text(space: AnySpace) -> str:
-    """Return the JSON form of a space as text.
-
-    Raises:
-        ConfigError: If the text has more than `MAX_TEXT` characters.
-    """
+    """Return the JSON form of a space as text."""
     text = json.dumps(space_to_json(space), allow_nan=False, separators=(",", ":"))
     _check_text(text)
     return text
 
 
 def space_from_text(text: str) -> AnySpace:
-    """Return the space that a JSON text describes. The text can come from an untrusted peer.
-
-    Raises:
-        ConfigError: If the text is not the JSON form of a space, or has more than `MAX_TEXT` characters.
-    """
+    """Return the space that a JSON text describes. The text can come from an untrusted peer."""
     _check_text(text)
     try:
         form = json.loads(text)

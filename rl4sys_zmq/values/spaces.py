@@ -62,10 +62,6 @@ class _BaseSpace:
         """Convert an element of this space to a tree: nested dicts and tuples, with arrays where the space has arrays.
 
         Parts that do not fit the space stay unchanged, so that `mismatch` can report them.
-
-        Args:
-            value: The element, for example from an environment.
-            cast: True to convert arrays to the dtype of their space (`cast_exactly`). Its error or NumPy's is raised.
         """
         return value
 
@@ -73,11 +69,6 @@ class _BaseSpace:
         """Return a text with the first reason why a value does not fit this space; an empty string if the value fits.
 
         The structure and the shapes are checked. Bounds are not checked, because many environments clip actions.
-
-        Args:
-            value: The value, as a tree: nested dicts and tuples, with arrays where the space has arrays.
-            path: The path of the value in a larger tree, for the text.
-            batch: The number of axes that each array has before the axes of its space, for batches of elements.
         """
         raise NotImplementedError
 
@@ -304,14 +295,7 @@ class _NestedSpace(_BaseSpace):
                 yield held
 
     def _check(self, key: str) -> None:
-        """Check that the contained values are spaces, and that they are not too many or nested too deeply.
-
-        Args:
-            key: The name of the field with these spaces, for error messages.
-
-        Raises:
-            ConfigError: If a contained value is not a space, or there are too many spaces, nested levels or array elements.
-        """
+        """Check that the contained values are spaces, and that they are not too many or nested too deeply."""
         held = getattr(self, key)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
             if not isinstance(part, _BaseSpace):
@@ -536,13 +520,7 @@ def _check_shape(space: Any, shape: Any, key: str = "shape") -> None:
 
 
 def _check_range(space: Any, counts: tuple[int, ...], starts: tuple[int, ...]) -> None:
-    """Raise ConfigError if the dtype of a space cannot hold its largest or smallest number, or a count of numbers.
-
-    Args:
-        space: The space.
-        counts: The number of values of each array element.
-        starts: The smallest value of each array element.
-    """
+    """Raise ConfigError if the dtype of a space cannot hold its largest or smallest number, or a count of numbers."""
     held = np.iinfo(_NUMPY[space.dtype])
     for n, start in zip(counts, starts, strict=True):
         if n > held.max or start < held.min or start + n - 1 > held.max:

@@ -39,13 +39,7 @@ structures of the entries.
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
-    """Return the leaves of a tree (nested dicts and tuples) as a list, and the structure of the tree. A list is a leaf.
-
-    Args:
-        tree: The tree.
-        tuples: True to descend into tuples; False to treat them as leaves.
-        by_key: True to sort the entries of dicts by key, so that dicts with the same keys have the same structure.
-    """
+    """Return the leaves of a tree (nested dicts and tuples) as a list, and the structure of the tree. A list is a leaf."""
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, (dict, tuple) if tuples else (dict,), by_key)
 
@@ -84,14 +78,7 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Tree:
 
 
 def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
-    """Build `count` trees (nested dicts and tuples) of the same structure from the leaves of a batch.
-
-    Args:
-        structure: The structure of each tree.
-        columns: A sequence of `count` leaves for each leaf of the structure, in the order of `flatten`. Tree ``i`` gets entry
-            ``i`` of each.
-        count: The number of trees.
-    """
+    """Build `count` trees (nested dicts and tuples) of the same structure from the leaves of a batch."""
     return _unflatten_each(structure, iter(columns), count)
 
 
@@ -139,13 +126,6 @@ def map_tree(
     """Return a tree that can be sent: a copy of nested containers in which each leaf is replaced by ``fn(leaf, path)``.
 
     Mappings become dicts, and named tuples become tuples.
-
-    Args:
-        fn: A function that returns a leaf that can be sent, given a leaf and its path.
-        tree: Nested mappings, lists and tuples. All other values are leaves.
-        error: A function that returns the exception to raise, given the path of a faulty part and a description of the fault.
-        max_depth: The largest number of nested levels of containers.
-        path: The path of `tree` in a larger tree.
     """
     if not isinstance(tree, (dict, list, tuple, Mapping)):
         return fn(tree, path)
@@ -191,11 +171,7 @@ def is_text(value: str) -> bool:
 
 
 def flatten_names(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
-    """Return a dict from names to the leaves of nested mappings. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``.
-
-    Raises:
-        DataError: If a key is not a string, is empty or contains a ``/``, a mapping is empty, or the tree is too deep.
-    """
+    """Return a dict from names to the leaves of nested mappings. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``."""
     if depth > STORED_DEPTH:
         raise DataError(prefix.rstrip("/"), f"nested deeper than {STORED_DEPTH}")
     leaves: dict[str, object] = {}

@@ -3,8 +3,7 @@
 - `messages`: the messages of actors, relays and operators as dataclasses. `codec`: `encode` and `decode`, which convert them to
   frames and back.
 - `thread_messages`, `thread_codec`: the same for the messages between the threads of a learner. An actor does not import them.
-- `segments`: packs segments (consecutive steps of an episode) and joins them into the message `Submit`. `batch` and `columns`:
-  read the segments of a `Submit`.
+- `segments`: packs segments and joins them into the message `Submit`. `batch` and `columns`: read the segments of a `Submit`.
 - `layout`: the columns that a segment has. `schema`: the columns that a client's segments must have.
 - `coding`: compression of the body of a `Submit`.
 - `specs`: conversion of policy specs (from which an actor builds its policy) to documents and back.

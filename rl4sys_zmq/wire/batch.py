@@ -1,4 +1,4 @@
-"""A reader for all segments (consecutive steps of an episode each) in the message `Submit` at once.
+"""A reader for all segments in the message `Submit` at once.
 
 Each segment has a head: 64 bytes with its scalar fields, such as the number of steps. The heads become one array. The columns
 become views into the received frames, so nothing is copied. If the bytes are malformed, the whole message is refused. If the
@@ -337,13 +337,7 @@ class SegmentBatchReader:
 
 
 def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
-    """Return the observations or actions of each segment: one array, or nested dicts and tuples of arrays.
-
-    Args:
-        columns: The column of each array.
-        count: The number of segments.
-        leaves: The structure. If it is None or has another number of arrays, several arrays become a flat tuple.
-    """
+    """Return the observations or actions of each segment: one array, or nested dicts and tuples of arrays."""
     each = [views.each() for views in columns]
     structure: Structure = (tuple, (), (None,) * len(each)) if len(each) > 1 else None
     if leaves is not None and len(leaves.spaces) == len(each):
@@ -380,12 +374,7 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
 
 
 def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    """Return an error if the numbers in a segment's head (its scalar fields) are invalid or contradict each other, else None.
-
-    Args:
-        head: The fields of the head, in the order of `HEAD`.
-        max_steps: Largest number of steps of a segment. None: not checked.
-    """
+    """Return an error if the numbers in a segment's head (its scalar fields) are invalid or contradict each other, else None."""
     _, _, _, _, _, length, _, steps, flags, _, reserved = head
     if _ODD_FLAGS[flags] or reserved:
         words = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"

@@ -129,18 +129,7 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = 
 
 
 def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: int, verify: bool, header: HeaderLimits) -> M:
-    """Decode and check a message of one of several kinds.
-
-    Args:
-        kinds: The classes of the messages that can arrive, by their ``KIND``.
-        frames: All frames of the message.
-        max_bytes: Largest message to accept, in bytes.
-        verify: True to check the checksum.
-        header: The limits on the header.
-
-    Raises:
-        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
-    """
+    """Decode and check a message of one of several kinds."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "the message has no frames")
     total = sum(len(f) for f in frames)

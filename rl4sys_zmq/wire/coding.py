@@ -71,15 +71,7 @@ class EncodedImages:
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
-        """Return the pixels of the images, uint8 ``[rows, *row]``.
-
-        Args:
-            row: Shape of one image.
-            row_bytes: Size of one image in bytes.
-
-        Raises:
-            BadImage: If the files are damaged or are not images of this shape.
-        """
+        """Return the pixels of the images, uint8 ``[rows, *row]``."""
         size = image_size(row)
         if size is None:
             raise BadImage(f"rows of {row} are not images")
@@ -91,12 +83,7 @@ BodyFrame = Frame | EncodedImages
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return a message with its body compressed, or unchanged if compression saves less than 5 % or exceeds a limit.
-
-    Args:
-        message: The message. Its body is plain, except for frames with image files, which stay unchanged.
-        sections: The sections of each frame of the body, in the order of the frames. A section is the bytes of one column.
-    """
+    """Return a message with its body compressed, or unchanged if compression saves less than 5 % or exceeds a limit."""
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
         if message.codings and message.codings[n][2]:
@@ -114,22 +101,12 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
 
 
 def is_shorter(coded: int, plain: int) -> bool:
-    """Return True if a compressed frame is at least 5 % shorter, and not so short that a learner would refuse it.
-
-    Args:
-        coded: Compressed size in bytes.
-        plain: Plain size in bytes.
-    """
+    """Return True if a compressed frame is at least 5 % shorter, and not so short that a learner would refuse it."""
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
 def plain_body(message: Submit) -> tuple[BodyFrame, ...]:
-    """Return the decompressed body of a message from an untrusted peer. Frames with image files stay encoded.
-
-    Raises:
-        ProtocolError: With the code ``malformed`` if `Submit.codings` does not describe the frames, or ``too_large`` if the plain
-            body would have more than `MAX_PLAIN_BYTES`, or too many times the bytes of the message.
-    """
+    """Return the decompressed body of a message from an untrusted peer. Frames with image files stay encoded."""
     if not message.codings:
         return message.body
     if len(message.codings) != len(message.body):

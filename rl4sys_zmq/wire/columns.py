@@ -43,12 +43,7 @@ class ColumnView:
     coded: dict[int, EncodedImages]
 
     def decode(self) -> dict[int, str]:
-        """Decode the image files of all segments. Their pixels become rows of the column, in `large`.
-
-        Returns:
-            A dict that contains each segment with damaged images: from the segment's index in its `LayoutGroup` to the reason.
-            The rows of these segments are all 0.
-        """
+        """Decode the image files of all segments. Their pixels become rows of the column, in `large`."""
         out = {}
         for place, images in self.coded.items():
             try:

@@ -96,14 +96,7 @@ class SegmentLayout:
         return self.leaves + self.actions + 2
 
     def names(self, leaves: Sequence[str] = (), extras: Sequence[str] = (), actions: Sequence[str] = ()) -> list[str]:
-        """Return the name of each column, such as ``rewards``.
-
-        Args:
-            leaves: Names of the columns of observations. If their number does not fit this layout, the names are
-                ``observations``, or ``observations[0]``, ``observations[1]`` and so on.
-            extras: Names of the extra columns. Further extra columns are named after their index, such as ``extra_2``.
-            actions: Names of the columns of actions, in the same way as `leaves`.
-        """
+        """Return the name of each column, such as ``rewards``."""
         observed = leaves if len(leaves) == self.leaves else _indexed("observations", self.leaves)
         acted = actions if len(actions) == self.actions else _indexed("actions", self.actions)
         standard = [NAMES[column.letter] for column in self.columns[self.leaves + self.actions : self.standard]]
@@ -118,13 +111,7 @@ def _indexed(name: str, count: int) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> SegmentLayout:
-    """Return the layout (columns of a segment) that a text from an untrusted peer describes, such as ``o<f4:8 a<i8 r<f4 ...``.
-
-    Raises:
-        ProtocolError: With the code ``malformed`` if the text has another form, ``dtype`` if a dtype is not supported, or
-            ``shape`` if a dimension is invalid. A dimension of 0 is invalid: such rows have no bytes, so a short message could
-            claim any number of them.
-    """
+    """Return the layout (columns of a segment) that a text from an untrusted peer describes, such as ``o<f4:8 a<i8 r<f4 ...``."""
     columns, mark, source = text.partition(" @")
     if mark and not is_source(source):
         raise ProtocolError(RefusalReason.MALFORMED, f"the source of overridden actions is {source!r:.60}; {SOURCE_RULE}")
@@ -158,16 +145,7 @@ def _column(match: re.Match[str]) -> ColumnLayout:
 
 
 def describe(letters: str, columns: Sequence[NDArray[Any]], source: str = "") -> str:
-    """Return the layout of a segment's columns as text: letter, dtype and row shape of each, such as ``o<f4:8 a<i8``.
-
-    Args:
-        letters: One letter for each column.
-        columns: The arrays of the columns, in the order of `letters`. The first axis of each array counts the rows.
-        source: The source of overridden actions, as in `Segment.source`.
-
-    Raises:
-        ProtocolError: If a column's dtype or shape is not supported, there are too many columns, or `source` is invalid.
-    """
+    """Return the layout of a segment's columns as text: letter, dtype and row shape of each, such as ``o<f4:8 a<i8``."""
     return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), source)
 
 
@@ -192,11 +170,6 @@ def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extra
     """Return the texts of the layouts (columns, dtypes and row shapes) that a client's segments can have.
 
     The first layout has no masks. If actions have a discrete part, there is a second layout, with masks.
-
-    Args:
-        observations: The space of each array of the client's observations.
-        action_space: The space of the client's actions.
-        extras: The extra columns: first the columns with a row per step, then the columns with one row per segment.
     """
     actions = action_layout(action_space)
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [

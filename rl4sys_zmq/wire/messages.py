@@ -12,9 +12,9 @@ direction uses a `match` statement with a case for each of them. It refuses the 
 class and ends in `assert_never`. The type checker then reports a message without a case.
 
 A *segment* is consecutive steps of one episode. A *client* is a policy with its learner. A *stream* is the numbered segments of
-one actor for one client. Its *origin* is the incarnation (the number of a start of the actor) that began the numbering. A
-*mark* is a sequence number: all segments below it are received, durable, trained or checkpointed. A *verdict* is the result for
-a segment, such as trained. A *generation* is the number of a learner thread; policy versions count within it.
+one actor for one client. Its *origin* is the incarnation that began the numbering. A *mark* is a sequence number: all segments
+below it are received, durable, trained or checkpointed. A *verdict* is the result for a segment, such as trained. A
+*generation* is the number of a learner thread; policy versions count within it.
 
 A field named ``body`` holds the frames after the first one. The other fields are in the msgpack header of the first frame, unless
 their description says otherwise. Sequence numbers count the segments of one actor's stream, from 0.
@@ -56,7 +56,7 @@ class Verdict:
 
 
 class ToLearner:
-    """The base class of messages from an actor, a relay (which passes weights on) or an operator to the learner.
+    """The base class of messages from an actor, a relay or an operator to the learner.
 
     A relay receives some of these messages too, from its own peers.
     """
@@ -78,7 +78,7 @@ class Hello(ToLearner):
     """A request of an actor to open or reopen its session. An empty field means that the actor accepts the learner's value.
 
     Attributes:
-        client_id: Name of the client (a policy with its learner) for which the actor acts.
+        client_id: Name of the client for which the actor acts.
         actor_id: Name of the actor that sends the message.
         incarnation: Number of this start of the actor; later starts have higher numbers. If a higher number is on record, the
             learner answers with `Refused` and the code ``fenced``.
@@ -98,8 +98,8 @@ class Hello(ToLearner):
         spooled: True if the actor keeps segments and their numbers on disk, so that both survive the end of its process.
         weights: The actor's settings ``wire_dtype`` and ``level`` for the encoding of weights.
         previously_welcomed: True if this start of the actor has received a `Welcome` before.
-        relay: The first relay (a process that passes weights on) that the actor's own configuration names, as a URI; empty if it
-            names none. The learner then publishes tags (`Welcome.tag_key`).
+        relay: The first relay that the actor's own configuration names, as a URI; empty if it names none. The learner then
+            publishes tags (`Welcome.tag_key`).
     """
 
     KIND: ClassVar[int] = 1
@@ -126,7 +126,7 @@ class Hello(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class Submit(ToLearner):
-    """A message with segments (consecutive steps of an episode each) of an actor, numbered from `first_seq`.
+    """A message with segments of an actor, numbered from `first_seq`.
 
     Attributes:
         first_seq: Sequence number of the first segment. It is sent in the prefix of the message, not in the header.
@@ -201,7 +201,7 @@ class Bye(ToLearner):
 
 @dataclass(frozen=True, slots=True)
 class OperatorCommand(ToLearner):
-    """An operator's command to the learner about one client (a policy with its learner).
+    """An operator's command to the learner about one client.
 
     The sender needs no session. The answer is `OperatorCommandDone` or `Refused`.
 
@@ -229,7 +229,7 @@ class FollowWeights(ToLearner):
     sides notice the end of the other. The answer is `WeightsSource`, or `Refused` with the client's name in the field ``field``.
 
     Attributes:
-        client_id: Name of the client (a policy with its learner).
+        client_id: Name of the client.
         relay: The URI at which the sender serves its own peers, if it is a relay; else empty. Informative only.
         children: The number of peers that follow this client at the sender, if it is a relay; else 0. Informative only.
         generation: The oldest generation (number of the learner thread) of use to the sender. A relay that holds an older one
@@ -254,7 +254,7 @@ class Welcome(ToActor):
         policy_id: 8 bytes that identify the policy. They are repeated in the header of each weight update.
         topic: 8 random bytes. The actor subscribes to the client's messages on the learner's PUB socket by a prefix: a byte for
             the kind of message, then these bytes. The learner replaces them when a user loses the right to read the weights.
-        journal_id: Id of the learner's journal (its record of accepted segments).
+        journal_id: Id of the learner's journal.
         gap: Number of segments that an earlier `Ack` reported as durable, but that are missing in this journal.
         generation: Number of the learner thread that trains the policy. Versions count within it.
         version: Current version of that policy.
@@ -420,7 +420,7 @@ class WeightsSource(ToActor):
     """The answer to `FollowWeights`: the topic and the socket at which a learner or a relay publishes a client's weights.
 
     Attributes:
-        client_id: Name of the client (a policy with its learner).
+        client_id: Name of the client.
         policy_id: 8 bytes that identify the policy, as in `Welcome`.
         topic: The topic at this sender, as in `Welcome`. Each relay has topics of its own.
         generation: Number of the learner thread that trains the policy. Versions count within it.

@@ -62,37 +62,18 @@ class Prefix:
     minor: int = MINOR
 
     def pack(self) -> bytes:
-        """Return the first 40 bytes of the prefix, which are all except the checksum.
-
-        Raises:
-            ProtocolError: With the code ``frames`` if there are more than 255 body frames, or ``range`` if another field is too
-                large.
-        """
+        """Return the first 40 bytes of the prefix, which are all except the checksum."""
         return pack_prefix(
             self.kind, self.frames, self.header_bytes, self.body_bytes, self.seq, self.count, self.flags, self.minor
         )
 
     @staticmethod
     def unpack(frames: Sequence[Frame], *, verify: bool = True) -> Prefix:
-        """Return the prefix of a message, after checks of magic, version, flags, lengths and, with `verify`, the checksum.
-
-        Args:
-            frames: All frames of the message.
-            verify: True to check the checksum.
-
-        Raises:
-            ProtocolError: With the code of the first check that fails.
-        """
+        """Return the prefix of a message, after checks of magic, version, flags, lengths and, with `verify`, the checksum."""
         return Prefix(*read_prefix(frames, verify=verify))
 
     def join(self, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-        """Return the whole first frame: 40 bytes of prefix, checksum, header.
-
-        Args:
-            header: The msgpack header.
-            body: The other frames of the message.
-            digests: The xxh3-64 of each frame of the body, as in `checksum`.
-        """
+        """Return the whole first frame: 40 bytes of prefix, checksum, header."""
         return seal(self.pack(), header, body, digests)
 
 
@@ -112,9 +93,6 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
     """Read and check the prefix of a message. Return the fields of a `Prefix` as a tuple, in the same order.
 
     This is `Prefix.unpack` without creating a `Prefix`.
-
-    Raises:
-        ProtocolError: With the code of the first rule that is broken.
     """
     head = frames[0]
     if len(head) < PREFIX_BYTES:
@@ -139,14 +117,7 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
 
 
 def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-    """Return the whole first frame of a message: 40 bytes of prefix, checksum, header.
-
-    Args:
-        fields: The 40 bytes from `pack_prefix`.
-        header: The msgpack header.
-        body: The other frames of the message.
-        digests: The xxh3-64 of each frame of the body, as in `checksum`.
-    """
+    """Return the whole first frame of a message: 40 bytes of prefix, checksum, header."""
     digest = checksum(fields + bytes(8) + header, body, digests) if body else xxhash.xxh3_64_intdigest(fields + header)
     return fields + _CHECKSUM.pack(digest) + header
 
@@ -156,11 +127,6 @@ def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] =
 
     The 8 bytes of the checksum itself are left out. So are the body frames of the kinds in `WRAPPERS`, which have their own
     checksums.
-
-    Args:
-        head: First frame: prefix and header.
-        body: The other frames.
-        digests: The xxh3-64 of each frame of `body`, or None for a frame whose digest must be computed here. Empty: compute all.
     """
     if not body:
         return xxhash.xxh3_64_intdigest(b"".join((head[:40], head[PREFIX_BYTES:])))

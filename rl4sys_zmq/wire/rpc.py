@@ -90,11 +90,7 @@ class Publication(NamedTuple):
 
 
 def encode_call(call: Call) -> list[Frame]:
-    """Return the frames to send for a call. Large arrays are not copied, so they must not change until the call has returned.
-
-    Raises:
-        PayloadError: If the name of the method is invalid, or the payload contains an unsupported value.
-    """
+    """Return the frames to send for a call. Large arrays are not copied, so they must not change until the call has returned."""
     if not is_name(call.method):
         raise PayloadError("method", f"{call.method!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters")
     skeleton, body = pack_tree(call.payload)
@@ -106,21 +102,15 @@ def encode_reply(reply: Reply) -> list[Frame]:
     """Return the frames to send for a reply.
 
     All arrays are copied, because they can change before the server sends the reply again.
-
-    Raises:
-        PayloadError: If the payload contains an unsupported value.
     """
     skeleton, body = pack_tree(reply.payload, copy=True)
     return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
-    """Return the frames to send for a publication (a message of a service to all subscribers of a topic).
+    """Return the frames to send for a publication.
 
     All arrays are copied, because the server sends the frames to later subscribers too.
-
-    Raises:
-        PayloadError: If the topic is invalid, or the payload contains an unsupported value.
     """
     check_topic(publication.topic)
     skeleton, body = pack_tree(publication.payload, copy=True)
@@ -150,11 +140,7 @@ def is_name(value: object) -> bool:
 
 
 def decode_call(frames: Sequence[Frame]) -> Call | Reply | Publication:
-    """Return the call, reply or publication that the frames of a message contain. They can come from an untrusted peer.
-
-    Raises:
-        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
-    """
+    """Return the call, reply or publication that the frames of a message contain. They can come from an untrusted peer."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "a message without frames")
     kind, _, _, _, number, _, _, _ = read_prefix(frames)

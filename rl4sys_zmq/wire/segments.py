@@ -85,7 +85,7 @@ class SegmentFlag:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSegment:
-    """A segment (consecutive steps of an episode) as bytes, ready to be sent, with the numbers that its sender needs.
+    """A segment as bytes, ready to be sent, with the numbers that its sender needs.
 
     Attributes:
         layout: The dtype and row shape of each column, as text (`rl4sys_zmq.wire.layout`).
@@ -114,7 +114,7 @@ class PackedSegment:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Return a finished segment (consecutive steps of an episode) as bytes, ready to be joined into a message.
+    """Return a finished segment as bytes, ready to be joined into a message.
 
     Columns of at least `LARGE_BYTES` are not copied, so the caller must not change them. It can reuse the other columns.
 

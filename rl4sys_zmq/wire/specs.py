@@ -123,12 +123,7 @@ def _tensor(name: object, shape: object, dtype: object = FLOAT32, exact: object 
 
 
 def _blob(announced: object, body: Sequence[Frame]) -> bytes:
-    """Return the blob of a policy spec from a received message body, after checks of its length and digest.
-
-    Args:
-        announced: Length and digest of the blob, from the document.
-        body: The received body: one frame, or none if the length is 0.
-    """
+    """Return the blob of a policy spec from a received message body, after checks of its length and digest."""
     if type(announced) is not list or list(map(type, announced)) != [int, str]:
         raise TypeError(f"{announced!r:.80} is not the length and the digest of a blob")
     size, digest = announced

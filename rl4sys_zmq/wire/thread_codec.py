@@ -13,13 +13,5 @@ _KINDS: dict[int, type[ThreadMessage]] = kinds_of(ThreadMessage)
 
 
 def decode_thread_message(frames: Sequence[Frame], *, header: HeaderLimits = HEADER) -> ThreadMessage:
-    """Decode and check a message between the gateway (the learner's network thread) and a learner thread.
-
-    Args:
-        frames: All frames of the message.
-        header: The limits on the header.
-
-    Raises:
-        ProtocolError: With the code of the first rule that is broken. No other exception is raised.
-    """
+    """Decode and check a message between the gateway (the learner's network thread) and a learner thread."""
     return decode_as(_KINDS, frames, 1 << 32, True, header)

@@ -50,7 +50,7 @@ class AssignClient(ToLearnerThread):
     """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
 
     Attributes:
-        client_id: Name of the client (a policy with its learner).
+        client_id: Name of the client.
         policy_id: 8 bytes that identify the policy, as in `Welcome`.
         generation: Number of this learner thread. All policy versions that it publishes have this generation.
         algorithm_name: Registered name of the algorithm.
@@ -65,7 +65,7 @@ class AssignClient(ToLearnerThread):
         max_parameters: Largest number of parameters of a policy.
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
         checkpoint_every_s: Time between two checkpoints, in seconds.
-        journal_id: Id of the journal (the record of accepted segments). The thread stores it in the checkpoints.
+        journal_id: Id of the journal. The thread stores it in the checkpoints.
         wire_dtype: Number format of the weights that are sent to the actors: ``fp32``, ``bf16`` or ``grid`` (multiples of a
             power of two).
         weights_level: Compression level of the weights: 0, 1 or 2.
@@ -151,7 +151,7 @@ class SaveCheckpoint(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded(ToLearnerThread):
-    """A message to a learner thread that one actor's numbered segments (a *stream*) have ended.
+    """A message to a learner thread that one actor's numbered segments have ended.
 
     The journal (record of accepted segments) has no segments of the stream any more, so the thread can leave the stream's
     sequence number out of the checkpoints.
@@ -227,7 +227,7 @@ class PolicyPublished(FromLearnerThread):
 
     Attributes:
         version: Version number, without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
-        digest: Checksum (xxh3-64) of the state (all weights of the version).
+        digest: Checksum (xxh3-64) of the state.
         body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
             state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
             and state are equal, the payload is left out.
@@ -346,7 +346,7 @@ class CheckpointResult(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedSegment(FromLearnerThread):
-    """A quarantined segment (accepted, but unfit for training). It is kept in a file, so that a person can inspect it.
+    """A quarantined segment. It is kept in a file, so that a person can inspect it.
 
     Attributes:
         actor_id: The actor that sent the segment.

@@ -203,11 +203,7 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared first frame, or to a separate frame if they are long.
-
-        Returns:
-            The index of the frame, the offset of the bytes in the frame, and their number.
-        """
+        """Add bytes to the shared first frame, or to a separate frame if they are long."""
         if size < OWN_FRAME_BYTES:
             at = self.shared_bytes
             self.shared.append(data)
@@ -232,15 +228,6 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
     Return the skeleton (the structure with the small values, for msgpack) and frames with the large parts. A small tree has no
     frames.
-
-    Args:
-        value: The tree.
-        copy: True to copy all parts. False to copy only parts below 64 KiB. The larger arrays must then not change until the
-            message is sent, or its checksum is wrong.
-
-    Raises:
-        PayloadError: If a part has an unsupported type, or is too large or nested too deeply. The error has the path of the part
-            in the tree.
     """
     packer = _TreePacker(copy)
     try:
@@ -256,11 +243,6 @@ def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[
     """Remove the parts of a value that a message cannot contain (`pack_tree`), so that the rest can be sent.
 
     Return the rest, and the paths of the removed parts. An example of a value is the ``info`` of an environment.
-
-    Args:
-        value: The value.
-        path: Name of the value, with which each returned path begins.
-        depth: Number of levels of lists, tuples and dicts in which the value will be nested when it is sent.
     """
     return _drop(value, path, depth, set())
 
@@ -297,22 +279,12 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
     """Return the payload that `pack_tree` encoded: nested dicts, lists and tuples of arrays, numbers, strings and bytes.
 
     Skeleton and frames can come from an untrusted peer.
-
-    Args:
-        skeleton: The tree with a reference to a frame in place of each large part, as msgpack has decoded it.
-        frames: The frames of the tree.
-
-    Returns:
-        The tree. Its arrays are read-only views of the received bytes.
-
-    Raises:
-        ProtocolError: If skeleton or frames do not have the form that `pack_tree` writes.
     """
     return _TreeReader(frames).read(skeleton, 0)
 
 
 class _TreeReader:
-    """A reader of one tree (a payload of nested values) from its skeleton (structure with small values) and frames.
+    """A reader of one tree from its skeleton (structure with small values) and frames.
 
     Attributes:
         frames: The frames of the tree.

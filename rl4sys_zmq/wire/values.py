@@ -55,14 +55,6 @@ def pack_header(value: object, limits: HeaderLimits = HEADER) -> bytes:
 
     The header can contain None, booleans, numbers, strings, bytes, numpy arrays and scalars, and nested lists and maps of these
     values. The keys of maps are strings.
-
-    Args:
-        value: The header.
-        limits: The limits of the receiver. Only the size is checked.
-
-    Raises:
-        ProtocolError: If the header contains anything else, or is too long. Object arrays and structured arrays are refused
-            before msgpack-numpy could pickle them.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_encode, use_bin_type=True)
@@ -74,11 +66,7 @@ def pack_header(value: object, limits: HeaderLimits = HEADER) -> bytes:
 
 
 def unpack_header(data: bytes | memoryview, limits: HeaderLimits = HEADER) -> Any:
-    """Return the header that `pack_header` encoded. The bytes can come from an untrusted peer.
-
-    Raises:
-        ProtocolError: If the bytes are not exactly one header within the limits.
-    """
+    """Return the header that `pack_header` encoded. The bytes can come from an untrusted peer."""
     return _decode(unpack_plain(data, _pairs, limits), 0)
 
 
@@ -88,15 +76,6 @@ def unpack_plain(
     """Decode one msgpack value of limited size from an untrusted peer. Maps that stand for arrays stay maps.
 
     Map keys can be strings or bytes.
-
-    Args:
-        data: The bytes.
-        pairs: A function that returns a map for a list of pairs (key, value). If None, maps become dicts, in which the last of
-            two equal keys counts.
-        limits: The limits on the size, and on the entries of each list and map.
-
-    Raises:
-        ProtocolError: If the bytes are not exactly one msgpack value within the limits.
     """
     if len(data) > limits.nbytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {limits.nbytes}")
@@ -120,13 +99,7 @@ def unpack_plain(
 
 
 def elements(shape: object) -> int:
-    """Return the number of elements of an array with this shape, which an untrusted peer has sent.
-
-    Raises:
-        ProtocolError: If the shape is not a list of at most `MAX_DIMENSIONS` integers of at least 0, or numpy cannot create an
-            array of this shape. For an array with a dimension of 0, numpy still requires that the product of the other
-            dimensions is not too large.
-    """
+    """Return the number of elements of an array with this shape, which an untrusted peer has sent."""
     if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= MAX_ELEMENTS:
         return shape[0]
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):

@@ -23,7 +23,7 @@ __all__ = ["Engine", "EngineEntry", "GatewayEndpoints", "LearnerThreadHandle", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAssignment:
-    """The task of one worker, which trains one client (a policy with its learner) until another worker replaces it.
+    """The task of one worker, which trains one client until another worker replaces it.
 
     Attributes:
         client_id: The client.
@@ -66,7 +66,7 @@ class GatewayEndpoints:
 
 
 class LearnerThreadHandle(Protocol):
-    """A handle to one worker: the thread or the process that trains one client (a policy).
+    """A handle to one worker: the thread or the process that trains one client.
 
     A restart of the client creates a new one.
     """

@@ -35,7 +35,7 @@ MAX_PACKET_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """The data with which a worker process (which trains one client) starts.
+    """The data with which a worker process starts.
 
     Attributes:
         client_id: The client.

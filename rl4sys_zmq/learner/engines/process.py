@@ -70,7 +70,7 @@ _MODULE = "rl4sys_zmq.learner.engines.worker"
 
 
 class ProcessEngine:
-    """The engine that trains each client (a policy with its learner) in a process of its own. See the module's text."""
+    """The engine that trains each client in a process of its own. See the module's text."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
         """Create a private folder, and bind the address to which the processes send."""

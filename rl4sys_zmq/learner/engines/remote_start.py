@@ -22,7 +22,7 @@ WIRE_VERSION = f"{MAJOR}.{MINOR}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWorkerStart:
-    """The start data of one worker on another machine, which trains one client (a policy with its learner).
+    """The start data of one worker on another machine, which trains one client.
 
     The client's configuration is not part of them. It is the first message that the worker receives.
 

@@ -15,7 +15,7 @@ from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
 
 
 class ThreadEngine:
-    """The engine that trains each client (a policy with its learner) in a thread of the learner's process."""
+    """The engine that trains each client in a thread of the learner's process."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
         self._up = gateway.up
@@ -35,7 +35,7 @@ ENTRY = EngineEntry(name="thread", factory=ThreadEngine, summary="a thread of th
 
 
 class InProcessLearnerThread:
-    """A handle to a learner thread (which trains one client), with the PUSH socket that sends messages to the thread.
+    """A handle to a learner thread, with the PUSH socket that sends messages to the thread.
 
     It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
     thread can call `alive`, `join` and `abort`.

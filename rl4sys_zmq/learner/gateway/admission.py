@@ -1,4 +1,4 @@
-"""The settings of each client (a policy with its learner), and the check of each actor's HELLO against them.
+"""The settings of each client, and the check of each actor's HELLO against them.
 
 A HELLO is an actor's request for a session, its connection to the learner. The settings of a client come from three
 sources: the entry for the client in the learner's configuration, the HELLO of the client's first actor, and the learner's
@@ -179,7 +179,7 @@ class ClientSettings:
 
 
 def check_hello(hello: Hello) -> None:
-    """Check that a HELLO (a request for a session) has valid names and finite algorithm parameters."""
+    """Check that a HELLO has valid names and finite algorithm parameters."""
     check_name(hello.client_id, "client_id")
     check_name(hello.actor_id, "actor_id")
     check_value("algorithm_parameters", hello.algorithm_parameters, finite_parameters)
@@ -200,7 +200,7 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
 
 
 def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
-    """Return the settings of a new client (a policy with its learner).
+    """Return the settings of a new client.
 
     The values come from the learner's configuration and from the HELLO (request for a session) of the client's first actor.
     """
@@ -217,7 +217,7 @@ def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings
 
 
 def resolve_settings(config: LearnerConfig, hello: Hello, entry: ClientConfig) -> ClientSettings:
-    """Return the settings of a client (a policy with its learner), merged from three sources.
+    """Return the settings of a client, merged from three sources.
 
     The sources, highest precedence first: the client's entry in the configuration, an actor's HELLO (request for a session),
     and the learner's own options.
@@ -271,7 +271,7 @@ def check_engine(kind: AlgorithmEntry, engine: str) -> None:
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:
-    """Check that the fields of a HELLO (a request for a session) equal the client's settings, except empty fields."""
+    """Check that the fields of a HELLO equal the client's settings, except empty fields."""
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
         pairs.append(("algorithm_name", algorithm_key(hello.algorithm_name), settings.algorithm_name))

@@ -1,4 +1,4 @@
-"""The state of one client (a policy with its learner thread and its actors), as the learner's network thread keeps it."""
+"""The state of one client, as the learner's network thread keeps it."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class ClientState:
         return ClientRow(self.client_id, self.weight_history.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: SegmentStream) -> StreamRow:
-        """Return the record of one stream (the numbered segments of one actor) for the journal.
+        """Return the record of one stream for the journal.
 
         The journal is the learner's record of accepted segments. A later run reads the stream from it, so that the actor can
         continue the numbering.
@@ -269,7 +269,7 @@ class ClientState:
         return not asked and not any(worker.alive for worker in self.workers)
 
     def suspend(self, crash: str) -> bool:
-        """Record a crash of the worker (a thread or a process), and set the time when the next one starts (`restart_at`).
+        """Record a crash of the worker, and set the time when the next one starts (`restart_at`).
 
         The pause becomes longer with each crash, unless the worker had trained for `STEADY_S`. The client is in the state
         ``starting`` until the next worker is ready.
@@ -303,8 +303,8 @@ class ClientState:
     def roll_back(self) -> int:
         """Give up all accepted segments without a verdict (result), and return their number. They count as rolled back.
 
-        Call this when the learner thread is replaced and the journal (the record of accepted segments) is in memory, so that no
-        segments can be replayed to the new thread.
+        Call this when the learner thread is replaced and the journal is in memory, so that no segments can be replayed to the
+        new thread.
         """
         lost = self.table.roll_back()
         self.rolled_back += lost
@@ -371,8 +371,7 @@ class ClientState:
     def rewind(self, message: ThreadReady) -> None:
         """Return to the state of the checkpoint that the learner thread has loaded, and begin the replay of later segments.
 
-        This resets the counts of verdicts (results for segments) and the position in each stream (the numbered segments of one
-        actor).
+        This resets the counts of verdicts (results for segments) and the position in each stream.
         """
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
         self.table.rewind(marks)
@@ -429,7 +428,7 @@ class ClientState:
         self.backlog.append(encode(DeliverSegments(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
-        """End the replay of accepted segments from the journal (their record), and count the missing ones as rolled back."""
+        """End the replay of accepted segments from the journal, and count the missing ones as rolled back."""
         self.replaying = 0
         for stream in self.table.all():
             stream.replay_ends()
@@ -464,7 +463,7 @@ class ClientState:
         return self._older_marks
 
     def trimmed(self, stream: SegmentStream) -> bool:
-        """Return True if the journal (the record of accepted segments) has no entries of a stream (the segments of one actor).
+        """Return True if the journal has no entries of a stream.
 
         The record of the stream can then be discarded, because no segments can be replayed from the journal.
         """
@@ -482,8 +481,8 @@ class ClientState:
     def look_for_stall(self, now: float) -> str:
         """Check for a stall: the learner thread can use data, actors request credit (permission to send), and no data moves.
 
-        Set `stalled_s` to the time for which this has lasted. Call this only while the journal (the record of accepted
-        segments) works and has completed all operations for this client.
+        Set `stalled_s` to the time for which this has lasted. Call this only while the journal works and has completed all
+        operations for this client.
         """
         reason = ""
         if self.state is LearnerThreadState.RUNNING and not self.backlog and self.page_after is None:

@@ -42,7 +42,6 @@ class ClientRegistry:
     """
 
     def __init__(self, config: LearnerConfig, journal: Journal, callbacks: CoreCallbacks) -> None:
-        """Create an empty registry."""
         self._config, self._journal, self._callbacks = config, journal, callbacks
         self._clients: dict[str, ClientState] = {}
         self._by_key: dict[bytes, ClientState] = {}

@@ -86,7 +86,6 @@ class ConnectionRateLimits:
     """
 
     def __init__(self, messages_per_s: float, bytes_per_s: float) -> None:
-        """Create a limiter without connections."""
         self.rates: dict[bytes, ConnectionRateState] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
         self._sessionless_owe_until = 0.0
@@ -217,7 +216,6 @@ class RouterReader:
     """
 
     def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorSessionHandler, counters: Counters) -> None:
-        """Create a reader for a bound ROUTER."""
         self._router, self._endpoint, self._counters = router, endpoint, counters
         self._shares = ConnectionRateLimits(config.messages_per_s, config.bytes_per_s)
         free = router.bound.scheme == "inproc"

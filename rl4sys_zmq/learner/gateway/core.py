@@ -1,8 +1,8 @@
-"""The learner's core: the logic of its network thread (the gateway thread), without a socket, a thread or a clock.
+"""The learner's core: the logic of its network thread, without a socket, a thread or a clock.
 
-The inputs are messages of actors, messages of learner threads, and the time. The outputs go to the journal (the record of
-accepted segments), to the event sink, and through `CoreCallbacks` (functions that send messages and start threads). The gateway
-thread drives the core with sockets. The simulator in ``tests/simulation`` drives it with a simulated network.
+The inputs are messages of actors, messages of learner threads, and the time. The outputs go to the journal, to the event sink,
+and through `CoreCallbacks` (functions that send messages and start threads). The gateway thread drives the core with sockets.
+The simulator in ``tests/simulation`` drives it with a simulated network.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class LearnerCore:
     def __init__(
         self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, callbacks: CoreCallbacks
     ) -> None:
-        """Create a core without clients."""
         self.counters = Counters()
         self.start_notes: list[str] = []
         self.published = threading.Condition()
@@ -274,7 +273,7 @@ class LearnerCore:
     # ---- turns and the clock
 
     def on_journal(self) -> None:
-        """Send the learner threads the segments that the journal (the record of accepted segments) has committed or read back.
+        """Send the learner threads the segments that the journal has committed or read back.
 
         Other messages that wait for a learner thread are sent too. Call this after the journal has reported results.
         """
@@ -313,7 +312,7 @@ class LearnerCore:
         - Publish beacons: messages with the newest version of each policy.
         - Close the sessions of silent actors, and remove idle clients (policies without data).
         - Look for stalled clients and for learner threads that have ended.
-        - Request checkpoints if the journal (the record of accepted segments) becomes full.
+        - Request checkpoints if the journal becomes full.
         - Publish the weights under new topics if the key of a user with access to them has expired.
         """
         read_s = now - min(behind_s, MOST_BEHIND_S)
@@ -360,7 +359,7 @@ class LearnerCore:
     # ---- subscribers and rights
 
     def client_of_topic(self, topic: bytes) -> ClientState | None:
-        """Return the client (a policy) whose weights or periodic version messages have this PUB/SUB topic, or None."""
+        """Return the client whose weights or periodic version messages have this PUB/SUB topic, or None."""
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
@@ -374,7 +373,7 @@ class LearnerCore:
             client.beacon_due = True
 
     def change_access(self, access: AccessList) -> None:
-        """Apply a new access list (the users and their rights).
+        """Apply a new access list.
 
         A user that has lost the right to read a policy can still be subscribed to its topic, and libzmq cannot revoke a
         subscription. So if a user has lost this right, the weights of each policy move to a new topic, which the allowed actors
@@ -403,7 +402,7 @@ class LearnerCore:
         return self._dispatcher.save(partial=partial)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return the state of the journal (the record of accepted segments), the clients and the relays, for the status."""
+        """Return the state of the journal, the clients and the relays, for the status."""
         return {
             "journal": asdict(self._journal.state()),
             "clients": {client.client_id: client_report(client, now) for client in self.registry},
@@ -422,7 +421,7 @@ class LearnerCore:
     def close(self, error: Exception) -> None:
         """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads.
 
-        The number of pending segments (accepted, but not trained on) is recorded as an event.
+        The number of pending segments is recorded as an event.
         """
         pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:

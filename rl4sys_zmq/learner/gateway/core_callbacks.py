@@ -57,7 +57,7 @@ class AbandonCheckpointsTask(Protocol):
 class CoreCallbacks:
     """The functions that the learner's core (its logic without I/O) calls to act on the outside world. No function blocks.
 
-    The journal (the record of accepted segments) and the event sink are not part of this object; the core uses them directly.
+    The journal and the event sink are not part of this object; the core uses them directly.
 
     Attributes:
         clock: The clock for measured durations and for the time in records. Each input of the core carries its own time.

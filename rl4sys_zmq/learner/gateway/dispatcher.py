@@ -54,7 +54,7 @@ class SegmentDispatcher:
     def dispatch(self) -> None:
         """Send the learner threads the messages and the segments that wait for them.
 
-        The segments are those that the journal (the record of accepted segments) has committed or read back.
+        The segments are those that the journal has committed or read back.
         """
         for safe in self._journal.committed():
             if isinstance(safe, JournalPage) and self.on_page(safe):
@@ -80,7 +80,7 @@ class SegmentDispatcher:
                 self._journal.read(client.client_id, client.replaying, after, PAGE_BYTES)
 
     def check(self, now: float) -> None:
-        """Correct the counts of segments that wait for the journal (the record of accepted segments), and find stalled clients.
+        """Correct the counts of segments that wait for the journal, and find stalled clients.
 
         If the journal has completed all operations for a client, none of the client's segments can be waiting for the journal.
         If some are still counted as waiting, they would reduce the actors' credit (permission to send) for good. So the count
@@ -125,7 +125,7 @@ class SegmentDispatcher:
             self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
 
     def room_bytes(self) -> int:
-        """Return the free space of the journal (the record of accepted segments), in bytes.
+        """Return the free space of the journal, in bytes.
 
         While the journal fails it is 0, so that actors keep their segments.
         """
@@ -168,8 +168,7 @@ class SegmentDispatcher:
         """Delete the records of streams that can no longer continue and whose segments are no longer needed.
 
         A stream is the numbered segments of one actor. It can no longer continue if its actor was silent for longer than the
-        lease (the time for which a silent actor keeps its slot), or has begun a new stream. Streams of actors with a spool (a
-        queue on disk) are kept longer.
+        lease, or has begun a new stream. Streams of actors with a spool are kept longer.
         """
         for stream in client.table.expire(now, client.trimmed):
             self._journal.drop_stream(client.client_id, stream.actor_id, stream.origin)
@@ -202,7 +201,7 @@ class SegmentDispatcher:
         self._saves.clear()
 
     def checkpointed(self, client: ClientState, message: CheckpointResult) -> None:
-        """Record the result of a checkpoint, and let the journal (the record of accepted segments) delete entries.
+        """Record the result of a checkpoint, and let the journal delete entries.
 
         The deleted entries are those that the checkpoint before this one includes.
         """

@@ -111,7 +111,6 @@ class ActorSessionHandler:
         sink: EventSink,
         callbacks: CoreCallbacks,
     ) -> None:
-        """Create an endpoint without sessions."""
         self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
         self._counters, self._sink, self._callbacks = counters, sink, callbacks
         self._clock = callbacks.clock.monotonic
@@ -458,7 +457,7 @@ class ActorSessionHandler:
             self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
 
     def _on_gap(self, client: ClientState, stream: SegmentStream, gap: int) -> None:
-        """Count segments that were acknowledged, but are not in the journal (the record of accepted segments).
+        """Count segments that were acknowledged, but are not in the journal.
 
         For example, the journal was replaced or lost. The actor has discarded the segments, so they cannot be sent again.
         """
@@ -480,7 +479,7 @@ class ActorSessionHandler:
         client.pool.reclaim(stream)
 
     def close_client_sessions(self, client: ClientState, reason: str) -> None:
-        """Close the sessions of all actors of a client (a policy), and send them a refusal with the reason.
+        """Close the sessions of all actors of a client, and send them a refusal with the reason.
 
         The actors then request a new session with a HELLO message.
         """

@@ -34,7 +34,6 @@ class PolicyEvaluators:
         find: Callable[[str], ClientState | None],
         call: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Create an object without evaluators."""
         self._config, self._sink, self._find, self._call = config, sink, find, call
         self._options = {name: entry.evaluation for name, entry in config.clients.items() if entry.evaluation is not None}
         self._evaluators: dict[str, PolicyEvaluator] = {}

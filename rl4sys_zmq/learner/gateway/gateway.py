@@ -147,14 +147,14 @@ class Gateway(Worker):
         return self._calls.call(function)
 
     def wake(self) -> None:
-        """Wake the gateway thread, for example because the journal (the record of accepted segments) has results to read.
+        """Wake the gateway thread, for example because the journal has results to read.
 
         Any thread can call this.
         """
         self._calls.wakeup.set()
 
     def weight_history(self, client_id: str) -> WeightHistory | None:
-        """Return the recent weights of a client (a policy), or None if there are none. Hold `published` to call this.
+        """Return the recent weights of a client, or None if there are none. Hold `published` to call this.
 
         There are none if no client has this name, or if its learner thread is still starting.
         """
@@ -162,7 +162,7 @@ class Gateway(Worker):
         return client.weight_history if client is not None and client.state is not LearnerThreadState.STARTING else None
 
     def failure(self, client_id: str) -> RL4SysError | None:
-        """Return the error that stopped a client (a policy) or prevented its creation, or None if there is none."""
+        """Return the error that stopped a client or prevented its creation, or None if there is none."""
         return self._core.registry.failure(client_id)
 
     def learner_threads(self) -> list[LearnerThreadHandle]:

@@ -131,7 +131,7 @@ class _OfflineCommandExecutor:
             ) from exc
 
     def _pending(self, client_id: str, newest: CheckpointManifest | None, actor_id: str | None = None) -> int:
-        """Return how many accepted segments of a client (a policy with its learner) are not in its newest checkpoint."""
+        """Return how many accepted segments of a client are not in its newest checkpoint."""
         ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
         count, after, more = 0, 0, True
@@ -146,7 +146,7 @@ class _OfflineCommandExecutor:
         return count
 
     def _ask(self, client_id: str, after_row: int) -> JournalPage:
-        """Read a page of a client's entries in the journal (the record of accepted segments), starting after a row number.
+        """Read a page of a client's entries in the journal, starting after a row number.
 
         The journal carries out operations in order, so all earlier changes are on the disk when this returns.
         """

@@ -339,7 +339,7 @@ class OperatorCommandExecutor:
                 self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
     def _remove_idle(self, client: ClientState, now: float) -> None:
-        """Remove a client (a policy with its learner) that has no data, no checkpoint and no live actor.
+        """Remove a client that has no data, no checkpoint and no live actor.
 
         There is nothing to save, so this does not wait.
         """
@@ -351,7 +351,7 @@ class OperatorCommandExecutor:
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: ClientState, reason: str) -> None:
-        """Stop serving a client (a policy with its learner): close the sessions of its actors, and end its learner thread.
+        """Stop serving a client: close the sessions of its actors, and end its learner thread.
 
         The client's name stays reserved until `ClientRegistry.release`.
         """

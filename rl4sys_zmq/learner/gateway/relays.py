@@ -55,7 +55,6 @@ class RelayDirectory:
     """
 
     def __init__(self, rules: Sequence[RelayRule]) -> None:
-        """Create the directory."""
         self._rules = tuple(rules)
         self._seen: dict[tuple[str, str, str], _SeenRelay] = {}
 

@@ -32,7 +32,7 @@ ANOTHER = "give the client another name, or start another run with --resume neve
 
 @dataclass(frozen=True, slots=True)
 class RestoredClient:
-    """A client (a policy with its learner) from an earlier run, with the settings that it continues with.
+    """A client from an earlier run, with the settings that it continues with.
 
     Attributes:
         settings: The settings of the client from this start on.
@@ -62,7 +62,7 @@ class RestoredClient:
 
 
 def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> RestoredClient:
-    """Return the settings with which a client (a policy with its learner) continues after a restart of the learner.
+    """Return the settings with which a client continues after a restart of the learner.
 
     The earlier run has saved settings in its journal. The entry for the client in the learner's configuration takes precedence
     over them. An exception are parameters of the algorithm with the same value in the entry as at the last start: for them the

@@ -76,7 +76,7 @@ class EvaluationRecord:
 
 
 class BestPolicyFolder:
-    """The folder ``RUN/best/CLIENT`` with the best policy of a client (a policy with its learner). One thread uses it.
+    """The folder ``RUN/best/CLIENT`` with the best policy of a client. One thread uses it.
 
     Attributes:
         policy: The path of the policy folder: a valid one after the first `offer`.

@@ -1,4 +1,4 @@
-"""The checkpoints of one client (a policy with its learner) on disk. Each is written as a whole or not at all.
+"""The checkpoints of one client on disk. Each is written as a whole or not at all.
 
 ::
 
@@ -71,7 +71,7 @@ class CheckpointedStreamProgress:
 
     Attributes:
         actor_id: Name of the actor.
-        origin: The incarnation (the number of a start of the actor) that began to number the segments.
+        origin: The incarnation that began to number the segments.
         next_seq: Sequence number of the first segment that the saved state does not include. Training continues from there.
         verdicts: Number of segments below `next_seq` by verdict (result): trained, stale, quarantined or refused.
     """

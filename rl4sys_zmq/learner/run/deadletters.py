@@ -1,4 +1,4 @@
-"""The dead-letter folder: quarantined segments (accepted, but unfit for training), kept for inspection.
+"""The dead-letter folder: quarantined segments, kept for inspection.
 
 ::
 
@@ -6,9 +6,9 @@
       2026-11-21/luna,3f2a9c41,7,1042.msg     the segment's `Submit`: each frame after its length (u32, little-endian)
       2026-11-21/luna,3f2a9c41,7,1042.json    the stream of the segment, and why it was quarantined
 
-A file name consists of the client, the actor, the origin of the stream (the incarnation that began its numbering) and the
-sequence number, encoded by `rl4sys_zmq.names.file_name`. So no two segments have the same file name, and no file name leads out
-of the folder. If there are more than `MAX_LETTERS` segments, or more than `MAX_BYTES` bytes, the oldest ones are removed.
+A file name consists of the client, the actor, the origin of the stream and the sequence number, encoded by
+`rl4sys_zmq.names.file_name`. So no two segments have the same file name, and no file name leads out of the folder. If there are
+more than `MAX_LETTERS` segments, or more than `MAX_BYTES` bytes, the oldest ones are removed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class StoredDeadLetter:
 
     Attributes:
         path: Path of the ``.msg`` file with the segment. A ``.json`` file beside it has the other fields.
-        client_id, actor_id, origin, seq: The client, the actor, the origin of the stream (the incarnation that began its
-            numbering), and the sequence number. Together they identify the segment.
+        client_id, actor_id, origin, seq: The client, the actor, the origin of the stream, and the sequence number. Together
+            they identify the segment.
         reason: Reason for the quarantine.
         at_unix_s: Unix time of the quarantine, in seconds.
         nbytes: Size of the ``.msg`` file, in bytes.
@@ -122,7 +122,7 @@ def list_letters(folder: Path) -> list[StoredDeadLetter]:
 
 
 def read_letter(path: Path) -> Sequence[Frame]:
-    """Read the ``.msg`` file of a dead letter (a quarantined segment), and return the frames of the message in it."""
+    """Read the ``.msg`` file of a dead letter, and return the frames of the message in it."""
     content = memoryview(path.read_bytes())
     frames: list[Frame] = []
     start = 0

@@ -42,7 +42,6 @@ class RunDirectoryWriter(Resource):
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """Create the writer without reading or writing any file."""
         self.counters = Counters()
         self._run_dir, self._config = run_dir, config
         self._form = EventFileFormat()
@@ -61,7 +60,7 @@ class RunDirectoryWriter(Resource):
         self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
-        """Write the training metrics of a client (a policy with its learner) to the log and to the client's TensorBoard files."""
+        """Write the training metrics of a client to the log and to the client's TensorBoard files."""
         record = {
             "t": round(at_unix_s, 3),
             "event": "metrics",
@@ -86,11 +85,11 @@ class RunDirectoryWriter(Resource):
             self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
-        """Write a quarantined segment (data that is unfit for training) to the folder ``dead`` of the run directory."""
+        """Write a quarantined segment to the folder ``dead`` of the run directory."""
         self._dead.write(client_id, letter, at_unix_s)
 
     def forget(self, client_id: str) -> None:
-        """Close the TensorBoard files of a client (a policy with its learner) that an operator or the learner has removed."""
+        """Close the TensorBoard files of a client that an operator or the learner has removed."""
         series = self._curves.pop(client_id, None)
         if series is not None:
             series.close()
@@ -160,7 +159,7 @@ class EventSink(Protocol):
     """The interface of an object that records a learner's metrics and events for people to read. No method blocks."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Record the training metrics of a client (a policy with its learner): scalars by name, and ended episodes."""
+        """Record the training metrics of a client: scalars by name, and ended episodes."""
 
     def event(self, name: str, **fields: Any) -> None:
         """Record an event, such as the start of the learner. The fields are JSON values."""
@@ -169,7 +168,7 @@ class EventSink(Protocol):
         """Record a quarantined segment: accepted by the learner, but unfit for training."""
 
     def forget(self, client_id: str) -> None:
-        """Release what is kept for a client (a policy with its learner) that has been removed, such as open files."""
+        """Release what is kept for a client that has been removed, such as open files."""
 
 
 class NullEventSink:
@@ -183,10 +182,10 @@ class NullEventSink:
         log_event(name, fields)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Ignore a quarantined segment (data that is unfit for training)."""
+        """Ignore a quarantined segment."""
 
     def forget(self, client_id: str) -> None:
-        """Do nothing for a client (a policy with its learner) that was removed: this object keeps no files or other data."""
+        """Do nothing for a client that was removed: this object keeps no files or other data."""
 
 
 class Recorder(Worker):
@@ -217,7 +216,7 @@ class Recorder(Worker):
     # ---- called by the gateway; never blocks
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Queue the training metrics of a client (a policy with its learner) for writing to the run directory."""
+        """Queue the training metrics of a client for writing to the run directory."""
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
@@ -226,11 +225,11 @@ class Recorder(Worker):
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Queue a quarantined segment (data that is unfit for training) for writing to the run directory."""
+        """Queue a quarantined segment for writing to the run directory."""
         self._put((client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        """Queue a request to close the files of a client (a policy with its learner) that has been removed."""
+        """Queue a request to close the files of a client that has been removed."""
         self._put((client_id, None, time.time()))
 
     def _put(self, record: tuple[Any, ...]) -> None:

@@ -40,7 +40,7 @@ class RollbackSummary:
     """A description of what was undone to return one policy's training to an earlier checkpoint.
 
     Attributes:
-        client_id: The id of the policy's client (a policy with its learner).
+        client_id: The id of the policy's client.
         checkpoint: Number of the earlier checkpoint, which is now the newest one.
         version: Number of the policy version in this checkpoint.
         abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
@@ -107,7 +107,7 @@ def _newest(store: CheckpointStore) -> CheckpointManifest | None:
 
 
 def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJournal | MemoryJournal, JournalContent | None]:
-    """Open the journal (the record of accepted segments), on disk or in memory as the configuration demands.
+    """Open the journal, on disk or in memory as the configuration demands.
 
     With ``resume: never``, first move the state of an earlier run to another folder.
     """
@@ -140,7 +140,7 @@ def has_state(run_dir: Path) -> bool:
 
 
 def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
-    """Return which part of the journal (the record of accepted segments) the newest checkpoint of each client covers.
+    """Return which part of the journal the newest checkpoint of each client covers.
 
     A client is a policy with its learner. A client without a valid checkpoint is left out.
     """

@@ -27,7 +27,7 @@ def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, St
 
     Args:
         run_dir: The run directory of a learner, which can be running.
-        client_id: The client (a policy with its learner); None if the directory has only one.
+        client_id: The client; None if the directory has only one.
 
     Raises:
         ConfigError: If there is no such client or no checkpoint, or several clients and none is named. The message says what to

@@ -25,7 +25,7 @@ _RANGE = struct.Struct("<HQQQ")  # bytes of the actor's name, origin, first, end
 _MAGIC = b"R4TM"
 
 SegmentRange = tuple[Key, int, int]
-"""The segments ``[first, end)`` of one stream (the numbered segments of an actor)."""
+"""The segments ``[first, end)`` of one stream."""
 
 
 def encode_range(key: Key, first: int, end: int) -> bytes:

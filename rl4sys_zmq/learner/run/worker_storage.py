@@ -17,7 +17,7 @@ from rl4sys_zmq.wire.thread_messages import AssignClient
 
 
 class CheckpointStorage(Protocol):
-    """The checkpoints of one client (a policy with its learner), for its learner thread. `CheckpointStore` is one."""
+    """The checkpoints of one client, for its learner thread. `CheckpointStore` is one."""
 
     @property
     def damaged(self) -> Sequence[str]:

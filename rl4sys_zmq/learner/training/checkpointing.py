@@ -143,7 +143,7 @@ class TrainingCheckpoints:
         return digest(kept, others)
 
     def _manifest(self, updates: int, progress: CheckpointProgress, flat: FlatWeights, others: bytes) -> CheckpointManifest:
-        """Return the manifest (the description) of a checkpoint of the current state, which has these weights."""
+        """Return the manifest of a checkpoint of the current state, which has these weights."""
         weights_digest = digest(flat, others)
         return CheckpointManifest(
             client_id=self._assign.client_id,

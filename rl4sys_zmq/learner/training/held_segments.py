@@ -20,7 +20,7 @@ from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
 @dataclass(slots=True, eq=False)
 class DecodedSegmentMessage:
-    """A decoded message with segments (consecutive steps of an episode) of one actor.
+    """A decoded message with segments of one actor.
 
     A learner thread keeps the message while one of its segments can still turn out to be unfit for training (quarantined).
 
@@ -113,7 +113,6 @@ class RecentSegments:
     """
 
     def __init__(self, max_segments: int, max_bytes: int) -> None:
-        """Create an empty record."""
         self.nbytes = 0
         self._max_segments, self._max_bytes = max_segments, max_bytes
         self._next = 0
@@ -171,7 +170,7 @@ def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
-    """Group segments by stream (the numbered segments of one actor), and return their sequence numbers as ranges."""
+    """Group segments by stream, and return their sequence numbers as ranges."""
     found: dict[Key, list[int]] = {}
     for one in held:
         found.setdefault(one.key, []).append(one.seq)

@@ -30,7 +30,7 @@ class Placement:
 
 
 def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: threading.Event) -> Placement:
-    """Move an algorithm to the device of its client, and give it its ranks (the processes that train together)."""
+    """Move an algorithm to the device of its client, and give it its ranks."""
     count = assign.learners
     if count > 1 and not isinstance(algorithm, ParallelAlgorithm):
         raise ConfigError(

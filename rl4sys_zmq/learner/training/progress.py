@@ -36,7 +36,7 @@ class ObservedDataCounts:
 
 
 class _StreamProgress:
-    """The position in one stream (the numbered segments of one actor), and counts of the results of its segments.
+    """The position in one stream, and counts of the results of its segments.
 
     Attributes:
         next_seq: The sequence number of the next segment.
@@ -81,7 +81,7 @@ class CheckpointProgress:
         since.next_seq = end
 
     def record_verdict(self, key: Key, verdict: str, count: int = 1, replaces: str = "") -> None:
-        """Record a verdict (the result: trained, stale, quarantined or refused) for some segments of an actor."""
+        """Record a verdict for some segments of an actor."""
         if replaces:
             self._correct(key, {verdict: count, replaces: -count})
         else:

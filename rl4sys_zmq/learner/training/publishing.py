@@ -23,7 +23,6 @@ class PolicyPublisher:
     """
 
     def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[ThreadMessage], None]) -> None:
-        """Create a publisher before the first version."""
         self.version = self._resumed_version = -1
         self._assign, self._spec, self._send = assign, spec, send
         self._quantizer = WeightQuantizer(assign.wire_dtype, assign.weights_level, spec)

@@ -26,7 +26,6 @@ class WeightQuantizer:
     """
 
     def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
-        """Create the quantizer before the first version."""
         self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others, spec.exact)
         self.steps: Steps = ()
         self._last: FlatWeights | None = None

@@ -1,6 +1,6 @@
 """The reports that a learner thread sends to the gateway, the learner's network thread.
 
-A report contains verdicts (the results for segments), the demand (how many further steps the algorithm can use), and metrics.
+A report contains verdicts, the demand (how many further steps the algorithm can use), and metrics.
 
 Each message wakes the gateway thread, and most messages cause an acknowledgement that wakes an actor. So reports are collected
 for `GATHER_S` seconds and sent together, unless an actor may be waiting for them.
@@ -53,7 +53,6 @@ class GatewaySender:
     """
 
     def __init__(self, up: Socket, key: bytes, stopping: threading.Event, timeout_s: float | None = GATEWAY_TIMEOUT_S) -> None:
-        """Create a sender that does not own the socket."""
         self._up, self._key, self._stopping, self._timeout_s = up, key, stopping, timeout_s
 
     def send(self, message: ThreadMessage) -> None:
@@ -88,8 +87,8 @@ class LearnerThreadReporter:
     """The reporter of a learner thread: it collects results, demand and metrics, and sends them to the network thread.
 
     The results of segments are called verdicts. The demand is how many further steps the algorithm can use. The thread takes
-    segments from the gateway (the network thread) in messages called `DeliverSegments`. The four counters ``taken_...`` begin
-    with the start of the thread.
+    segments from the gateway in messages called `DeliverSegments`. The four counters ``taken_...`` begin with the start of the
+    thread.
 
     Attributes:
         taken_messages: Number of `DeliverSegments` messages taken.
@@ -104,7 +103,6 @@ class LearnerThreadReporter:
     """
 
     def __init__(self, send: Callable[[ThreadMessage], None], observed: ObservedDataCounts) -> None:
-        """Create a reporter with nothing to send."""
         self._send = send
         observed_steps = observed.steps
         self.observed_episodes = observed.episodes
@@ -139,7 +137,7 @@ class LearnerThreadReporter:
     # ---- verdicts
 
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict (the result) for consecutive segments of one actor, for the next report."""
+        """Record a verdict for consecutive segments of one actor, for the next report."""
         ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end

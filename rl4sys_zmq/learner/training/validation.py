@@ -63,7 +63,6 @@ class ColumnValueLimits:
         dtype: np.dtype[Any],
         slack: NDArray[np.float64] | float = 0.0,
     ) -> None:
-        """Create the range."""
         self._shown = low.reshape(-1), high.reshape(-1), np.broadcast_to(slack, low.shape).reshape(-1)
         low, high = low - slack, high + slack
         info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
@@ -111,7 +110,6 @@ class SegmentValueLimits:
     """
 
     def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float, *, in_box: bool = False) -> None:
-        """Create the ranges."""
         self.max_reward = max_reward
         actions = schema.actions
         least = -MAX_LOG_PROB * max(1, actions.choices + actions.numbers)

@@ -11,11 +11,7 @@ from rl4sys_zmq.replay.folder import new_lineage
 
 
 def as_batch(batch_data: object) -> list[Any]:
-    """Convert a batch to a list of items.
-
-    Raises:
-        DataError: If the batch is not iterable.
-    """
+    """Convert a batch to a list of items."""
     if not isinstance(batch_data, Iterable):
         raise DataError("batch_data", f"{batch_data!r:.60} is not a sequence of items")
     return list(batch_data)

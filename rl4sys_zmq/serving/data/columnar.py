@@ -56,17 +56,7 @@ class ColumnStore(DataStoreBase, Resource):
         self._ring = RowRingBuffer(capacity, self._folder)
 
     def seed(self, seed: int | None = None) -> list[int]:
-        """Start a new sequence of random numbers for samples.
-
-        Args:
-            seed: Integer of at least 0. None: a random one.
-
-        Returns:
-            A list of one item, the seed.
-
-        Raises:
-            ConfigError: If the seed is invalid.
-        """
+        """Start a new sequence of random numbers for samples."""
         if seed is None:
             seed = secrets.randbits(63)
         rng = _generator(seed)
@@ -75,14 +65,7 @@ class ColumnStore(DataStoreBase, Resource):
         return [seed]
 
     def insert(self, data: Mapping[str, Any]) -> None:
-        """Store one item under the next number. The arrays of the item are copied.
-
-        Raises:
-            DataError: If a key, shape or dtype is not that of the store; the message names the key. Nothing was stored.
-            StoreFileError: If files cannot be created.
-            ConfigError: If there is not enough memory.
-            Closed: After `close`.
-        """
+        """Store one item under the next number. The arrays of the item are copied."""
         self.batch_insert([data])
 
     def latest_data_id(self) -> int:
@@ -114,12 +97,7 @@ class ColumnStore(DataStoreBase, Resource):
             return self._ring.end - self._ring.begin
 
     def flush(self) -> None:
-        """Write the folder's contents to the disk. Without a folder, do nothing.
-
-        Raises:
-            StoreFileError: If the disk fails.
-            Closed: After `close`.
-        """
+        """Write the folder's contents to the disk. Without a folder, do nothing."""
         with self._open():
             if self._folder is not None:
                 self._folder.flush()
@@ -128,9 +106,6 @@ class ColumnStore(DataStoreBase, Resource):
         """Write the folder's contents to the disk, and release the folder. A second call does nothing.
 
         Afterwards `len`, `latest_data_id` and `oldest_data_id` still work. The other methods raise `Closed`.
-
-        Raises:
-            StoreFileError: If the disk fails. The folder is released anyway.
         """
         with self._lock:
             self._closed = True
@@ -139,23 +114,11 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
-        """Return the name, shape and dtype of each column (an array with one row for each item) that the store needs.
-
-        Args:
-            layout: Shape and dtype of each value of an item.
-
-        Returns:
-            The shape and dtype of one row of the column, by the column's name.
-        """
+        """Return the name, shape and dtype of each column (an array with one row for each item) that the store needs."""
 
     @abstractmethod
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        """Return the items with the given numbers.
-
-        Args:
-            ids: Numbers of stored items.
-            gap: True if the store has dropped items directly before the first of these, so that the reader missed them.
-        """
+        """Return the items with the given numbers."""
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
@@ -197,11 +160,7 @@ def _generator(seed: object) -> np.random.Generator:
 
 
 def batch_count(batch_size: object) -> int:
-    """Check a batch size and return it as an int.
-
-    Raises:
-        DataError: If the batch size is not a positive integer, or 2^48 or more.
-    """
+    """Check a batch size and return it as an int."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size < 1 << 48:
         raise DataError("batch_size", f"{batch_size!r:.60} is not a positive integer below 2^48")
     return int(batch_size)
@@ -209,11 +168,7 @@ def batch_count(batch_size: object) -> int:
 
 @contextlib.contextmanager
 def memory_error_as_data_error(count: int) -> Iterator[None]:
-    """Convert a `MemoryError` in the ``with`` block to a `DataError` about a batch of `count` items.
-
-    Raises:
-        DataError: If the batch does not fit in memory.
-    """
+    """Convert a `MemoryError` in the ``with`` block to a `DataError` about a batch of `count` items."""
     try:
         yield
     except MemoryError as exc:

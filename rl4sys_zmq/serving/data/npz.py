@@ -44,11 +44,7 @@ class TrajectoryFile:
 
 
 def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
-    """Write the file under a temporary name, sync it to the disk, and rename it.
-
-    Raises:
-        StoreFileError: If the file cannot be written.
-    """
+    """Write the file under a temporary name, sync it to the disk, and rename it."""
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     meta = {_META + f.name: np.asarray(getattr(saved, f.name)) for f in fields(saved) if f.name != "data"}
@@ -66,11 +62,7 @@ def write_npz(path: str | os.PathLike[str], saved: TrajectoryFile) -> None:
 
 
 def read_npz(path: str | os.PathLike[str]) -> TrajectoryFile:
-    """Read a file that `write_npz` wrote.
-
-    Raises:
-        StoreFileError: If the file cannot be read, is damaged, or has another format.
-    """
+    """Read a file that `write_npz` wrote."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays: dict[str, NDArray[Any]] = dict(file)

@@ -19,11 +19,7 @@ from rl4sys_zmq.replay.ring import Ids
 
 
 def require_numpy(use_jax: object, device: object = None) -> None:
-    """Refuse agentlace's arguments that keep the steps in arrays of JAX.
-
-    Raises:
-        ConfigError: If one of them is given.
-    """
+    """Refuse agentlace's arguments that keep the steps in arrays of JAX."""
     for key, value in (("use_jax", use_jax), ("device", device)):
         if value is not None and value is not False:
             text = f"{key} is {value!r:.60}, and the steps are numpy arrays; omit it, and copy each sample with jax.device_put"
@@ -31,11 +27,7 @@ def require_numpy(use_jax: object, device: object = None) -> None:
 
 
 def check_rows(rows: object, key: str) -> int:
-    """Check a number of rows, which can be negative, and return it as an int.
-
-    Raises:
-        ConfigError: If the number is not an integer, or its absolute value is 2^32 or more.
-    """
+    """Check a number of rows, which can be negative, and return it as an int."""
     if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or abs(int(rows)) >= 1 << 32:
         raise ConfigError(f"{key} must be a number of rows, not {rows!r:.60}", key=key)
     return int(rows)

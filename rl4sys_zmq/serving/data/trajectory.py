@@ -401,12 +401,7 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return the columns (stored arrays) that a sampler reads: the column of its source key, or all columns below that key.
-
-        Returns:
-            A dict from the part of each column's path below the source key to the whole path. The part is ``""`` if the source
-            key itself is a column. Empty for a `PrioritySampler`, which reads no columns.
-        """
+        """Return the columns that a sampler reads: that of its source key, or all below that key."""
         if isinstance(sampler, PrioritySampler):
             return {}
         assert self._layout is not None

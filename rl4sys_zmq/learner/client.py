@@ -328,9 +328,7 @@ class ClientState:
         spec = self.spec = spec_from_document(message.spec, message.body)
         self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
-        writing = self.settings.writing(spec)
-        writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
-        self.weight_history.describe(self.policy_id, writing)
+        self.weight_history.describe(self.policy_id, self.settings.writing(spec))
         self.weight_history.tag_with(self.tag_key)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)

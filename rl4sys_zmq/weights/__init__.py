@@ -9,7 +9,7 @@ A *state* is all weights of one policy version as a flat float32 array. A *snaps
 - `encode_diff`, `decode_diff`: convert a diff (the difference of two states) to bytes and back. `digest`: the checksum over a
   state. `tag_of`, `is_tag_of`: a checksum with a secret key.
 
-The modules: `coder` chooses the form of a diff, with the help of `forms` (states as integers), `blocks`, `contexts` and `choice`.
+The modules: `coder` chooses the form of a diff, with the help of `forms` (states as integers), `blocks` and `choice`.
 `integers`, `planes`, `symbols` and `bits` write the bytes. `snapshots` encodes whole states, and `others` the tensors that are
 not rounded. `division` separates these from the weights.
 """

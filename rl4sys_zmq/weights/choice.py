@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
-from rl4sys_zmq.weights.contexts import ElementGroups
 from rl4sys_zmq.weights.forms import IntegerMapping
 from rl4sys_zmq.weights.symbols import symbols_of
 
-__all__ = ["PREDICTION_GAIN", "estimated_bits", "prediction_helps"]
+__all__ = ["estimated_bits", "prediction_helps"]
 
 SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
 """The approximate size of the sample in `estimated_bits` and in `prediction_helps`, in elements."""
@@ -21,9 +19,8 @@ PREDICTION_GAIN = 0.98
 Prediction must save some bytes, because a new actor then needs one more version before it can apply the diff.
 """
 
-_CLASSES = 40
 _CELL_BITS = 4.0
-"""The approximate size, in bits, of the table entry for one symbol of one group."""
+"""The approximate size, in bits, of the table entry for one symbol."""
 
 
 def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
@@ -53,25 +50,12 @@ def _magnitude_bits(words: Integers) -> float:
     return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size
 
 
-def estimated_bits(differences: Integers, groups: ElementGroups | None) -> float:
-    """Estimate the encoded size of the differences of two policy versions' weights, in bits, from a sample.
-
-    Args:
-        differences: The differences of the integers of two states.
-        groups: Groups of weights that are encoded separately. None: all elements are encoded together.
-    """
+def estimated_bits(differences: Integers) -> float:
+    """Estimate the encoded size of the differences of two states as integers, in bits, from a sample."""
     step = 1 + differences.size // SAMPLE
     classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)
-    keys = classes.astype(np.intp)
-    if groups is not None:
-        keys += groups.labels[::step].astype(np.intp) * _CLASSES
-    cells = np.bincount(keys)
-    members = np.add.reduceat(cells, np.arange(0, cells.size, _CLASSES))
-    entropy = _xlogx(members) - _xlogx(cells)
-    # The entropy of a sample is too low, by about 1 / (2 ln 2) bits for each cell.
-    return step * (entropy + float(classes.sum())) + np.count_nonzero(cells) * (_CELL_BITS + 0.72 * step)
-
-
-def _xlogx(counts: NDArray[np.intp]) -> float:
+    counts = np.bincount(classes)
     some = counts[counts > 0].astype(np.float64)
-    return float((some * np.log2(some)).sum())
+    entropy = float(classes.size * np.log2(classes.size) - (some * np.log2(some)).sum())
+    # The entropy of a sample is too low, by about 1 / (2 ln 2) bits for each symbol.
+    return step * (entropy + float(classes.sum())) + some.size * (_CELL_BITS + 0.72 * step)

@@ -1,14 +1,10 @@
 """Exact diffs between two states (all float32 weights of a policy version), encoded in few bytes at high speed.
 
 Each weight is mapped to an integer (`forms`), so that close weights have close integers. A diff consists of the differences of
-these integers. Blocks of elements that do not change are left out. There are two compression levels:
-
-- Level 1 writes positions and small numbers (`integers`) if few elements change. If more than 60 % change, it writes byte planes:
-  all lowest bytes, then all second bytes, and so on. In between it uses the shorter of both. The planes contain the differences,
-  or the differences minus the differences of the last version, if that is shorter.
-- Level 2 puts elements that are likely to change by similar amounts in groups (`contexts`), and encodes each group by itself.
-
-If the result is longer than the plain differences, the plain differences are sent.
+these integers. Blocks of elements that do not change are left out. If few elements change, the diff has positions and small
+numbers (`integers`). If more than 60 % change, it has byte planes: all lowest bytes, then all second bytes, and so on. In
+between it has the shorter of both. The planes contain the differences, or the differences minus those of the last version, if
+that is shorter. If the result is longer than the plain differences, the plain differences are sent.
 """
 
 from __future__ import annotations
@@ -22,9 +18,9 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
-from rl4sys_zmq.weights import blocks, contexts, planes
+from rl4sys_zmq.weights import blocks, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.choice import PREDICTION_GAIN, estimated_bits, prediction_helps
+from rl4sys_zmq.weights.choice import estimated_bits, prediction_helps
 from rl4sys_zmq.weights.forms import FP32, FixedPointMapping, IntegerMapping
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
@@ -33,9 +29,8 @@ __all__ = ["PayloadEncoding", "DecodedState", "Diff", "Payload", "decode_diff", 
 
 Payload = bytes | memoryview
 
-LEVELS = (1, 2)
 SURELY_SPARSE = 0.2
-"""The share of changed elements up to which level 1 writes positions without a comparison with byte planes."""
+"""The share of changed elements up to which positions are written without a comparison with byte planes."""
 _LEAST = 64
 """The smallest number of elements for which the state before the base is used as a prediction."""
 
@@ -50,7 +45,6 @@ class PayloadEncoding(IntEnum):
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: the list of changed blocks, then integers
     `PLANES`           a diff: the list of changed blocks, then the planes of the differences, lowest byte first
-    `GROUPS`           a diff: the list of changed blocks, a byte with the `PreviousDiffUse`, then integers for each group
     `RAW`              a diff: the plain differences, with bf16 in 2 bytes each, else in 4 bytes
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
@@ -60,7 +54,6 @@ class PayloadEncoding(IntEnum):
     UNCHANGED = 0
     SPARSE = 1
     PLANES = 2
-    GROUPS = 3
     RAW = 4
     SNAPSHOT = 5
     SNAPSHOT_PLANES = 6
@@ -69,21 +62,6 @@ class PayloadEncoding(IntEnum):
     def is_diff(self) -> bool:
         """True if the payload is a diff, so that the receiver needs the base to decode it."""
         return self < PayloadEncoding.SNAPSHOT
-
-
-class PreviousDiffUse(IntEnum):
-    """The use that a diff of the form `PayloadEncoding.GROUPS` makes of the last difference of the weights, to save bytes.
-
-    The base is the state (all weights) to which the diff applies. The last difference is the one that led to the base. In all
-    cases, elements are grouped by the floating-point exponent that they have in the base.
-    """
-
-    NOTHING = 0
-    """The last difference is not used."""
-    LAST_DIFFERENCE = 1
-    """Elements are also grouped by the size of the last difference."""
-    PREDICTED = 2
-    """As `LAST_DIFFERENCE`. In addition, the encoded values are the new differences minus the last differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +94,7 @@ class DecodedState:
 
 
 def encode_diff(
-    base: FlatWeights, new: FlatWeights, *, form: IntegerMapping = FP32, level: int = 1, before: FlatWeights | None = None,
+    base: FlatWeights, new: FlatWeights, *, form: IntegerMapping = FP32, before: FlatWeights | None = None,
     prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
     """Return the diff that leads from the weights `base` to the weights `new`. Its payload is never longer than `new`.
@@ -125,7 +103,6 @@ def encode_diff(
         base: The state (all weights of a policy version) that the receiver holds, float32 ``[n]``.
         new: The state to send, float32 ``[n]``. All values must be values of `form`.
         form: Mapping of the elements to integers. It belongs to the number format in which weights are sent (`WireDtype`).
-        level: Compression level. 1 is fast; 2 takes up to ten times as long, for fewer bytes.
         before: The state before the base, if the receiver holds it too; else None.
         prefix: Bytes to put at the beginning of the payload, unless the codec is `RAW` or `UNCHANGED`.
 
@@ -141,10 +118,10 @@ def encode_diff(
         return Diff(PayloadEncoding.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
-        coded = _encode(canonical_base, new, form, level, before, different, count)
+        coded = _encode(canonical_base, new, form, before, different, count)
     else:
         inner = before[where] if before is not None else None
-        coded = _encode(canonical_base[where], new[where], form.select(where), level, inner, different[where], count)
+        coded = _encode(canonical_base[where], new[where], form.select(where), inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
         return Diff(PayloadEncoding.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
@@ -183,7 +160,7 @@ def decode_diff(
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
-    if codec not in (PayloadEncoding.SPARSE, PayloadEncoding.PLANES, PayloadEncoding.GROUPS):
+    if codec not in (PayloadEncoding.SPARSE, PayloadEncoding.PLANES):
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = blocks.read(reader, base.size)
@@ -211,22 +188,6 @@ class _DiffParts:
 
 
 def _encode(
-    base: FlatWeights, new: FlatWeights, form: IntegerMapping, level: int, before: FlatWeights | None,
-    different: NDArray[np.bool_], count: int,
-) -> _DiffParts:  # fmt: skip
-    if before is not None and base.size < _LEAST:
-        before = None
-    if level == 1:
-        return _encode_fast(base, new, form, before, different, count)
-    was = form.integers(base)
-    difference = _wrapped(form.integers(new) - was, form)
-    moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    grouped = _encode_groups(base, difference, moves, form)
-    plain = _encode(base, new, form, 1, before, different, count)  # groups can also cost bytes
-    return grouped if grouped.size <= plain.size else plain
-
-
-def _encode_fast(
     base: FlatWeights,
     new: FlatWeights,
     form: IntegerMapping,
@@ -234,6 +195,8 @@ def _encode_fast(
     different: NDArray[np.bool_],
     count: int,
 ) -> _DiffParts:
+    if before is not None and base.size < _LEAST:
+        before = None
     size = base.size
     if count > SPARSE_SHARE_OF_UNITS * size:
         return _encode_planes(base, new, form, before)
@@ -247,7 +210,7 @@ def _encode_fast(
         dense = _encode_planes(base, new, form, before)
         integers = np.zeros(size, dtype=np.int64)
         integers[positions] = values
-        if dense.size < estimated_bits(integers, None) / 8:
+        if dense.size < estimated_bits(integers) / 8:
             return dense
     sparse = _DiffParts(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
@@ -271,37 +234,14 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
     return _DiffParts(PayloadEncoding.PLANES, packed, predicted=before is not None)
 
 
-def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerMapping) -> _DiffParts:
-    known, groups = PreviousDiffUse.NOTHING, contexts.group(base.view(np.int32), None)
-    if moves is not None:
-        least = PREDICTION_GAIN * estimated_bits(difference, groups)
-        further = contexts.group(base.view(np.int32), moves)
-        predicted = _wrapped(difference - moves, form)
-        by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
-        if min(by_moves, by_both) < least:
-            groups = further
-            known = PreviousDiffUse.LAST_DIFFERENCE if by_moves <= by_both else PreviousDiffUse.PREDICTED
-            difference = difference if by_moves <= by_both else predicted
-    ordered = difference[groups.order()]
-    parts = [bytes([known])]
-    for begin, end in groups.spans():
-        part = ordered[begin:end]
-        positions = np.flatnonzero(part)
-        parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return _DiffParts(PayloadEncoding.GROUPS, parts, predicted=known != PreviousDiffUse.NOTHING)
-
-
 def _decode(
     reader: BitReader, codec: PayloadEncoding, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None
 ) -> DecodedState:
-    match codec:
-        case PayloadEncoding.SPARSE:
-            _require_needed(before, needed=False)
-            return _decode_sparse(reader, base, form)
-        case PayloadEncoding.PLANES:
-            return _fresh(_decode_planes(reader, base, form, before))
-        case _:
-            return _fresh(_decode_groups(reader, base, form, before))
+    if codec == PayloadEncoding.PLANES:
+        return _fresh(_decode_planes(reader, base, form, before))
+    if before is not None:
+        raise bad("payload and header disagree on the need for the version before the base")
+    return _decode_sparse(reader, base, form)
 
 
 def _fresh(flat: FlatWeights) -> DecodedState:
@@ -330,36 +270,6 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
         now += difference
         out[piece] = here.flat(_wrapped(now, form))
     return out
-
-
-def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> FlatWeights:
-    was = form.integers(base)
-    moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    known = _read_context(reader)
-    _require_needed(before, needed=known != PreviousDiffUse.NOTHING)
-    difference = np.zeros(base.size, dtype=np.int32)
-    groups = contexts.group(base.view(np.int32), moves)
-    order = groups.order()
-    for begin, end in groups.spans():
-        positions, values = unpack_integers(reader, end - begin)
-        difference[order[begin:end][positions]] = values.astype(np.int32)
-    reader.end()
-    was += difference
-    if known == PreviousDiffUse.PREDICTED and moves is not None:
-        was += moves
-    return form.flat(_wrapped(was, form))
-
-
-def _read_context(reader: BitReader) -> PreviousDiffUse:
-    value = reader.byte()
-    if value > max(PreviousDiffUse):
-        raise bad(f"unknown coding context {value}")
-    return PreviousDiffUse(value)
-
-
-def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
-    if (before is not None) != needed:
-        raise bad("payload and header disagree on the need for the version before the base")
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:

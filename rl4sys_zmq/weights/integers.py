@@ -1,10 +1,8 @@
 """The encoding of arrays of integers, most of them small, in few bytes at high speed.
 
-The form depends on the number of integers that are not zero:
-
-- Few: the positions of the non-zero integers are written as gaps, and the signs as bits. The magnitudes minus 1 follow. They are
-  encoded in the same way, recursively.
-- Many: each integer is written as a symbol for its approximate size (`symbols`), and its remaining bits.
+The positions of the non-zero integers are written as gaps, and the signs as bits. The magnitudes minus 1 follow. If most of
+them are 0, they are encoded in the same way, recursively. Otherwise each is written as a symbol for its approximate size
+(`symbols`), and its remaining bits.
 """
 
 from __future__ import annotations
@@ -55,8 +53,6 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
     if not positions.size:
         return bytes([ZERO])
     magnitudes, negative = np.abs(values), values < 0
-    if not is_sparse(magnitudes, size):
-        return _pack_symbols(positions, magnitudes, size, negative)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, size) + pack_flags(negative)
     return head + _pack_magnitudes(magnitudes - 1, MAX_DEPTH)
 
@@ -72,7 +68,7 @@ def unpack_integers(reader: BitReader, size: int) -> Sparse:
         empty = np.zeros(0, dtype=np.int64)
         return empty, empty
     if mode != SPARSE:
-        return _unpack_symbols(reader, mode, size, signed=True)
+        raise bad(f"unknown mode {mode}")
     count = reader.varint(size)
     positions = reader.gaps(count, size)
     negative = reader.flags(count)
@@ -94,7 +90,7 @@ def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
         return bytes([ZERO])
     values = excess[positions]
     if not depth or not is_sparse(values, excess.size):
-        return _pack_symbols(positions, values, excess.size, None)
+        return _pack_symbols(positions, values, excess.size)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, excess.size)
     return head + _pack_magnitudes(values - 1, depth - 1)
 
@@ -111,19 +107,18 @@ def _unpack_magnitudes(reader: BitReader, size: int, depth: int) -> NDArray[np.i
         positions = reader.gaps(count, size)
         out[positions] = _unpack_magnitudes(reader, count, depth - 1) + 1
     else:
-        positions, values = _unpack_symbols(reader, mode, size, signed=False)
+        positions, values = _unpack_symbols(reader, mode, size)
         out[positions] = values
     return out
 
 
-def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int, negative: NDArray[np.bool_] | None) -> bytes:
-    """Encode integers as bytes: a symbol (a byte for the highest bits) for each integer, then remaining bits and signs.
+def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int) -> bytes:
+    """Encode integers as bytes: a symbol (a byte for the highest bits) for each integer, then remaining bits.
 
     Args:
         positions: Ascending positions of the non-zero integers.
-        magnitudes: Absolute values of the non-zero integers.
+        magnitudes: The non-zero integers, at least 1.
         size: Number of all integers.
-        negative: True for each non-zero integer that is negative; None if no signs are written.
     """
     of_values = symbols.symbols_of(magnitudes, symbols.MAX_FINE)
     plane = np.zeros(size, dtype=np.uint8)
@@ -132,16 +127,11 @@ def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int,
     plane, of_values = symbols.coarser(plane, fine), symbols.coarser(of_values, fine)
     widths = symbols.widths[fine][of_values]
     fields = magnitudes - symbols.bases[fine][of_values]
-    if negative is not None:
-        fields |= np.left_shift(negative, widths, dtype=np.int64)
-        widths += np.uint8(1)
-    else:
-        there = widths > 0
-        fields, widths = fields[there], widths[there]
-    return b"".join((bytes([SYMBOLS + fine]), *symbols.pack_symbols(plane), pack_fields(fields, widths)))
+    there = widths > 0
+    return b"".join((bytes([SYMBOLS + fine]), *symbols.pack_symbols(plane), pack_fields(fields[there], widths[there])))
 
 
-def _unpack_symbols(reader: BitReader, mode: int, size: int, *, signed: bool) -> Sparse:
+def _unpack_symbols(reader: BitReader, mode: int, size: int) -> Sparse:
     fine = mode - SYMBOLS
     if not 0 <= fine <= symbols.MAX_FINE:
         raise bad(f"unknown mode {mode}")
@@ -152,14 +142,8 @@ def _unpack_symbols(reader: BitReader, mode: int, size: int, *, signed: bool) ->
     if values.size and values.min() < 0:
         raise bad("a symbol stands for no magnitude")
     widths = symbols.widths[fine][of_values]
-    if not signed:
-        there = np.flatnonzero(widths)
-        values[there] += reader.fields(widths[there])
-        return positions, values
-    fields = reader.fields(widths + np.uint8(1)).astype(np.int64)
-    negative = fields >> widths
-    values += fields - (negative << widths)
-    _negate(values, negative > 0)
+    there = np.flatnonzero(widths)
+    values[there] += reader.fields(widths[there])
     return positions, values
 
 

@@ -29,19 +29,24 @@ TRAILER_BYTES = _TRAILER.size
 _CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
-def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) -> bytes:
+def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:
     """Return the complete payload of an update for a policy that has tensors that are not rounded.
 
     Args:
         payload: The payload of the other float32 elements.
         base: The buffer (`Division.parts`) of the version that the receiver holds; None if the update is a whole snapshot.
         new: The buffer of the version to send.
-        level: Compression level, as in `EncodingOptions`.
+        compress: False if a whole snapshot is sent uncompressed.
 
     Raises:
         WeightsError: If the sizes differ (``reason="size"``).
     """
-    codec, coded = encode_snapshot(_words(new), WireDtype.FP32, level) if base is None else _diff(base, new, level)
+    words = _words(new)
+    if base is None:
+        codec, coded = encode_snapshot(words, WireDtype.FP32, compress=compress)
+    else:
+        diff = encode_diff(_words(base), words)
+        codec, coded = diff.codec, diff.payload
     return b"".join((payload, coded, _TRAILER.pack(len(coded), codec)))
 
 
@@ -102,11 +107,6 @@ def verify_others(tensors: Sequence[TensorSpec], others: bytes) -> None:
             raise bad(f"the tensor {name} has booleans that are not 0 or 1")
     if any(others[sum(tensor.nbytes for tensor in tensors) :]):
         raise bad("the padding of the other tensors is not 0")
-
-
-def _diff(base: bytes, new: bytes, level: int) -> tuple[PayloadEncoding, Payload]:
-    diff = encode_diff(_words(base), _words(new), level=level)
-    return diff.codec, diff.payload
 
 
 def _words(buffer: bytes) -> FlatWeights:

@@ -14,10 +14,10 @@ from rl4sys_zmq.weights.forms import BF16, FP32, IntegerMapping, WireDtype
 
 __all__ = ["decode_snapshot", "encode_snapshot"]
 
-SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
-"""For each compression level: a whole state is sent compressed if that reduces its size below this share.
+SNAPSHOT_GAIN = 0.6
+"""A whole state is sent compressed if that reduces its size to at most this share.
 
-Otherwise the saved bytes are not worth the time that every actor needs for decompression. Level 0 never compresses.
+Otherwise the saved bytes are not worth the time that every actor needs for decompression.
 """
 SNAPSHOT_SAMPLE = 1024
 """The approximate size, in elements, of the sample that is compressed first to decide if compressing all can be worth it."""
@@ -27,23 +27,22 @@ def _snapshot_form(dtype: WireDtype) -> IntegerMapping:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 
-def encode_snapshot(flat: FlatWeights, dtype: WireDtype, level: int) -> tuple[PayloadEncoding, Payload]:
+def encode_snapshot(flat: FlatWeights, dtype: WireDtype, *, compress: bool) -> tuple[PayloadEncoding, Payload]:
     """Encode all weights of a policy version, compressed if that saves enough bytes. Return the form and the payload.
 
-    Compression must reduce the size below the share in `SNAPSHOT_GAIN`. The weights are sent as floating-point numbers. So the
+    The weights are sent as floating-point numbers. So the
     wire dtype ``grid`` (multiples of a power of two) needs no further data.
 
     Args:
         flat: The weights, float32 ``[n]``. Its values are already rounded to the wire dtype.
         dtype: Number format in which the elements are sent.
-        level: Compression level, as in `EncodingOptions`.
+        compress: False if the weights are sent as they are, even if compression would save bytes.
     """
-    most = SNAPSHOT_GAIN[level]
     every = 1 + flat.size // SNAPSHOT_SAMPLE
     sample = flat[::every]
-    if most and len(_planes_of(sample, dtype)) <= most * dtype.itemsize * sample.size:
+    if compress and len(_planes_of(sample, dtype)) <= SNAPSHOT_GAIN * dtype.itemsize * sample.size:
         packed = _planes_of(flat, dtype)
-        if len(packed) <= most * dtype.itemsize * flat.size:
+        if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
             return PayloadEncoding.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
         return PayloadEncoding.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data

@@ -26,7 +26,7 @@ from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 
 __all__ = ["EncodingOptions", "apply_update", "encode_update"]
 
-_WITH_STEP_TABLE = (PayloadEncoding.SPARSE, PayloadEncoding.PLANES, PayloadEncoding.GROUPS)
+_WITH_STEP_TABLE = (PayloadEncoding.SPARSE, PayloadEncoding.PLANES)
 """The forms whose payload begins with a table of steps if the wire dtype is ``grid`` (multiples of a step for each tensor)."""
 
 
@@ -36,8 +36,8 @@ class EncodingOptions:
 
     Attributes:
         dtype: Number format in which the float32 elements are sent.
-        level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: fast. 2: fewer bytes, in up to ten times
-            the time.
+        level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: updates are diffs where the receiver
+            has the base, and snapshots are compressed if that saves much.
         sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` (multiples of a power of two for each
             tensor) and exact tensors need them.
         others: The tensors that are not float32 (`PolicySpec.others`). They are sent without loss.
@@ -86,7 +86,7 @@ def encode_update(
     held_words = None
     if base is None or base.generation != new.generation or not writing.level:
         base = None
-        diff, base_version = Diff(*encode_snapshot(flat, writing.dtype, writing.level)), new.version
+        diff, base_version = Diff(*encode_snapshot(flat, writing.dtype, compress=bool(writing.level))), new.version
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
@@ -97,7 +97,7 @@ def encode_update(
         diff, base_version = _encode_diff(held, flat, writing, division.sizes, last), base.version
     payload = diff.payload
     if words:
-        payload = append_others(payload, held_words, words, writing.level)
+        payload = append_others(payload, held_words, words, compress=bool(writing.level))
     header = WeightsHeader(
         policy_id=policy_id,
         generation=new.generation,
@@ -203,7 +203,7 @@ def _encode_diff(
             raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
         table = np.array(steps, dtype=np.int8).tobytes()
     form = form_of(writing.dtype, steps, sizes)
-    return encode_diff(base, new, form=form, level=writing.level, before=before, prefix=table)
+    return encode_diff(base, new, form=form, before=before, prefix=table)
 
 
 def _decode_diff(

@@ -68,8 +68,7 @@ def test_integers_that_move_by_one(values: Any) -> None:
     array = np.array(values, dtype=np.int64)
     positions = np.flatnonzero(array)
     packed = pack_integers(positions, array[positions], array.size)
-    if 0 < positions.size <= 0.45 * array.size:
-        assert packed == integers_slow(values)
+    assert packed == (integers_slow(values) if positions.size else b"\x00")
 
 
 @given(st.lists(st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**31), 2**31 - 1)), max_size=500))
@@ -131,7 +130,7 @@ def test_a_symbol_and_its_open_bits_are_the_magnitude(magnitude: int, fine: int)
         lambda: BitReader(varint(4) + b"\x08").gaps(2, 4),
         lambda: BitReader(varint(4) + b"\x01").gaps(1, 4),
         lambda: BitReader(varint(8) + b"\x80").gaps(1, 4),
-        lambda: BitReader(b"\x09").take(1) and unpack_integers(BitReader(b"\x09"), 10),
+        lambda: unpack_integers(BitReader(b"\x02"), 10),
     ],
 )
 def test_what_nobody_wrote_is_refused(read: Callable[..., Any]) -> None:

@@ -100,7 +100,7 @@ class ClientState:
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
         topic: The PUB topic of the client's weights and beacons (messages with the newest version): 8 bytes, without the first
             byte, which is the kind of the message.
-        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag`); empty if versions get no tags.
+        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag_of`); empty if versions get no tags.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         last_crash: A description of the last crash of a worker; empty without one.
         training: The figures of the training: steps, updates, returns and policy lags.

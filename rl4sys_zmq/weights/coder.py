@@ -1,10 +1,9 @@
-"""Exact diffs between two states (all float32 weights of a policy version), encoded in few bytes at high speed.
+"""Exact diffs between two states, encoded in few bytes at high speed.
 
-Each weight is mapped to an integer (`forms`), so that close weights have close integers. A diff consists of the differences of
-these integers. Blocks of elements that do not change are left out. If few elements change, the diff has positions and small
-numbers (`integers`). If more than 60 % change, it has byte planes: all lowest bytes, then all second bytes, and so on. In
-between it has the shorter of both. The planes contain the differences, or the differences minus those of the last version, if
-that is shorter. If the result is longer than the plain differences, the plain differences are sent.
+Each weight is mapped to an integer (`forms`). A diff consists of the differences of these integers. Blocks of elements that do
+not change are left out. If few elements change, the diff has positions and small numbers (`integers`). If more than 60 % change,
+it has byte planes (`planes`) of the differences, or of the differences minus those of the last version, if these are shorter. In
+between it has the shorter of both. If the result is longer than the plain differences, the plain differences are sent.
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.choice import estimated_bits, prediction_helps
-from rl4sys_zmq.weights.forms import FP32, FixedPointMapping, IntegerMapping
-from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
+from rl4sys_zmq.weights.forms import FP32, IntegerMapping
+from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, symbols_of, unpack_integers
 from rl4sys_zmq.weights.planes import Words
-
-__all__ = ["PayloadEncoding", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
@@ -33,22 +29,30 @@ SURELY_SPARSE = 0.2
 """The share of changed elements up to which positions are written without a comparison with byte planes."""
 _LEAST = 64
 """The smallest number of elements for which the state before the base is used as a prediction."""
+PREDICTION_GAIN = 0.98
+"""The largest ratio of the sizes of a diff with prediction and without, for which prediction is used.
+
+Prediction must save some bytes, because a new actor then needs one more version before it can apply the diff.
+"""
+SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
+"""The approximate size of the sample in `_estimated_bits` and in `_prediction_helps`, in elements."""
+_CELL_BITS = 4.0
+"""The approximate size, in bits, of the table entry for one symbol."""
 
 
 class PayloadEncoding(IntEnum):
     """The form in which the payload of a weight update is encoded: one of several kinds of diff, or a whole state.
 
-    The *base* is the state that the receiver holds, to which a diff is applied. A *state* is all float32 weights of a policy
-    version. "Integers" and "planes" are the encodings of the modules `integers` and `planes`.
+    The *base* is the state that the receiver holds, to which a diff is applied.
 
-    =================  ===============================================================================================
+    =================  ==========================================================================================
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: the list of changed blocks, then integers
     `PLANES`           a diff: the list of changed blocks, then the planes of the differences, lowest byte first
     `RAW`              a diff: the plain differences, with bf16 in 2 bytes each, else in 4 bytes
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
-    =================  ===============================================================================================
+    =================  ==========================================================================================
     """
 
     UNCHANGED = 0
@@ -66,13 +70,7 @@ class PayloadEncoding(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """An encoded diff: it leads from one state (all float32 weights of a policy version), the base, to a newer one.
-
-    Attributes:
-        codec: Form of the payload.
-        payload: The bytes.
-        predicted: True if the receiver needs, besides the base, the state before the base to decode the diff.
-    """
+    """An encoded diff. If it is `predicted`, the receiver needs the state before the base too."""
 
     codec: PayloadEncoding
     payload: Payload
@@ -81,33 +79,24 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class DecodedState:
-    """The result of decoding a diff: the new state (all float32 weights of a policy version).
-
-    Attributes:
-        flat: The complete new state, in a new buffer, float32 ``[n]``.
-        written: The values of all elements that can differ from the base, float32. Only these need a check for infinities and
-            NaN.
-    """
+    """The new state, ``[n]`` in a new buffer, and the values of all elements that can differ from the base."""
 
     flat: FlatWeights
     written: FlatWeights
 
 
 def encode_diff(
-    base: FlatWeights, new: FlatWeights, *, form: IntegerMapping = FP32, before: FlatWeights | None = None,
+    base: FlatWeights,
+    new: FlatWeights,
+    *,
+    form: IntegerMapping = FP32,
+    before: FlatWeights | None = None,
     prefix: bytes = b"",
-) -> Diff:  # fmt: skip
-    """Return the diff that leads from the weights `base` to the weights `new`. Its payload is never longer than `new`.
+) -> Diff:
+    """Return the diff that leads from the state `base` to `new`, which has values of `form`. It is never longer than `new`.
 
-    Args:
-        base: The state (all weights of a policy version) that the receiver holds, float32 ``[n]``.
-        new: The state to send, float32 ``[n]``. All values must be values of `form`.
-        form: Mapping of the elements to integers. It belongs to the number format in which weights are sent (`WireDtype`).
-        before: The state before the base, if the receiver holds it too; else None.
-        prefix: Bytes to put at the beginning of the payload, unless the codec is `RAW` or `UNCHANGED`.
-
-    Raises:
-        WeightsError: If the sizes differ (``reason="size"``), or `form` cannot represent a value (``reason="dtype"``).
+    The receiver holds `base`; and `before`, the state before it, unless that is None. The payload begins with `prefix`, unless
+    the codec is `RAW` or `UNCHANGED`.
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
@@ -136,19 +125,10 @@ def decode_diff(
     form: IntegerMapping = FP32,
     before: FlatWeights | None = None,
 ) -> DecodedState:
-    """Apply a diff to the weights `base` and return the new weights, which equal the sender's weights bit for bit.
+    """Return the state to which a diff leads from the state `base`. It equals the sender's bit for bit.
 
-    The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state.
-
-    Args:
-        codec: Form of the payload.
-        payload: The encoded diff.
-        base: The state (all weights of a policy version) to which the diff applies, float32 ``[n]``.
-        form: Mapping of the elements to integers, the same as in `encode_diff`.
-        before: The state before the base. It must be given if, and only if, `Diff.predicted` is True.
-
-    Raises:
-        WeightsError: If the payload is not a diff of ``n`` elements (``reason="payload"``).
+    The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state. `before` is given if,
+    and only if, the diff is `predicted`.
     """
     reader = BitReader(payload)
     if codec == PayloadEncoding.UNCHANGED:
@@ -210,14 +190,14 @@ def _encode(
         dense = _encode_planes(base, new, form, before)
         integers = np.zeros(size, dtype=np.int64)
         integers[positions] = values
-        if dense.size < estimated_bits(integers) / 8:
+        if dense.size < _estimated_bits(integers) / 8:
             return dense
     sparse = _DiffParts(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
 def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> _DiffParts:
-    if before is not None and not prediction_helps(before, base, new, form):
+    if before is not None and not _prediction_helps(before, base, new, form):
         before = None
 
     def difference(piece: slice) -> Words:
@@ -232,6 +212,34 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
 
     packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
     return _DiffParts(PayloadEncoding.PLANES, packed, predicted=before is not None)
+
+
+def _prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
+    """Estimate from a sample if byte planes get shorter when the last difference is subtracted from the new one."""
+    step = 1 + base.size // QUICK_SAMPLE
+    some = form.select(np.arange(0, base.size, step)) if step > 1 else form
+    now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
+    plain: Integers = (now - was).astype(form.word, copy=False)
+    predicted: Integers = plain - (was - last).astype(form.word, copy=False)
+    return _magnitude_bits(predicted) < PREDICTION_GAIN * _magnitude_bits(plain)
+
+
+def _magnitude_bits(words: Integers) -> float:
+    """Return the approximate size of integers in bits, in a code whose lengths depend on the magnitudes alone."""
+    magnitudes = np.abs(words.astype(np.float32))
+    magnitudes += 1
+    return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size
+
+
+def _estimated_bits(differences: Integers) -> float:
+    """Estimate the size of `pack_integers` of these differences, in bits, from a sample."""
+    step = 1 + differences.size // SAMPLE
+    classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)
+    counts = np.bincount(classes)
+    some = counts[counts > 0].astype(np.float64)
+    entropy = float(classes.size * np.log2(classes.size) - (some * np.log2(some)).sum())
+    # The entropy of a sample is too low, by about 1 / (2 ln 2) bits for each symbol.
+    return step * (entropy + float(classes.sum())) + some.size * (_CELL_BITS + 0.72 * step)
 
 
 def _decode(
@@ -273,11 +281,8 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
 
 
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping of weights to integers for a diff of uncompressed differences (`PayloadEncoding.RAW`).
-
-    Instead of a `FixedPointMapping` (multiples of a step) this is `FP32`, because such a diff does not contain the steps.
-    """
-    return FP32 if isinstance(form, FixedPointMapping) else form
+    """Return the mapping for `PayloadEncoding.RAW`. A diff of this form does not contain the steps of a grid."""
+    return FP32 if form.rounds else form
 
 
 def _wrapped(integers: Integers, form: IntegerMapping) -> Words:

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights import BF16, FP32, FixedPointMapping, PayloadEncoding, decode_diff, digest, encode_diff
+from rl4sys_zmq.weights import PayloadEncoding, WireDtype, digest
 from rl4sys_zmq.weights.bits import pack_flags, pack_gaps, varint
+from rl4sys_zmq.weights.coder import decode_diff, encode_diff
+from rl4sys_zmq.weights.forms import BF16, FP32, form_of
 from rl4sys_zmq.weights.planes import PIECE
 
 from .strategies import bits_of, ordered_slow, state_lists
@@ -91,10 +93,10 @@ def test_a_momentum_is_worth_predicting(form: Any, itemsize: Any) -> None:
 def test_a_grid_is_exact_and_settles_what_lies_between(states: Any) -> None:
     base, new = (np.nan_to_num(s, nan=0.5, posinf=3e38, neginf=-3e38) for s in states)
     rng = np.random.default_rng(0)
-    exponents = rng.integers(-10, 3, new.size).astype(np.int32)
-    grid = FixedPointMapping(exponents)
+    exponents = rng.integers(-10, 3, new.size).tolist()
+    grid = form_of(WireDtype.GRID, exponents, [1] * new.size)
     new = np.clip(new, -1000, 1000)
-    wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents.tolist(), strict=True)]
+    wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents, strict=True)]
     on_grid = grid.canonical(new)
     assert np.array_equal(on_grid, np.array(wanted, dtype=np.float32))
     assert not np.signbit(on_grid[on_grid == 0]).any()
@@ -212,7 +214,7 @@ def test_a_diff_must_agree_with_its_header_on_what_is_needed() -> None:
 def test_any_bytes_give_a_state_or_our_error(payload: bytes, size: int, known: bool) -> None:
     base = np.zeros(size, dtype=np.float32)
     for codec in PayloadEncoding:
-        for form in (FP32, BF16, FixedPointMapping(np.zeros(size, dtype=np.int32))):
+        for form in (FP32, BF16, form_of(WireDtype.GRID, (0,), (size,))):
             try:
                 out = decode_diff(codec, payload, base, form=form, before=base if known else None).flat
             except WeightsError as exc:

@@ -23,11 +23,11 @@ from rl4sys_zmq.weights import (
     apply_update,
     choose_steps,
     digest,
-    encode_diff,
     encode_update,
     round_to,
 )
-from rl4sys_zmq.weights.rounding import steps_of
+from rl4sys_zmq.weights.coder import encode_diff
+from rl4sys_zmq.weights.forms import steps_of
 
 POLICY = b"policy-1"
 GENERATION = 17

@@ -59,32 +59,31 @@ def from_folder(folder: Path) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
 
 
 def grid(iterations: int, seed: int) -> list[dict[str, Any]]:
-    """Bytes of a grid's diffs for several step sizes, and what they do to the policy beside what an update does."""
+    """Bytes of a grid's diffs for several step sizes and of bf16's, and what they do to the policy beside what an update does."""
     versions, _, sizes, observations = train("LunarLander-v3", 256, iterations, seed)
     versions = versions[len(versions) // 2 :]
     moved = np.mean([kl(a, b, sizes, observations) for a, b in itertools.pairwise(versions)])
     print(f"{sum(sizes)} parameters, {len(versions)} versions; an update moves the policy by a mean KL of {moved:.2e}")
     rows = []
-    for noise in NOISES:
-        for level in (1, 2):
-            writing = EncodingOptions(WireDtype.GRID, level, sizes)
-            steps: tuple[int, ...] = ()
-            last: Floats | None = None
-            states: list[PolicySnapshot] = []
-            nbytes, harm = [], []
-            for version, flat in enumerate(versions):
+    for dtype, noise in [(WireDtype.BF16, 0.0), *((WireDtype.GRID, noise) for noise in NOISES)]:
+        writing = EncodingOptions(dtype, sizes=sizes)
+        steps: tuple[int, ...] = ()
+        last: Floats | None = None
+        states: list[PolicySnapshot] = []
+        nbytes, harm = [], []
+        for version, flat in enumerate(versions):
+            if dtype is WireDtype.GRID:
                 steps = choose_steps(flat, last, steps, sizes, noise=noise)
-                last = flat
-                states.append(snapshot(round_to(WireDtype.GRID, flat, steps, sizes), version))
-                if version >= 3:  # the first steps are chosen without an update
-                    header, payload = encode_update(POLICY, states[-2], states[-1], writing, before=states[-3])
-                    nbytes.append(len(header) + len(payload))
-                    harm.append(kl(flat, states[-1].flat, sizes, observations))
-            ratio, share = 4 * sum(sizes) / np.mean(nbytes), np.mean(harm) / moved
-            print(
-                f"  step about {noise:>5} updates, level {level}: ratio {ratio:6.2f}, KL(fp32 to grid) {share:.5f} of an update's"
-            )
-            rows.append({"noise": noise, "level": level, "ratio": round(float(ratio), 2), "kl_share": float(share)})
+            last = flat
+            states.append(snapshot(round_to(dtype, flat, steps, sizes), version))
+            if version >= 3:  # the first steps are chosen without an update
+                header, payload = encode_update(POLICY, states[-2], states[-1], writing, before=states[-3])
+                nbytes.append(len(header) + len(payload))
+                harm.append(kl(flat, states[-1].flat, sizes, observations))
+        mean, share = np.mean(nbytes), np.mean(harm) / moved
+        name = f"step about {noise:>3} updates" if noise else "bf16"
+        print(f"  {name}: {mean:,.0f} bytes, 1/{4 * sum(sizes) / mean:.1f} of float32; KL to float32 {share:.5f} of an update's")
+        rows.append({"dtype": dtype.name.lower(), "noise": noise, "bytes": float(mean), "kl_share": float(share)})
     return rows
 
 

@@ -47,7 +47,6 @@ GOALS = {
 def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure the diff between two versions of weights, in float32 and bf16. Print and return the figures.
 
-    The diff is encoded at the levels 1 (fast) and 2 (smaller) of the option ``weights.level``.
     Each diff is also applied, and the result must be exact. A time is the shortest of several measurements of the whole update,
     with header, hashes and coder. Applying includes the check of the digest. Rounding to bf16 is not included.
 
@@ -59,7 +58,7 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
         say: Function that prints a line.
 
     Returns:
-        A dict of figures for each combination of dtype and level.
+        A dict of figures for each dtype.
     """
     rows: list[dict[str, Any]] = []
     for dtype in (WireDtype.FP32, WireDtype.BF16):
@@ -70,41 +69,40 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
         copy_us = timed(v1.flat.copy, 5 * repeat)[0]
         round_us = timed(functools.partial(round_to, dtype, versions[2]), repeat)[0]
         digest_us = timed(functools.partial(digest, v2.flat), repeat)[0]
-        for level in (1, 2):
-            writing = EncodingOptions(dtype, level)
-            encode = functools.partial(encode_update, POLICY, v1, v2, writing, before=v0)
-            encode_us, (header, payload) = timed(encode, repeat)
-            apply = functools.partial(apply_update, header, payload, v1, [v1.flat.size], before=v0)
-            apply_us, got = timed(apply, repeat)
-            if got.flat.tobytes() != v2.flat.tobytes():
-                raise SystemExit(f"{name}: {dtype.name} at level {level} is not exact")
-            head = WeightsHeader.unpack(header)
-            row = {
-                "pair": name,
-                "parameters": v1.flat.size,
-                "dtype": dtype.name.lower(),
-                "level": level,
-                "density": round(density, 4),
-                "ratio": round(raw / (HEADER_BYTES + len(payload)), 2),
-                "goal": GOALS[name][dtype] if name in GOALS else None,
-                "baseline": round(raw / baseline(v1.flat, v2.flat, dtype), 2),
-                "codec": head.codec.name.lower() + ("+" if head.predicted else ""),
-                "encode_us": round(encode_us),
-                "apply_us": round(apply_us),
-                "encode_copies": round(encode_us / copy_us, 1),
-                "apply_copies": round(apply_us / copy_us, 1),
-                "digest_copies": round(digest_us / copy_us, 2),
-                "round_us": round(round_us),
-            }
-            if not rows:
-                digests = row["digest_copies"]
-                say(f"\n{name}: {v1.flat.size} parameters, a memcpy takes {copy_us:.0f} us, a digest {digests} of it")
-            say(
-                f"  {row['dtype']} level {level}: {row['ratio']:>6} (goal {row['goal']}, baseline {row['baseline']})"
-                f"  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
-                f" apply {row['apply_us']} us ({row['apply_copies']})"
-            )
-            rows.append(row)
+        writing = EncodingOptions(dtype)
+        encode = functools.partial(encode_update, POLICY, v1, v2, writing, before=v0)
+        encode_us, (header, payload) = timed(encode, repeat)
+        apply = functools.partial(apply_update, header, payload, v1, [v1.flat.size], before=v0)
+        apply_us, got = timed(apply, repeat)
+        if got.flat.tobytes() != v2.flat.tobytes():
+            raise SystemExit(f"{name}: {dtype.name} is not exact")
+        head = WeightsHeader.unpack(header)
+        row = {
+            "pair": name,
+            "parameters": v1.flat.size,
+            "dtype": dtype.name.lower(),
+            "level": writing.level,
+            "density": round(density, 4),
+            "ratio": round(raw / (HEADER_BYTES + len(payload)), 2),
+            "goal": GOALS[name][dtype] if name in GOALS else None,
+            "baseline": round(raw / baseline(v1.flat, v2.flat, dtype), 2),
+            "codec": head.codec.name.lower() + ("+" if head.predicted else ""),
+            "encode_us": round(encode_us),
+            "apply_us": round(apply_us),
+            "encode_copies": round(encode_us / copy_us, 1),
+            "apply_copies": round(apply_us / copy_us, 1),
+            "digest_copies": round(digest_us / copy_us, 2),
+            "round_us": round(round_us),
+        }
+        if not rows:
+            digests = row["digest_copies"]
+            say(f"\n{name}: {v1.flat.size} parameters, a memcpy takes {copy_us:.0f} us, a digest {digests} of it")
+        say(
+            f"  {row['dtype']}: {row['ratio']:>6} (goal {row['goal']}, baseline {row['baseline']})"
+            f"  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
+            f" apply {row['apply_us']} us ({row['apply_copies']})"
+        )
+        rows.append(row)
     return rows
 
 

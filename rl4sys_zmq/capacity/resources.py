@@ -105,7 +105,7 @@ def learner_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceL
 
         (messages_s * message_s + segments_s * segment_s + data_bytes_s * byte_s) / clients     (Constants.trainer)
         + steps_s / clients * gradients_per_step * gradient_s
-        + publish_per_s * model_bytes * encode_byte_s                                            (levels 1 and 2)
+        + publish_per_s * model_bytes * encode_byte_s                                            (level 1)
     """
     used = costs.trainer.seconds(flow.messages_s, flow.segments_s, flow.data_bytes_s) / load.clients
     detail = "no training given"
@@ -125,7 +125,7 @@ def fanout(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
         versions_s * (version_s + model_bytes * model_byte_s
                       + actors / clients * (actor_s + update_bytes * sent_byte_s)
-                      + model_bytes * encode_byte_s)               (levels 1 and 2)
+                      + model_bytes * encode_byte_s)               (level 1)
         + updates_s * update_bytes * crypt_byte_s                  (with keys: each connection encrypts separately)
 
     At 1.0, the next version follows when the last actor has the one before. The times were measured with the actors on the

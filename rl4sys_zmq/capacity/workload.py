@@ -51,7 +51,7 @@ class Workload:
         segment_steps: Number of steps of a segment.
         segments_per_message: Number of segments in a message.
         publish_per_s: Versions of the weights per second that each client publishes.
-        weights_level: The option ``weights.level``: 0 sends all weights, 1 and 2 send differences.
+        weights_level: The option ``weights.level``: 0 sends all weights, 1 sends differences.
         clients: Number of clients, each a policy with its own learner thread.
         journal: True if the learner records accepted segments on disk.
         fsync: The option ``fsync`` of the journal: ``normal`` or ``always``.
@@ -159,7 +159,7 @@ def traffic(load: Workload, diff_ratio: float) -> Traffic:
         heartbeats_s     = max(0, actors / 1 s - messages_s)
         data_bytes_s     = segments_s * segment_bytes + messages_s * 140
         update_bytes     = 128 + model_bytes              (level 0), or
-                           128 + model_bytes / diff_ratio (levels 1 and 2)
+                           128 + model_bytes / diff_ratio (level 1)
         updates_s        = publish_per_s * actors
         sent_bytes_s     = updates_s * update_bytes + (beacons + acknowledgements) * 120
 

@@ -385,7 +385,7 @@ def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: 
 @option("--segment-steps", type=click.IntRange(1), default=128, help="Steps of a segment, the option rollout_length.")
 @option("--segments-per-message", type=click.IntRange(1, 64), default=1, help="Segments in a message, the option send_frequency.")
 @option("--publish-per-s", type=FiniteRange(0), default=1.0, help="Versions of the weights per second of each client.")
-@option("--weights-level", type=click.IntRange(0, 2), default=1, help="The option weights.level: 0 sends all weights.")
+@option("--weights-level", type=click.IntRange(0, 1), default=1, help="The option weights.level: 0 sends all weights.")
 @option("--clients", type=click.IntRange(1), default=1, help="Number of clients, each a policy with its own learner thread.")
 @option("--journal", type=click.Choice(["memory", "sqlite"]), default="sqlite", help="Storage of the journal of accepted data.")
 @option("--fsync", type=click.Choice(["normal", "always"]), default="normal", help="The option fsync of the journal.")

@@ -24,10 +24,9 @@ class WeightsConfig(ConfigSection):
     """Precision of the weights that actors compute with. ``fp32``: the learner's float32 weights, unchanged. ``bf16``: rounded to
     bfloat16. ``grid``: rounded to multiples of a power of two, chosen for each tensor. Numbers of a policy that are not
     weights, such as statistics of observations and the amount of exploration, are never rounded."""
-    level: int | None = option(optional(integer(0, 2)), None)
+    level: int | None = option(optional(integer(0, 1)), None)
     """Encoding of each new version of the weights. 0: all weights; the fastest on a fast network. 1: the difference from an
-    earlier version, encoded fast. 2: a smaller difference, which takes about ten times as long to encode (for a large bf16
-    policy, twenty times)."""
+    earlier version, which has fewer bytes."""
 
     def over(self, other: WeightsConfig) -> WeightsConfig:
         """Return a copy of these options, in which options that are None take the value of `other`."""

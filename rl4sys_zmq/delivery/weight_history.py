@@ -61,7 +61,7 @@ class WeightHistory:
         self._policy_id, self._writing = policy_id, writing
 
     def tag_with(self, key: bytes) -> None:
-        """Give each version from now on, and the newest two, a tag under this key (`rl4sys_zmq.weights.tag`).
+        """Give each version from now on, and the newest two, a tag under this key (`rl4sys_zmq.weights.tag_of`).
 
         An empty key ends this.
         """

@@ -128,7 +128,7 @@ class FollowedClient:
             head: The header of the update, decoded.
             header: The same header, as it was received.
             payload: The payload of the update.
-            tag: The tag of the version (`rl4sys_zmq.weights.tag`), which a relay cannot check; empty if there is none.
+            tag: The tag of the version (`rl4sys_zmq.weights.tag_of`), which a relay cannot check; empty if there is none.
 
         Raises:
             WeightsError: If the update does not build on what is held, is damaged, or does not lead to its digest.

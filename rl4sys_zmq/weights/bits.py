@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
 
-__all__ = ["Buffer", "Integers", "BitReader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
-
 Integers = NDArray[np.integer[Any]]
 Buffer = bytes | memoryview
 """The types of data that ``bytes.join`` accepts."""
@@ -22,7 +20,7 @@ _MASKS = ((np.uint64(1) << np.arange(33, dtype=np.uint64)) - np.uint64(1)).astyp
 
 
 def varint(value: int) -> bytes:
-    """Encode a number of at least 0 in bytes of 7 bits, lowest bits first. The high bit of a byte is set if more bytes follow."""
+    """Encode a number of at least 0 in bytes of 7 bits, lowest bits first. The high bit says that more bytes follow."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -37,12 +35,7 @@ def pack_flags(flags: NDArray[np.bool_]) -> bytes:
 
 
 def pack_fields(values: Integers, widths: Integers) -> bytes:
-    """Return numbers as bytes, each number in its own number of bits.
-
-    Args:
-        values: The numbers, at least 0.
-        widths: The number of bits for each number, 1 to 32. The number must fit.
-    """
+    """Return numbers of at least 0 as bytes, each number in its own number of bits, 1 to 32, in which it must fit."""
     if not widths.size:
         return b""
     ends = np.cumsum(widths, dtype=np.int64)
@@ -60,14 +53,7 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """Return the parameter of the Golomb-Rice code with which `pack_gaps` encodes the gaps between positions.
-
-    It is the number of low bits of a gap that are written unchanged.
-
-    Args:
-        positions: Number of positions to encode.
-        size: Number of elements.
-    """
+    """Return the parameter of the Golomb-Rice code of `pack_gaps`, for a number of positions among `size` elements."""
     # This is optimal where all elements are equally likely to change (Kiely, Selecting the Golomb parameter in Rice coding,
     # 2004). It uses integers only, so that both sides compute the same width.
     return (4812 * size // (10_000 * positions)).bit_length() if positions else 0
@@ -76,8 +62,7 @@ def rice_width(positions: int, size: int) -> int:
 def pack_gaps(positions: Integers, size: int) -> bytes:
     """Encode ascending positions below `size` with a Golomb-Rice code of the gaps between them.
 
-    The low bits of each gap are written unchanged (`rice_width` gives their number), and the rest in unary. If no low bits are
-    written unchanged, the result has at most one bit for each of the `size` elements.
+    The low bits of each gap are written unchanged (`rice_width` gives their number), and the rest in unary.
     """
     width = rice_width(positions.size, size)
     gaps = np.diff(positions, prepend=-1) - 1
@@ -85,13 +70,10 @@ def pack_gaps(positions: Integers, size: int) -> bytes:
     unary = np.zeros(int(ends[-1]) if ends.size else 0, dtype=np.bool_)
     unary[ends - 1] = True
     out = varint(unary.size) + pack_flags(unary)
-    return out + pack_low(gaps, width) if width else out
-
-
-def pack_low(values: Integers, width: int) -> bytes:
-    """Pack the lowest `width` bits of each value: first the lowest bit of all values, then the second bit of all, and so on."""
-    planes = (values.astype(np.uint32) >> np.arange(width, dtype=np.uint32)[:, None]) & np.uint32(1)
-    return np.packbits(planes.astype(np.uint8), axis=None, bitorder="little").tobytes()
+    if width:  # the lowest bits of all gaps, then the second bits of all, and so on
+        planes = (gaps.astype(np.uint32) >> np.arange(width, dtype=np.uint32)[:, None]) & np.uint32(1)
+        out += np.packbits(planes.astype(np.uint8), axis=None, bitorder="little").tobytes()
+    return out
 
 
 class BitReader:
@@ -135,7 +117,7 @@ class BitReader:
         return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
 
     def fields(self, widths: Integers) -> NDArray[np.uint32]:
-        """Read numbers of different widths that `pack_fields` packed. Widths are in bits, 1 to 32."""
+        """Read the numbers that `pack_fields` packed with these widths."""
         if not widths.size:
             return np.zeros(0, dtype=np.uint32)
         ends = np.cumsum(widths, dtype=np.int64)
@@ -178,11 +160,11 @@ class BitReader:
         return positions
 
     def end(self) -> None:
-        """Raise `WeightsError` if there are bytes that were not read. Call this after the last read."""
+        """Raise `WeightsError` if bytes are left over. Call this after the last read."""
         if self._at != len(self._data):
             raise bad(f"{len(self._data) - self._at} bytes are left over")
 
 
 def bad(problem: str) -> WeightsError:
-    """Return the error for a malformed payload of a weight update, with a description of the problem."""
+    """Return the error for a malformed payload."""
     return WeightsError(f"not a diff of this policy: {problem}", reason="payload")

@@ -7,17 +7,13 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.weights.bits import BitReader, pack_gaps, varint
 
-__all__ = ["active", "read"]
-
 BLOCK = 1024
 SHARE = 0.75
 """The share of active blocks (blocks with a change) above which all blocks are treated as active."""
 
 
 def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | None, bytes]:
-    """Return the indices of all weights in active blocks (blocks with a change), and the encoded list of these blocks.
-
-    A diff encodes only these weights. The indices are None if all blocks are treated as active.
+    """Return the indices of all weights in active blocks, and the encoded list of these blocks. None stands for all weights.
 
     Args:
         different: True for each element that changes.
@@ -35,15 +31,7 @@ def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] |
 
 
 def read(reader: BitReader, size: int) -> NDArray[np.intp] | None:
-    """Read a list of blocks that `active` encoded. Return the indices of all weights in these blocks; None for all.
-
-    Args:
-        reader: The source of the bytes.
-        size: Number of all weights.
-
-    Raises:
-        WeightsError: If the bytes are malformed (``reason="payload"``).
-    """
+    """Read a list of blocks that `active` encoded for `size` weights. Return the indices of their weights; None for all."""
     blocks = -(-size // BLOCK)
     count = reader.varint(blocks)
     if not count:

@@ -1,14 +1,9 @@
-"""Exact diffs between two states (all float32 weights of a policy version), encoded in few bytes at high speed.
+"""Exact diffs between two states, encoded in few bytes at high speed.
 
-Each weight is mapped to an integer (`forms`), so that close weights have close integers. A diff consists of the differences of
-these integers. Blocks of elements that do not change are left out. There are two compression levels:
-
-- Level 1 writes positions and small numbers (`integers`) if few elements change. If more than 60 % change, it writes byte planes:
-  all lowest bytes, then all second bytes, and so on. In between it uses the shorter of both. The planes contain the differences,
-  or the differences minus the differences of the last version, if that is shorter.
-- Level 2 puts elements that are likely to change by similar amounts in groups (`contexts`), and encodes each group by itself.
-
-If the result is longer than the plain differences, the plain differences are sent.
+Each weight is mapped to an integer (`forms`). A diff consists of the differences of these integers. Blocks of elements that do
+not change are left out. If few elements change, the diff has positions and small numbers (`integers`). If more than 60 % change,
+it has byte planes (`planes`) of the differences, or of the differences minus those of the last version, if these are shorter. In
+between it has the shorter of both. If the result is longer than the plain differences, the plain differences are sent.
 """
 
 from __future__ import annotations
@@ -22,45 +17,47 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
-from rl4sys_zmq.weights import blocks, contexts, planes
+from rl4sys_zmq.weights import blocks, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.choice import PREDICTION_GAIN, estimated_bits, prediction_helps
-from rl4sys_zmq.weights.forms import FP32, FixedPointMapping, IntegerMapping
-from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
+from rl4sys_zmq.weights.forms import FP32, IntegerMapping
+from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, symbols_of, unpack_integers
 from rl4sys_zmq.weights.planes import Words
-
-__all__ = ["PayloadEncoding", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
-LEVELS = (1, 2)
 SURELY_SPARSE = 0.2
-"""The share of changed elements up to which level 1 writes positions without a comparison with byte planes."""
+"""The share of changed elements up to which positions are written without a comparison with byte planes."""
 _LEAST = 64
 """The smallest number of elements for which the state before the base is used as a prediction."""
+PREDICTION_GAIN = 0.98
+"""The largest ratio of the sizes of a diff with prediction and without, for which prediction is used.
+
+Prediction must save some bytes, because a new actor then needs one more version before it can apply the diff.
+"""
+SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
+"""The approximate size of the sample in `_estimated_bits` and in `_prediction_helps`, in elements."""
+_CELL_BITS = 4.0
+"""The approximate size, in bits, of the table entry for one symbol."""
 
 
 class PayloadEncoding(IntEnum):
     """The form in which the payload of a weight update is encoded: one of several kinds of diff, or a whole state.
 
-    The *base* is the state that the receiver holds, to which a diff is applied. A *state* is all float32 weights of a policy
-    version. "Integers" and "planes" are the encodings of the modules `integers` and `planes`.
+    The *base* is the state that the receiver holds, to which a diff is applied.
 
-    =================  ===============================================================================================
+    =================  ==========================================================================================
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: the list of changed blocks, then integers
     `PLANES`           a diff: the list of changed blocks, then the planes of the differences, lowest byte first
-    `GROUPS`           a diff: the list of changed blocks, a byte with the `PreviousDiffUse`, then integers for each group
     `RAW`              a diff: the plain differences, with bf16 in 2 bytes each, else in 4 bytes
     `SNAPSHOT`         a whole state: its elements
     `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
-    =================  ===============================================================================================
+    =================  ==========================================================================================
     """
 
     UNCHANGED = 0
     SPARSE = 1
     PLANES = 2
-    GROUPS = 3
     RAW = 4
     SNAPSHOT = 5
     SNAPSHOT_PLANES = 6
@@ -71,30 +68,9 @@ class PayloadEncoding(IntEnum):
         return self < PayloadEncoding.SNAPSHOT
 
 
-class PreviousDiffUse(IntEnum):
-    """The use that a diff of the form `PayloadEncoding.GROUPS` makes of the last difference of the weights, to save bytes.
-
-    The base is the state (all weights) to which the diff applies. The last difference is the one that led to the base. In all
-    cases, elements are grouped by the floating-point exponent that they have in the base.
-    """
-
-    NOTHING = 0
-    """The last difference is not used."""
-    LAST_DIFFERENCE = 1
-    """Elements are also grouped by the size of the last difference."""
-    PREDICTED = 2
-    """As `LAST_DIFFERENCE`. In addition, the encoded values are the new differences minus the last differences."""
-
-
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """An encoded diff: it leads from one state (all float32 weights of a policy version), the base, to a newer one.
-
-    Attributes:
-        codec: Form of the payload.
-        payload: The bytes.
-        predicted: True if the receiver needs, besides the base, the state before the base to decode the diff.
-    """
+    """An encoded diff. If it is `predicted`, the receiver needs the state before the base too."""
 
     codec: PayloadEncoding
     payload: Payload
@@ -103,34 +79,24 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class DecodedState:
-    """The result of decoding a diff: the new state (all float32 weights of a policy version).
-
-    Attributes:
-        flat: The complete new state, in a new buffer, float32 ``[n]``.
-        written: The values of all elements that can differ from the base, float32. Only these need a check for infinities and
-            NaN.
-    """
+    """The new state, ``[n]`` in a new buffer, and the values of all elements that can differ from the base."""
 
     flat: FlatWeights
     written: FlatWeights
 
 
 def encode_diff(
-    base: FlatWeights, new: FlatWeights, *, form: IntegerMapping = FP32, level: int = 1, before: FlatWeights | None = None,
+    base: FlatWeights,
+    new: FlatWeights,
+    *,
+    form: IntegerMapping = FP32,
+    before: FlatWeights | None = None,
     prefix: bytes = b"",
-) -> Diff:  # fmt: skip
-    """Return the diff that leads from the weights `base` to the weights `new`. Its payload is never longer than `new`.
+) -> Diff:
+    """Return the diff that leads from the state `base` to `new`, which has values of `form`. It is never longer than `new`.
 
-    Args:
-        base: The state (all weights of a policy version) that the receiver holds, float32 ``[n]``.
-        new: The state to send, float32 ``[n]``. All values must be values of `form`.
-        form: Mapping of the elements to integers. It belongs to the number format in which weights are sent (`WireDtype`).
-        level: Compression level. 1 is fast; 2 takes up to ten times as long, for fewer bytes.
-        before: The state before the base, if the receiver holds it too; else None.
-        prefix: Bytes to put at the beginning of the payload, unless the codec is `RAW` or `UNCHANGED`.
-
-    Raises:
-        WeightsError: If the sizes differ (``reason="size"``), or `form` cannot represent a value (``reason="dtype"``).
+    The receiver holds `base`; and `before`, the state before it, unless that is None. The payload begins with `prefix`, unless
+    the codec is `RAW` or `UNCHANGED`.
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
@@ -141,10 +107,10 @@ def encode_diff(
         return Diff(PayloadEncoding.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
-        coded = _encode(canonical_base, new, form, level, before, different, count)
+        coded = _encode(canonical_base, new, form, before, different, count)
     else:
         inner = before[where] if before is not None else None
-        coded = _encode(canonical_base[where], new[where], form.select(where), level, inner, different[where], count)
+        coded = _encode(canonical_base[where], new[where], form.select(where), inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
         return Diff(PayloadEncoding.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
@@ -159,19 +125,10 @@ def decode_diff(
     form: IntegerMapping = FP32,
     before: FlatWeights | None = None,
 ) -> DecodedState:
-    """Apply a diff to the weights `base` and return the new weights, which equal the sender's weights bit for bit.
+    """Return the state to which a diff leads from the state `base`. It equals the sender's bit for bit.
 
-    The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state.
-
-    Args:
-        codec: Form of the payload.
-        payload: The encoded diff.
-        base: The state (all weights of a policy version) to which the diff applies, float32 ``[n]``.
-        form: Mapping of the elements to integers, the same as in `encode_diff`.
-        before: The state before the base. It must be given if, and only if, `Diff.predicted` is True.
-
-    Raises:
-        WeightsError: If the payload is not a diff of ``n`` elements (``reason="payload"``).
+    The payload can come from an untrusted peer. Memory use is limited to a few times the size of the state. `before` is given if,
+    and only if, the diff is `predicted`.
     """
     reader = BitReader(payload)
     if codec == PayloadEncoding.UNCHANGED:
@@ -183,7 +140,7 @@ def decode_diff(
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
-    if codec not in (PayloadEncoding.SPARSE, PayloadEncoding.PLANES, PayloadEncoding.GROUPS):
+    if codec not in (PayloadEncoding.SPARSE, PayloadEncoding.PLANES):
         raise bad(f"codec {codec} is not a diff")
     canonical_base = form.canonical(base)
     where = blocks.read(reader, base.size)
@@ -211,22 +168,6 @@ class _DiffParts:
 
 
 def _encode(
-    base: FlatWeights, new: FlatWeights, form: IntegerMapping, level: int, before: FlatWeights | None,
-    different: NDArray[np.bool_], count: int,
-) -> _DiffParts:  # fmt: skip
-    if before is not None and base.size < _LEAST:
-        before = None
-    if level == 1:
-        return _encode_fast(base, new, form, before, different, count)
-    was = form.integers(base)
-    difference = _wrapped(form.integers(new) - was, form)
-    moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    grouped = _encode_groups(base, difference, moves, form)
-    plain = _encode(base, new, form, 1, before, different, count)  # groups can also cost bytes
-    return grouped if grouped.size <= plain.size else plain
-
-
-def _encode_fast(
     base: FlatWeights,
     new: FlatWeights,
     form: IntegerMapping,
@@ -234,6 +175,8 @@ def _encode_fast(
     different: NDArray[np.bool_],
     count: int,
 ) -> _DiffParts:
+    if before is not None and base.size < _LEAST:
+        before = None
     size = base.size
     if count > SPARSE_SHARE_OF_UNITS * size:
         return _encode_planes(base, new, form, before)
@@ -247,14 +190,14 @@ def _encode_fast(
         dense = _encode_planes(base, new, form, before)
         integers = np.zeros(size, dtype=np.int64)
         integers[positions] = values
-        if dense.size < estimated_bits(integers, None) / 8:
+        if dense.size < _estimated_bits(integers) / 8:
             return dense
     sparse = _DiffParts(PayloadEncoding.SPARSE, [pack_integers(positions, values, size)])
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
 def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> _DiffParts:
-    if before is not None and not prediction_helps(before, base, new, form):
+    if before is not None and not _prediction_helps(before, base, new, form):
         before = None
 
     def difference(piece: slice) -> Words:
@@ -271,37 +214,42 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerMapping, be
     return _DiffParts(PayloadEncoding.PLANES, packed, predicted=before is not None)
 
 
-def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerMapping) -> _DiffParts:
-    known, groups = PreviousDiffUse.NOTHING, contexts.group(base.view(np.int32), None)
-    if moves is not None:
-        least = PREDICTION_GAIN * estimated_bits(difference, groups)
-        further = contexts.group(base.view(np.int32), moves)
-        predicted = _wrapped(difference - moves, form)
-        by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
-        if min(by_moves, by_both) < least:
-            groups = further
-            known = PreviousDiffUse.LAST_DIFFERENCE if by_moves <= by_both else PreviousDiffUse.PREDICTED
-            difference = difference if by_moves <= by_both else predicted
-    ordered = difference[groups.order()]
-    parts = [bytes([known])]
-    for begin, end in groups.spans():
-        part = ordered[begin:end]
-        positions = np.flatnonzero(part)
-        parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return _DiffParts(PayloadEncoding.GROUPS, parts, predicted=known != PreviousDiffUse.NOTHING)
+def _prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerMapping) -> bool:
+    """Estimate from a sample if byte planes get shorter when the last difference is subtracted from the new one."""
+    step = 1 + base.size // QUICK_SAMPLE
+    some = form.select(np.arange(0, base.size, step)) if step > 1 else form
+    now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
+    plain: Integers = (now - was).astype(form.word, copy=False)
+    predicted: Integers = plain - (was - last).astype(form.word, copy=False)
+    return _magnitude_bits(predicted) < PREDICTION_GAIN * _magnitude_bits(plain)
+
+
+def _magnitude_bits(words: Integers) -> float:
+    """Return the approximate size of integers in bits, in a code whose lengths depend on the magnitudes alone."""
+    magnitudes = np.abs(words.astype(np.float32))
+    magnitudes += 1
+    return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size
+
+
+def _estimated_bits(differences: Integers) -> float:
+    """Estimate the size of `pack_integers` of these differences, in bits, from a sample."""
+    step = 1 + differences.size // SAMPLE
+    classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)
+    counts = np.bincount(classes)
+    some = counts[counts > 0].astype(np.float64)
+    entropy = float(classes.size * np.log2(classes.size) - (some * np.log2(some)).sum())
+    # The entropy of a sample is too low, by about 1 / (2 ln 2) bits for each symbol.
+    return step * (entropy + float(classes.sum())) + some.size * (_CELL_BITS + 0.72 * step)
 
 
 def _decode(
     reader: BitReader, codec: PayloadEncoding, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None
 ) -> DecodedState:
-    match codec:
-        case PayloadEncoding.SPARSE:
-            _require_needed(before, needed=False)
-            return _decode_sparse(reader, base, form)
-        case PayloadEncoding.PLANES:
-            return _fresh(_decode_planes(reader, base, form, before))
-        case _:
-            return _fresh(_decode_groups(reader, base, form, before))
+    if codec == PayloadEncoding.PLANES:
+        return _fresh(_decode_planes(reader, base, form, before))
+    if before is not None:
+        raise bad("payload and header disagree on the need for the version before the base")
+    return _decode_sparse(reader, base, form)
 
 
 def _fresh(flat: FlatWeights) -> DecodedState:
@@ -332,42 +280,9 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerMapping, b
     return out
 
 
-def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerMapping, before: FlatWeights | None) -> FlatWeights:
-    was = form.integers(base)
-    moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    known = _read_context(reader)
-    _require_needed(before, needed=known != PreviousDiffUse.NOTHING)
-    difference = np.zeros(base.size, dtype=np.int32)
-    groups = contexts.group(base.view(np.int32), moves)
-    order = groups.order()
-    for begin, end in groups.spans():
-        positions, values = unpack_integers(reader, end - begin)
-        difference[order[begin:end][positions]] = values.astype(np.int32)
-    reader.end()
-    was += difference
-    if known == PreviousDiffUse.PREDICTED and moves is not None:
-        was += moves
-    return form.flat(_wrapped(was, form))
-
-
-def _read_context(reader: BitReader) -> PreviousDiffUse:
-    value = reader.byte()
-    if value > max(PreviousDiffUse):
-        raise bad(f"unknown coding context {value}")
-    return PreviousDiffUse(value)
-
-
-def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
-    if (before is not None) != needed:
-        raise bad("payload and header disagree on the need for the version before the base")
-
-
 def _raw_form(form: IntegerMapping) -> IntegerMapping:
-    """Return the mapping of weights to integers for a diff of uncompressed differences (`PayloadEncoding.RAW`).
-
-    Instead of a `FixedPointMapping` (multiples of a step) this is `FP32`, because such a diff does not contain the steps.
-    """
-    return FP32 if isinstance(form, FixedPointMapping) else form
+    """Return the mapping for `PayloadEncoding.RAW`. A diff of this form does not contain the steps of a grid."""
+    return FP32 if form.rounds else form
 
 
 def _wrapped(integers: Integers, form: IntegerMapping) -> Words:

@@ -1,8 +1,8 @@
-"""Mappings between weights and integers, one for each wire dtype. Neighbouring weights have neighbouring integers.
+"""Wire dtypes: the number formats in which weights are sent, the rounding to them, and their mappings to integers.
 
-Differences of weights are computed with these integers, in arithmetic that wraps at the size of an integer. So they are exact for
-every bit pattern and can be added and inverted without error. In memory the weights are always float32. The wire dtypes ``bf16``
-and ``grid`` only restrict which float32 values occur.
+In memory the weights are always float32. A wire dtype says which float32 values occur. Differences of weights are computed with
+integers, one for each value, in arithmetic that wraps at the size of an integer. So they are exact for every bit pattern and can
+be added and inverted without error. Neighbouring weights have neighbouring integers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
 
-__all__ = ["BF16", "FP32", "IntegerMapping", "FixedPointMapping", "WireDtype", "form_of"]
+Steps = tuple[int, ...]
+"""The steps of the wire dtype ``grid``: for each tensor, the exponent of the power of two whose multiples its weights are."""
 
+LEAST_EXPONENT, MOST_EXPONENT = -126, 127
+_MANTISSA = 23
+_FINE = 10
+"""The first step of a tensor, before any update was measured, is its largest absolute value divided by two to this power."""
+_SLACK = 0.6
+"""The largest difference between the exponents of the present step and of the ideal step for which the step is kept."""
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOW_HALF = np.int32(0xFFFF)
 _MOST = float(2**31 - 1)
@@ -43,15 +50,15 @@ class WireDtype(IntEnum):
 
 
 class IntegerMapping(ABC):
-    """A mapping between float32 weights and integers, for one wire dtype (number format in which weights are sent).
-
-    Differences of weights are computed with these integers, so that they are exact.
+    """A mapping between float32 weights and integers, for one wire dtype.
 
     Attributes:
         word: Integer type of the differences. A difference that does not fit wraps around.
+        rounds: True if `canonical` can change weights.
     """
 
     word: type[np.int16] | type[np.int32] = np.int32
+    rounds = False
 
     @abstractmethod
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
@@ -61,49 +68,31 @@ class IntegerMapping(ABC):
     def flat(self, integers: Integers) -> FlatWeights:
         """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
 
-    @abstractmethod
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the weights, each rounded to a value that this mapping can represent.
-
-        Mappings other than `FixedPointMapping` do not round and return the same array.
-        """
+        """Return the weights, each rounded to a value that has an integer: the same array unless `rounds`."""
+        return flat
 
     def select(self, where: Integers | slice) -> IntegerMapping:
-        """Return the same mapping for a part of the weights, for example for those that changed.
-
-        Args:
-            where: Indices or slice of the weights.
-        """
+        """Return the mapping for a part of the weights, given by indices or a slice."""
         return self
 
 
-class Fp32Mapping(IntegerMapping):
-    """The mapping for any float32 values: their bits as integers, changed so that integers and values have the same order."""
+class _Fp32Mapping(IntegerMapping):
+    """The bits of a float32, changed so that integers and values have the same order."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return an integer for each weight, in a new array: its bits, changed so that integers keep the order of weights."""
         return _ordered(flat.view(np.int32))
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
         return _ordered(integers.astype(np.int32, copy=False)).view(np.float32)
 
-    def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the same array of weights, because this mapping can represent every float32 value."""
-        return flat
 
-
-class Bf16Mapping(Fp32Mapping):
-    """The mapping for float32 values whose lower 16 bits are 0: the upper 16 bits of the integers of `Fp32Mapping`."""
+class _Bf16Mapping(IntegerMapping):
+    """The upper 16 bits of the integers of `_Fp32Mapping`. Other values are refused (``reason="dtype"``)."""
 
     word = np.int16
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return an integer for each weight, in a new array: the upper 16 bits of its integer in `Fp32Mapping`.
-
-        Raises:
-            WeightsError: For a value that bf16 cannot represent (``reason="dtype"``).
-        """
         bits = flat.view(np.int32)
         if np.bitwise_or.reduce(bits, initial=0) & _LOW_HALF:
             raise WeightsError("the state has values that bf16 cannot represent", reason="dtype")
@@ -112,74 +101,131 @@ class Bf16Mapping(Fp32Mapping):
         return out
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the weights for which these integers stand, in a new array. It is the inverse of `integers`."""
         upper = integers.astype(np.int16, copy=False).astype(np.int32)
         upper ^= (upper >> 31) & np.int32(0x7FFF)
         upper <<= 16
         return upper.view(np.float32)
 
 
-class FixedPointMapping(IntegerMapping):
-    """The mapping for weights that are multiples of a power of two. The integer is the weight divided by this power.
+class _FixedPointMapping(IntegerMapping):
+    """The weight divided by a power of two, of which each element has its exponent. A tie goes to the even integer."""
 
-    Each tensor has its own power of two.
-    """
+    rounds = True
 
     def __init__(self, exponents: Integers) -> None:
-        """Create the mapping.
-
-        Args:
-            exponents: Exponent of the power of two for each element, int32 ``[n]``.
-        """
         self._exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return an integer for each weight, in a new array: the weight divided by the power of two of its tensor, rounded.
-
-        A tie goes to the even integer.
-        """
         multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """Return the weights for which these integers stand: each integer times the power of two of its tensor."""
         with np.errstate(over="ignore"):
             return np.ldexp(integers.astype(np.float64), self._exponents).astype(np.float32)
 
     def canonical(self, flat: FlatWeights) -> FlatWeights:
-        """Return the weights, each rounded to the nearest multiple of the power of two of its tensor."""
         return self.flat(self.integers(flat))
 
-    def select(self, where: Integers | slice) -> FixedPointMapping:
-        """Return the same mapping for a part of the weights, given by indices or a slice."""
-        return FixedPointMapping(self._exponents[where])
+    def select(self, where: Integers | slice) -> IntegerMapping:
+        return _FixedPointMapping(self._exponents[where])
 
 
-FP32, BF16 = Fp32Mapping(), Bf16Mapping()
+FP32, BF16 = _Fp32Mapping(), _Bf16Mapping()
 
 
-def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> IntegerMapping:
-    """Return the mapping between weights and integers for a wire dtype (number format in which weights are sent).
-
-    Args:
-        dtype: The wire dtype.
-        exponents: For ``GRID``, the exponent of the power of two of each tensor.
-        sizes: For ``GRID``, the number of elements of each tensor.
-    """
+def form_of(dtype: WireDtype, steps: Steps = (), sizes: Sequence[int] = ()) -> IntegerMapping:
+    """Return the mapping of a wire dtype; for ``GRID`` with the step and the size of each tensor."""
     match dtype:
         case WireDtype.FP32:
             return FP32
         case WireDtype.BF16:
             return BF16
         case WireDtype.GRID:
-            return FixedPointMapping(np.repeat(np.array(exponents, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+            return _FixedPointMapping(np.repeat(np.array(steps, dtype=np.int32), np.array(sizes, dtype=np.int64)))
+
+
+def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequence[int] = ()) -> FlatWeights:
+    """Round weights to the nearest values of a wire dtype. Return them in a new array, float32 ``[n]``.
+
+    If two values are equally near, the result is the even one.
+
+    Args:
+        dtype: The wire dtype.
+        flat: The weights, finite float32 ``[n]``.
+        steps: For ``GRID``, the step of each tensor.
+        sizes: For ``GRID``, the number of elements of each tensor.
+
+    Raises:
+        WeightsError: If a value is not finite, before or after rounding (``reason="finite"``).
+    """
+    match dtype:
+        case WireDtype.FP32:
+            rounded = flat.copy()
+        case WireDtype.BF16:
+            bits = flat.view(np.uint32)
+            half = (bits >> np.uint32(16)) & np.uint32(1)
+            half += np.uint32(0x7FFF)
+            half += bits
+            half &= np.uint32(0xFFFF0000)
+            rounded = half.view(np.float32)
+        case WireDtype.GRID:
+            rounded = form_of(dtype, steps, sizes).canonical(flat)
+    if not np.isfinite(rounded).all() or (dtype is not WireDtype.FP32 and not np.isfinite(flat).all()):
+        raise WeightsError("the weights are not finite", reason="finite")
+    return rounded
+
+
+def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
+    """Return, for each tensor, the largest step of which all its weights are multiples."""
+    bits = flat.view(np.int32)
+    fractions = bits & 0x7FFFFF
+    exponents = (bits >> 23) & 0xFF
+    fractions |= (exponents > 0).astype(np.int32) << 23
+    lowest = np.frexp((fractions & -fractions).astype(np.float32))[1] - 1 + np.maximum(exponents, 1) - 150
+    lowest[fractions == 0] = MOST_EXPONENT
+    starts = np.cumsum([0, *sizes])[:-1]
+    return tuple(int(lowest[a : a + size].min(initial=MOST_EXPONENT)) for a, size in zip(starts, sizes, strict=True))
+
+
+def choose_steps(flat: FlatWeights, last: FlatWeights | None, steps: Steps, sizes: Sequence[int], *, noise: float) -> Steps:
+    """Choose the steps of the wire dtype ``grid`` for the next policy version.
+
+    The rounding error should be small compared with an update of the weights. So the ideal step of a tensor is `noise` times the
+    root mean square of its last update. The present step is kept while it is within a factor of about 1.5 of the ideal one. A
+    step is never so small that a multiple needs more than 23 bits.
+
+    Args:
+        flat: The weights of the next version before rounding, finite float32 ``[n]``.
+        last: The weights of the last version before rounding; None for the first version.
+        steps: Steps of the last version; empty for the first version.
+        sizes: Number of elements of each tensor.
+        noise: Ratio of the step to the root mean square of an update.
+    """
+    out = []
+    begin = 0
+    for index, size in enumerate(sizes):
+        now = flat[begin : begin + size].astype(np.float64)
+        most = float(np.abs(now).max()) if size else 0.0
+        moved = 0.0
+        if last is not None and size:
+            moved = float(np.sqrt(np.mean((now - last[begin : begin + size]) ** 2)))
+        begin += size
+        if moved:
+            wanted = float(np.log2(noise * moved))
+        elif steps:
+            wanted = float(steps[index])
+        else:
+            wanted = float(np.log2(most)) - _FINE if most else float(LEAST_EXPONENT)
+        step = round(wanted)
+        if steps and last is not None and abs(steps[index] - wanted) <= _SLACK:
+            step = steps[index]
+        least = int(np.frexp(most)[1]) - _MANTISSA if most else LEAST_EXPONENT
+        out.append(min(MOST_EXPONENT, max(LEAST_EXPONENT, least, step)))
+    return tuple(out)
 
 
 def _ordered(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the bits of floats as integers that have the same order as the floats.
-
-    The bits of negative floats are inverted, except for the sign. A second call returns the original bits.
-    """
+    """Invert the bits of negative floats, except for the sign. A second call returns the original bits."""
     out: NDArray[np.int32] = bits >> 31
     out &= _MAGNITUDE
     out ^= bits

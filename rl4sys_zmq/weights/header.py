@@ -1,31 +1,4 @@
-"""The 72-byte header of every weights payload.
-
-======  ====  ============  ===================================================================
-offset  size  field         meaning
-======  ====  ============  ===================================================================
-0       4     magic         ``R4SW``
-4       1     format        3; another format is refused: ``version``
-5       1     flags         1: decoding also needs the version before the base version; 2: the payload ends with the tensors
-                            that are not rounded (`rl4sys_zmq.weights.others`); other bits are refused: ``feature``
-6       1     codec         form of the payload (`PayloadEncoding`); other values are refused: ``kind``
-7       1     wire dtype    number format of the elements (`WireDtype`); other values are refused: ``dtype``
-8       8     policy id     identifies the policy; the learner assigns it in the handshake
-16      8     generation    generation of base version and new version
-24      8     base version  the version that a diff applies to; for a whole snapshot: the same as the new version
-32      8     new version   the version that results; for a diff: larger than the base version
-40      2     chunk         index of this chunk, from 0
-42      2     chunks        number of chunks of this update, at least 1
-44      4     elements      number of float32 elements of the complete state
-48      4     payload size  bytes of the payload; without flag 2 at most ``elements`` times the bytes of an element
-52      4     check         low 32 bits of the xxh3-64 of this header, computed with a check of 0
-56      8     payload hash  xxh3-64 of the payload
-64      8     state hash    xxh3-64 of the complete new state: the float32 elements in the order of the policy spec, for any wire
-                            dtype; then the bytes of the other tensors
-======  ====  ============  ===================================================================
-
-All numbers are unsigned and little-endian. Words such as ``feature`` are the codes of the refusal
-(`rl4sys_zmq.errors.RefusalReason`).
-"""
+"""The 72-byte header of every weights payload. docs/explanation/wire.md describes its fields and the refusals."""
 
 from __future__ import annotations
 
@@ -37,8 +10,6 @@ import xxhash
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.weights.coder import PayloadEncoding
 from rl4sys_zmq.weights.forms import WireDtype
-
-__all__ = ["FORMAT", "HEADER_BYTES", "MAGIC", "WeightsHeader"]
 
 MAGIC = b"R4SW"
 FORMAT = 3
@@ -55,11 +26,23 @@ _DTYPES = frozenset(int(dtype) for dtype in WireDtype)
 
 @dataclass(frozen=True, slots=True)
 class WeightsHeader:
-    """The 72-byte header of a weight update: policy, versions, form, sizes and checksums of the payload that follows.
+    """The header of a weight update.
 
-    The table in this module's docstring describes the fields.
-
-    The flags of the table are `predicted` (1) and `others` (2).
+    Attributes:
+        policy_id: The 8 bytes that identify the policy; the learner assigns them in the handshake.
+        generation: Generation of both versions.
+        base_version: The version that a diff applies to; for a whole snapshot the same as the new version.
+        new_version: The version that results.
+        codec: Form of the payload.
+        elements: Number of float32 elements of the complete state.
+        payload_bytes: Size of the payload.
+        payload_hash: xxh3-64 of the payload.
+        state_hash: The `digest` of the new state.
+        wire_dtype: Number format of the elements.
+        chunk: Index of this chunk, from 0.
+        chunks: Number of chunks of this update.
+        predicted: True if decoding also needs the version before the base version.
+        others: True if the payload ends with the tensors that are not rounded.
     """
 
     policy_id: bytes
@@ -84,10 +67,14 @@ class WeightsHeader:
             ProtocolError: If a field is out of range (``range``), or the payload is too large (``too_large``).
         """
         self._check()
+        flags = self.predicted * _PREDICTED | self.others * _OTHERS
         try:
-            packed = bytearray(self._packed())
+            bare = _FIELDS.pack(MAGIC, FORMAT, flags, self.codec, self.wire_dtype, self.policy_id, self.generation,
+                                self.base_version, self.new_version, self.chunk, self.chunks, self.elements,
+                                self.payload_bytes, 0, self.payload_hash, self.state_hash)  # fmt: skip
         except struct.error as exc:
             raise ProtocolError(RefusalReason.RANGE, f"a field of {self} is out of range: {exc}") from exc
+        packed = bytearray(bare)
         _CHECK.pack_into(packed, _CHECK_AT, _check_of(packed))
         return bytes(packed)
 
@@ -96,8 +83,7 @@ class WeightsHeader:
         """Return the header that 72 bytes contain. The bytes can come from an untrusted peer.
 
         Raises:
-            ProtocolError: With the code for the first invalid field. The fields are checked in the order of the module's table,
-                except that the check comes right after the format. The code for a wrong length is ``malformed``.
+            ProtocolError: With the code for the first invalid field. The check comes right after the format.
         """
         if len(data) != HEADER_BYTES:
             raise ProtocolError(RefusalReason.MALFORMED, f"a weights header has {len(data)} bytes; expected {HEADER_BYTES}")
@@ -136,14 +122,7 @@ class WeightsHeader:
         if not self.others and self.payload_bytes > self.wire_dtype.itemsize * self.elements:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"{self.payload_bytes} bytes for {self.elements} elements")
 
-    def _packed(self) -> bytes:
-        flags = self.predicted * _PREDICTED | self.others * _OTHERS
-        return _FIELDS.pack(MAGIC, FORMAT, flags, self.codec, self.wire_dtype, self.policy_id,
-                            self.generation, self.base_version, self.new_version, self.chunk, self.chunks, self.elements,
-                            self.payload_bytes, 0,
-                            self.payload_hash, self.state_hash)  # fmt: skip
-
 
 def _check_of(bare: bytearray) -> int:
-    """Return the checksum of a header, for its field ``check``. That field must be 0 in the argument."""
+    """Return the checksum of a header in which the field ``check`` is 0."""
     return xxhash.xxh3_64_intdigest(bytes(bare)) & 0xFFFFFFFF

@@ -1,58 +1,118 @@
-"""The encoding of those tensors of a weight update that are not rounded. It is always lossless.
+"""The tensors of a weight update that are not rounded. Their encoding is always lossless.
 
 All tensors of a policy version that are not float32 are in one buffer (`PolicySnapshot.others`). If the wire dtype rounds, the
-exact float32 tensors (`TensorSpec.exact`) follow in it. The buffer is treated as an array of words of 4 bytes. It is encoded as
-if the words were float32 elements with the wire dtype ``fp32``. In the payload, the result follows the other float32 elements.
-The payload ends with the number of bytes of the result (u32) and its `PayloadEncoding` (u8)::
+exact float32 tensors (`TensorSpec.exact`) follow in it: a `Division` separates them from the weights. The buffer is treated as an
+array of words of 4 bytes. It is encoded as if the words were float32 elements with the wire dtype ``fp32``. In the payload, the
+result follows the weights. The payload ends with the number of bytes of the result (u32) and its `PayloadEncoding` (u8)::
 
-    the other float32 elements | the words of this buffer | number of bytes of the words | codec of the words
+    the weights | the words of this buffer | number of bytes of the words | codec of the words
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.values import FlatWeights, TensorSpec, other_bytes, other_views
+from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_bytes, other_views
 from rl4sys_zmq.weights.bits import bad
 from rl4sys_zmq.weights.coder import Payload, PayloadEncoding, decode_diff, encode_diff
 from rl4sys_zmq.weights.forms import WireDtype
 from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
-
-__all__ = ["TRAILER_BYTES", "append_others", "decode_others", "split_payload", "verify_others"]
 
 _TRAILER = struct.Struct("<IB")
 TRAILER_BYTES = _TRAILER.size
 _CODECS = frozenset(int(codec) for codec in PayloadEncoding)
 
 
-def append_others(payload: Payload, base: bytes | None, new: bytes, level: int) -> bytes:
-    """Return the complete payload of an update for a policy that has tensors that are not rounded.
+class Division:
+    """The division of the float32 elements of a state: those that are rounded, and the exact ones.
+
+    Its methods raise `WeightsError` (``reason="size"``) for a state of another size.
+
+    Attributes:
+        sizes: The number of elements of each tensor that is rounded.
+        kept: The number of elements that are not rounded.
+    """
+
+    def __init__(self, sizes: Sequence[int], exact: Sequence[bool]) -> None:
+        exact = tuple(exact) or (False,) * len(sizes)
+        self.sizes = tuple([size for size, is_exact in zip(sizes, exact, strict=True) if not is_exact])
+        self.kept = sum(sizes) - sum(self.sizes)
+        self._size = sum(sizes)
+        self._runs: list[tuple[bool, slice]] = []
+        end = 0
+        for is_exact, run in itertools.groupby(zip(exact, sizes, strict=True), key=lambda tensor: tensor[0]):
+            start, end = end, end + sum(size for _, size in run)
+            self._runs.append((is_exact, slice(start, end)))
+
+    def rounded(self, flat: FlatWeights) -> FlatWeights:
+        """Return the elements that are rounded: the same array if these are all, else a new one."""
+        return self._part(flat, exact=False) if self.kept else flat
+
+    def exact(self, flat: FlatWeights) -> FlatWeights:
+        """Return the elements that are not rounded, in a new array."""
+        return self._part(flat, exact=True) if self.kept else flat[:0]
+
+    def parts(self, snapshot: PolicySnapshot) -> tuple[FlatWeights, bytes]:
+        """Return the rounded elements, and the buffer of everything else: `PolicySnapshot.others` and the exact elements."""
+        if not self.kept:
+            return snapshot.flat, snapshot.others
+        exact = self.exact(snapshot.flat).astype("<f4", copy=False)
+        return self.rounded(snapshot.flat), snapshot.others + exact.tobytes()
+
+    def joined(self, rounded: FlatWeights, kept: FlatWeights) -> FlatWeights:
+        """Return the state of the rounded and the exact elements: the same array if nothing is exact, else a new one."""
+        if not self.kept:
+            return rounded
+        flat = np.empty(self._size, dtype=np.float32)
+        begins = {False: 0, True: 0}
+        for is_exact, run in self._runs:
+            begin = begins[is_exact]
+            begins[is_exact] = end = begin + run.stop - run.start
+            flat[run] = (kept if is_exact else rounded)[begin:end]
+        return flat
+
+    def _part(self, flat: FlatWeights, *, exact: bool) -> FlatWeights:
+        if flat.size != self._size:
+            raise WeightsError(f"{flat.size} elements for a policy of {self._size}", reason="size")
+        parts = [flat[run] for is_exact, run in self._runs if is_exact is exact]
+        return np.concatenate(parts) if parts else flat[:0]
+
+
+def division_of(dtype: WireDtype, sizes: Sequence[int], exact: Sequence[bool]) -> Division:
+    """Return the division of a policy's states for a wire dtype. With ``FP32`` no element is apart, as nothing is rounded.
 
     Args:
-        payload: The payload of the other float32 elements.
-        base: The buffer (`Division.parts`) of the version that the receiver holds; None if the update is a whole snapshot.
-        new: The buffer of the version to send.
-        level: Compression level, as in `EncodingOptions`.
-
-    Raises:
-        WeightsError: If the sizes differ (``reason="size"``).
+        dtype: The number format in which the float32 elements are sent.
+        sizes: Number of elements of each float32 tensor (`PolicySpec.sizes`).
+        exact: For each of them, True if it is never rounded (`PolicySpec.exact`). Empty: no tensor is exact.
     """
-    codec, coded = encode_snapshot(_words(new), WireDtype.FP32, level) if base is None else _diff(base, new, level)
+    return _division(tuple(sizes), tuple(exact) if dtype is not WireDtype.FP32 and any(exact) else ())
+
+
+@lru_cache(maxsize=64)
+def _division(sizes: tuple[int, ...], exact: tuple[bool, ...]) -> Division:
+    return Division(sizes, exact)
+
+
+def append_others(payload: Payload, base: bytes | None, new: bytes, *, compress: bool) -> bytes:
+    """Return the payload of the weights with the buffer `new` behind it: as a diff to `base`, or whole if that is None."""
+    words = _words(new)
+    if base is None:
+        codec, coded = encode_snapshot(words, WireDtype.FP32, compress=compress)
+    else:
+        diff = encode_diff(_words(base), words)
+        codec, coded = diff.codec, diff.payload
     return b"".join((payload, coded, _TRAILER.pack(len(coded), codec)))
 
 
 def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
-    """Split the payload of a weight update: the float32 elements, the other tensors, and the codec of the other tensors.
-
-    The codec is the `PayloadEncoding` in which they are encoded, as a number.
-
-    Raises:
-        WeightsError: If the payload is shorter than it says (``reason="payload"``).
-    """
+    """Split the payload of an update: the weights, the buffer, and the codec of the buffer as a number."""
     view = memoryview(payload)
     end = len(view) - TRAILER_BYTES
     count, codec = _TRAILER.unpack_from(view, end) if end >= 0 else (0, 0)
@@ -62,17 +122,7 @@ def split_payload(payload: Payload) -> tuple[Payload, Payload, int]:
 
 
 def decode_others(codec: int, coded: Payload, size: int, base: bytes | None) -> bytes:
-    """Return the buffer of the tensors that are not rounded (`Division.parts`), from its part of a payload.
-
-    Args:
-        codec: Form of the part (`PayloadEncoding`).
-        coded: The part, as `split_payload` returns it.
-        size: Size of the buffer in bytes, a multiple of 4.
-        base: The buffer to which a diff applies; None if the update is a whole snapshot.
-
-    Raises:
-        WeightsError: If the part cannot be decoded to a buffer of this size (``reason="payload"``).
-    """
+    """Return the buffer of `size` bytes from its part of a payload: a diff to `base`, or whole if that is None."""
     if codec not in _CODECS or PayloadEncoding(codec).is_diff == (base is None):
         raise bad(f"the other tensors have the codec {codec} in a {'snapshot' if base is None else 'diff'}")
     if base is None:
@@ -102,11 +152,6 @@ def verify_others(tensors: Sequence[TensorSpec], others: bytes) -> None:
             raise bad(f"the tensor {name} has booleans that are not 0 or 1")
     if any(others[sum(tensor.nbytes for tensor in tensors) :]):
         raise bad("the padding of the other tensors is not 0")
-
-
-def _diff(base: bytes, new: bytes, level: int) -> tuple[PayloadEncoding, Payload]:
-    diff = encode_diff(_words(base), _words(new), level=level)
-    return diff.codec, diff.payload
 
 
 def _words(buffer: bytes) -> FlatWeights:

@@ -1,7 +1,6 @@
 """Weight updates: encoding of a snapshot as header and payload, and application of a received update.
 
-A snapshot is all weights of one policy version. An update contains a whole snapshot, or a diff to the snapshot that the receiver
-holds.
+An update contains a whole snapshot, or a diff to the snapshot that the receiver holds.
 """
 
 from __future__ import annotations
@@ -17,17 +16,20 @@ from rl4sys_zmq.values import FlatWeights, PolicySnapshot, TensorSpec, other_byt
 from rl4sys_zmq.weights.bits import BitReader
 from rl4sys_zmq.weights.coder import DecodedState, Diff, Payload, PayloadEncoding, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
-from rl4sys_zmq.weights.division import division_of
-from rl4sys_zmq.weights.forms import WireDtype, form_of
+from rl4sys_zmq.weights.forms import LEAST_EXPONENT, Steps, WireDtype, form_of, steps_of
 from rl4sys_zmq.weights.header import WeightsHeader
-from rl4sys_zmq.weights.others import TRAILER_BYTES, append_others, decode_others, split_payload, verify_others
-from rl4sys_zmq.weights.rounding import LEAST_EXPONENT, Steps, steps_of
+from rl4sys_zmq.weights.others import (
+    TRAILER_BYTES,
+    append_others,
+    decode_others,
+    division_of,
+    split_payload,
+    verify_others,
+)
 from rl4sys_zmq.weights.snapshots import decode_snapshot, encode_snapshot
 
-__all__ = ["EncodingOptions", "apply_update", "encode_update"]
-
-_WITH_STEP_TABLE = (PayloadEncoding.SPARSE, PayloadEncoding.PLANES, PayloadEncoding.GROUPS)
-"""The forms whose payload begins with a table of steps if the wire dtype is ``grid`` (multiples of a step for each tensor)."""
+_WITH_STEP_TABLE = (PayloadEncoding.SPARSE, PayloadEncoding.PLANES)
+"""The forms whose payload begins with a table of steps if the wire dtype is ``grid``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,9 @@ class EncodingOptions:
 
     Attributes:
         dtype: Number format in which the float32 elements are sent.
-        level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: fast. 2: fewer bytes, in up to ten times
-            the time.
-        sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` (multiples of a power of two for each
-            tensor) and exact tensors need them.
+        level: Compression level. 0: every update is a whole, uncompressed snapshot. 1: updates are diffs where the receiver
+            has the base, and snapshots are compressed if that saves much.
+        sizes: Number of elements of each float32 tensor. Only the wire dtype ``grid`` and exact tensors need them.
         others: The tensors that are not float32 (`PolicySpec.others`). They are sent without loss.
         exact: For each float32 tensor, True if it is sent without loss too (`PolicySpec.exact`). Empty: none is.
     """
@@ -61,16 +62,13 @@ def encode_update(
 ) -> tuple[bytes, Payload]:
     """Return the header and the payload of a weight update, with which an actor gets from the snapshot `base` to `new`.
 
-    A snapshot is all weights of one policy version.
-
-    The update is a diff to `base`. It is a whole snapshot if `base` is None or has another generation (was published by another
-    learner thread), or if ``writing.level`` is 0.
+    The update is a diff to `base`. It is a whole snapshot if `base` is None or of another generation, or at level 0.
 
     Args:
         policy_id: 8 bytes that identify the policy.
         base: The snapshot that the actor holds. None: the actor has none.
         new: The snapshot to send. Its values are already rounded to the wire dtype (`round_to`).
-        writing: The options, such as wire dtype and level. None: the defaults of `EncodingOptions` (float32, level 1).
+        writing: The options. None: the defaults of `EncodingOptions`.
         before: The snapshot before `base`, if the actor holds it too. The diff can then use the last change as a prediction.
 
     Raises:
@@ -86,7 +84,7 @@ def encode_update(
     held_words = None
     if base is None or base.generation != new.generation or not writing.level:
         base = None
-        diff, base_version = Diff(*encode_snapshot(flat, writing.dtype, writing.level)), new.version
+        diff, base_version = Diff(*encode_snapshot(flat, writing.dtype, compress=bool(writing.level))), new.version
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
@@ -97,7 +95,7 @@ def encode_update(
         diff, base_version = _encode_diff(held, flat, writing, division.sizes, last), base.version
     payload = diff.payload
     if words:
-        payload = append_others(payload, held_words, words, writing.level)
+        payload = append_others(payload, held_words, words, compress=bool(writing.level))
     header = WeightsHeader(
         policy_id=policy_id,
         generation=new.generation,
@@ -125,7 +123,7 @@ def apply_update(
     exact: Sequence[bool] = (),
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
-    """Apply a weight update. Return the new snapshot (all weights of a version), after a check of its digest (checksum).
+    """Apply a weight update. Return the new snapshot, after a check of its digest.
 
     The weights of the result are in a new buffer, or in the buffer of the payload, which must not be changed afterwards. The
     caller checks that the update is for this policy, and that a whole snapshot is not older than `held`.
@@ -203,7 +201,7 @@ def _encode_diff(
             raise WeightsError("the state is not on a grid of these tensors", reason="dtype")
         table = np.array(steps, dtype=np.int8).tobytes()
     form = form_of(writing.dtype, steps, sizes)
-    return encode_diff(base, new, form=form, level=writing.level, before=before, prefix=table)
+    return encode_diff(base, new, form=form, before=before, prefix=table)
 
 
 def _decode_diff(

@@ -278,7 +278,7 @@ class Welcome(ToActor):
         inference: URI of the inference service, in the form of `pub`; empty if there is none.
         relays: The relays (processes that pass weights on) from which this actor should take the weights, nearest first: a list
             ``[URI, public key or ""]`` for each. Empty: take the weights from `pub`.
-        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag`), 32 bytes; empty if there are no
+        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag_of`), 32 bytes; empty if there are no
             tags. Relays do not get it.
         no_masks: The reason why segments must have no action masks, for people; empty if they can.
         body: One frame with the blob of the spec; empty if the spec has no blob, or the actor holds a version of this generation.
@@ -404,7 +404,7 @@ class Beacon(ToActor):
         version: The newest version.
         digest: Checksum (xxh3-64) of the weights of that version.
         alarms: Dict from the kind of an alarm to the number of such alarms of the client since the learner's start.
-        tag: The tag of that version (`rl4sys_zmq.weights.tag`), 16 bytes; empty if versions have no tags.
+        tag: The tag of that version (`rl4sys_zmq.weights.tag_of`), 16 bytes; empty if versions have no tags.
     """
 
     KIND: ClassVar[int] = 22

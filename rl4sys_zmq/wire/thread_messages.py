@@ -68,7 +68,7 @@ class AssignClient(ToLearnerThread):
         journal_id: Id of the journal. The thread stores it in the checkpoints.
         wire_dtype: Number format of the weights that are sent to the actors: ``fp32``, ``bf16`` or ``grid`` (multiples of a
             power of two).
-        weights_level: Compression level of the weights: 0, 1 or 2.
+        weights_level: Compression level of the weights: 0 or 1.
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
         torch_threads: Number of threads that torch uses in the learner thread; 0 leaves it unchanged.

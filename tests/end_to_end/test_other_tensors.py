@@ -114,7 +114,7 @@ def holds(agent: Any, update: int, *, rounded: bool = False) -> None:
         assert same or (rounded and name == "bias" and np.allclose(held, tensor, atol=0.3)), name
 
 
-@pytest.mark.parametrize("options", [{}, {"wire_dtype": "bf16"}, {"wire_dtype": "grid", "level": 2}, {"level": 0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"wire_dtype": "bf16"}, {"wire_dtype": "grid"}, {"level": 0}], ids=str)
 def test_actors_get_exactly_those_bytes(lab: Lab, options: dict[str, Any]) -> None:
     learner = lab.learner(weights=options)
     agent = lab.agent(learner, algorithm_name="GRAPH")

@@ -27,7 +27,7 @@ LOSS = 0.1
 HIDDEN = (32, 32)
 WIRES = pytest.mark.parametrize(
     "weights",
-    [{"wire_dtype": "fp32", "level": 2}, {"wire_dtype": "bf16"}, {"wire_dtype": "grid", "level": 2}],
+    [{"wire_dtype": "fp32"}, {"wire_dtype": "bf16"}, {"wire_dtype": "grid"}],
     ids=lambda weights: weights["wire_dtype"],
 )
 
@@ -195,7 +195,7 @@ def test_who_says_otherwise_is_refused(inproc_lab: Lab) -> None:
 
 def test_the_first_actor_may_say_what_the_learner_does_not(inproc_lab: Lab) -> None:
     learner = inproc_lab.learner()
-    agent = inproc_lab.agent(learner, algorithm_name="DRIFTING", weights={"wire_dtype": "bf16", "level": 2})
+    agent = inproc_lab.agent(learner, algorithm_name="DRIFTING", weights={"wire_dtype": "bf16", "level": 0})
     agent.wait_version(0, 20.0)
     assert agent._io.policy is not None
     assert not (agent._io.policy.snapshot.flat.view(np.uint32) & np.uint32(0xFFFF)).any()

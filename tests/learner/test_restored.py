@@ -75,10 +75,10 @@ def test_what_an_actor_or_the_entry_sets_comes_before_the_learners_own_options(b
     entries = {} if by_actor else {"lab": ClientConfig(**given, weights=WeightsConfig(wire_dtype="grid"))}
     settings = resolve_configuration(LearnerConfig(clients=entries), theirs)
     for _ in range(2):
-        again = resumed(settings, clients=entries, **OWN, weights=WeightsConfig(wire_dtype="bf16", level=2))
+        again = resumed(settings, clients=entries, **OWN, weights=WeightsConfig(wire_dtype="bf16", level=0))
         settings = again.settings
         assert {name: getattr(settings, name) for name in OWN} == given
-        assert settings.weights == WeightsConfig(wire_dtype="grid", level=2)
+        assert settings.weights == WeightsConfig(wire_dtype="grid", level=0)
         assert again.notes() == []
 
 

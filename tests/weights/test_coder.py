@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights import BF16, FP32, FixedPointMapping, PayloadEncoding, decode_diff, digest, encode_diff
-from rl4sys_zmq.weights.bits import varint
+from rl4sys_zmq.weights import PayloadEncoding, WireDtype, digest
+from rl4sys_zmq.weights.bits import pack_flags, pack_gaps, varint
+from rl4sys_zmq.weights.coder import decode_diff, encode_diff
+from rl4sys_zmq.weights.forms import BF16, FP32, form_of
 from rl4sys_zmq.weights.planes import PIECE
 
 from .strategies import bits_of, ordered_slow, state_lists
 
-levels = st.sampled_from([1, 2])
 forms = pytest.mark.parametrize(("form", "itemsize"), [(FP32, 4), (BF16, 2)])
 MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
@@ -30,9 +31,9 @@ def compressed(data: Any, **parameters: Any) -> Any:
     return zstandard.ZstdCompressor(compression_params=chosen).compress(data)
 
 
-def check(before: Any, base: Any, new: Any, form: Any, itemsize: int, level: int) -> Any:
+def check(before: Any, base: Any, new: Any, form: Any, itemsize: int) -> Any:
     held = base.copy()
-    diff = encode_diff(base, new, form=form, level=level, before=before)
+    diff = encode_diff(base, new, form=form, before=before)
     assert len(diff.payload) <= itemsize * new.size
     needed = before if diff.predicted else None
     result = decode_diff(diff.codec, memoryview(diff.payload), base, form=form, before=needed).flat
@@ -43,11 +44,11 @@ def check(before: Any, base: Any, new: Any, form: Any, itemsize: int, level: int
 
 
 @forms
-@given(st.data(), levels, st.booleans())
-def test_exact_for_any_bits_and_never_larger_than_raw(form: Any, itemsize: Any, data: Any, level: Any, known: bool) -> None:
+@given(st.data(), st.booleans())
+def test_exact_for_any_bits_and_never_larger_than_raw(form: Any, itemsize: Any, data: Any, known: bool) -> None:
     before, base, new = data.draw(state_lists(3, bf16=form is BF16))
     with np.errstate(all="ignore"):
-        check(before if known else None, base, new, form, itemsize, level)
+        check(before if known else None, base, new, form, itemsize)
 
 
 @forms
@@ -61,7 +62,7 @@ def test_exact_beyond_one_piece(form: Any, itemsize: Any, size: Any, momentum: f
     if form is BF16:
         states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
     before, base, new = states
-    diff = check(before, base, new, form, itemsize, 1)
+    diff = check(before, base, new, form, itemsize)
     assert diff.codec == PayloadEncoding.PLANES and diff.predicted == bool(momentum)
 
 
@@ -71,12 +72,11 @@ def test_where_few_change_and_by_any_amount_planes_are_shorter() -> None:
     new = base.copy()
     there = np.repeat(rng.random(1200) < 0.4, 50)  # in runs, as the rows of a matrix whose inputs were 0 do not change
     new[there] += (10.0 ** rng.uniform(-6, 0, there.sum())).astype(np.float32)
-    assert check(None, base, new, FP32, 4, 1).codec == PayloadEncoding.PLANES
+    assert check(None, base, new, FP32, 4).codec == PayloadEncoding.PLANES
 
 
 @forms
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_momentum_is_worth_predicting(form: Any, itemsize: Any, level: int) -> None:
+def test_a_momentum_is_worth_predicting(form: Any, itemsize: Any) -> None:
     rng = np.random.default_rng(0)
     start = rng.standard_normal(20_000)
     move = 3e-3 * rng.standard_normal(20_000)
@@ -84,32 +84,32 @@ def test_a_momentum_is_worth_predicting(form: Any, itemsize: Any, level: int) ->
     if form is BF16:
         states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
     before, base, new = states
-    diff = check(before, base, new, form, itemsize, level)
-    alone = check(None, base, new, form, itemsize, level)
+    diff = check(before, base, new, form, itemsize)
+    alone = check(None, base, new, form, itemsize)
     assert diff.predicted and not alone.predicted and len(diff.payload) < 0.98 * len(alone.payload)
 
 
-@given(state_lists(2), levels)
-def test_a_grid_is_exact_and_settles_what_lies_between(states: Any, level: Any) -> None:
+@given(state_lists(2))
+def test_a_grid_is_exact_and_settles_what_lies_between(states: Any) -> None:
     base, new = (np.nan_to_num(s, nan=0.5, posinf=3e38, neginf=-3e38) for s in states)
     rng = np.random.default_rng(0)
-    exponents = rng.integers(-10, 3, new.size).astype(np.int32)
-    grid = FixedPointMapping(exponents)
+    exponents = rng.integers(-10, 3, new.size).tolist()
+    grid = form_of(WireDtype.GRID, exponents, [1] * new.size)
     new = np.clip(new, -1000, 1000)
-    wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents.tolist(), strict=True)]
+    wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents, strict=True)]
     on_grid = grid.canonical(new)
     assert np.array_equal(on_grid, np.array(wanted, dtype=np.float32))
     assert not np.signbit(on_grid[on_grid == 0]).any()
-    check(None, base, on_grid, grid, 4, level)
+    check(None, base, on_grid, grid, 4)
 
 
-@given(state_lists(4), levels)
-def test_diffs_compose(states: Any, level: Any) -> None:
+@given(state_lists(4))
+def test_diffs_compose(states: Any) -> None:
     flat = states[0]
     for base, new in itertools.pairwise(states):
-        diff = encode_diff(base, new, level=level)
+        diff = encode_diff(base, new)
         flat = decode_diff(diff.codec, diff.payload, flat).flat
-    jump = encode_diff(states[0], states[-1], level=level)
+    jump = encode_diff(states[0], states[-1])
     assert np.array_equal(bits_of(decode_diff(jump.codec, jump.payload, states[0]).flat), bits_of(flat))
 
 
@@ -132,12 +132,8 @@ def test_codecs_are_chosen_by_what_is_shorter() -> None:
     few = base.copy()
     few[::100] += 1
     assert encode_diff(base, few).codec == PayloadEncoding.SPARSE
-    assert encode_diff(base, few, level=2).codec == PayloadEncoding.SPARSE  # the positions of the changes cannot be predicted
-    small = np.where(np.abs(base) < 0.1, base + np.float32(1e-4), base)
-    assert encode_diff(base, small, level=2).codec == PayloadEncoding.GROUPS
     noise = np.random.default_rng(1).integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
-    for level in (1, 2):
-        assert encode_diff(base, noise, level=level).codec == PayloadEncoding.RAW
+    assert encode_diff(base, noise).codec == PayloadEncoding.RAW
 
 
 def test_a_frozen_half_costs_next_to_nothing() -> None:
@@ -150,7 +146,7 @@ def test_a_frozen_half_costs_next_to_nothing() -> None:
 
 def test_minus_zero_is_a_change() -> None:
     zero = np.zeros(3, dtype=np.float32)
-    diff = check(None, zero, -zero, FP32, 4, 1)
+    diff = check(None, zero, -zero, FP32, 4)
     assert diff.codec != PayloadEncoding.UNCHANGED
 
 
@@ -176,11 +172,13 @@ def planes_of(*frames: Any) -> Any:
 
 
 @pytest.mark.parametrize("declare", [1, 0])
-@pytest.mark.parametrize("codec", [PayloadEncoding.PLANES, PayloadEncoding.GROUPS])
+@pytest.mark.parametrize("codec", [PayloadEncoding.PLANES, PayloadEncoding.SPARSE])
 def test_bombs_are_refused_before_they_expand(declare: int, codec: Any) -> None:
     bomb = compressed(bytes(200_000_000), write_content_size=declare)
-    payload = planes_of(*[bomb] * 4) if codec == PayloadEncoding.PLANES else b"\x00\x00\x05" + varint(len(bomb)) + bomb
     size = 100_000
+    every = varint(size) + pack_gaps(np.arange(size), size) + pack_flags(np.zeros(size, dtype=np.bool_))
+    sparse = b"\x00\x01" + every + b"\x05" + varint(len(bomb)) + bomb
+    payload = planes_of(*[bomb] * 4) if codec == PayloadEncoding.PLANES else sparse
     tracemalloc.start()
     try:
         refused(codec, payload, size)
@@ -207,9 +205,8 @@ def test_a_diff_must_agree_with_its_header_on_what_is_needed() -> None:
     base = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     sparse = base.copy()
     sparse[3] += 1
-    for level in (1, 2):
-        diff = encode_diff(base, sparse, level=level)
-        refused(diff.codec, diff.payload, 1000, before=base)
+    diff = encode_diff(base, sparse)
+    refused(diff.codec, diff.payload, 1000, before=base)
 
 
 @given(st.binary(max_size=200), st.integers(0, 50), st.booleans())
@@ -217,7 +214,7 @@ def test_a_diff_must_agree_with_its_header_on_what_is_needed() -> None:
 def test_any_bytes_give_a_state_or_our_error(payload: bytes, size: int, known: bool) -> None:
     base = np.zeros(size, dtype=np.float32)
     for codec in PayloadEncoding:
-        for form in (FP32, BF16, FixedPointMapping(np.zeros(size, dtype=np.int32))):
+        for form in (FP32, BF16, form_of(WireDtype.GRID, (0,), (size,))):
             try:
                 out = decode_diff(codec, payload, base, form=form, before=base if known else None).flat
             except WeightsError as exc:
@@ -226,12 +223,12 @@ def test_any_bytes_give_a_state_or_our_error(payload: bytes, size: int, known: b
                 assert out.shape == (size,)
 
 
-@given(state_lists(3, sizes=st.integers(100, 3000)), levels, st.data())
-def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states: Any, level: Any, data: Any) -> None:
+@given(state_lists(3, sizes=st.integers(100, 3000)), st.data())
+def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states: Any, data: Any) -> None:
     """The payload's hash is not checked here, because it would detect all of these changes."""
     before, base, new = states
     with np.errstate(all="ignore"):
-        diff = encode_diff(base, new, level=level, before=before)
+        diff = encode_diff(base, new, before=before)
     payload = bytearray(diff.payload)
     for _ in range(data.draw(st.integers(1, 4))):
         if payload:

@@ -85,6 +85,7 @@ def test_every_flipped_bit_is_detected() -> None:
         (repacked(4, "B", 2), RefusalReason.VERSION),
         (HEADER.pack()[:-1] + b"\xff", RefusalReason.CHECKSUM),
         (repacked(5, "B", 4), RefusalReason.FEATURE),
+        (repacked(6, "B", 3), RefusalReason.KIND),
         (repacked(6, "B", 7), RefusalReason.KIND),
         (repacked(7, "B", 3), RefusalReason.DTYPE),
         (repacked(24, "<Q", 7), RefusalReason.RANGE),

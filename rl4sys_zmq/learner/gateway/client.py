@@ -99,7 +99,7 @@ class ClientState:
         page_after: The row of the journal after which the next page of the replay begins; None if no page has to be requested.
         topic: The PUB topic of the client's weights and beacons (messages with the newest version): 8 bytes, without the first
             byte, which is the kind of the message.
-        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag`); empty if versions get no tags.
+        tag_key: The secret key of the tags of published versions (`rl4sys_zmq.weights.tag_of`); empty if versions get no tags.
         parameters: The parameters of the algorithm in force, with defaults; empty until the first learner thread is ready.
         last_crash: A description of the last crash of a worker; empty without one.
         training: The figures of the training: steps, updates, returns and policy lags.
@@ -317,9 +317,7 @@ class ClientState:
         spec = self.spec = spec_from_document(message.spec, message.body)
         self.welcome_spec, self.welcome_body, self.algorithm_type = message.spec, message.body, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
-        writing = self.settings.writing(spec)
-        writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
-        self.weight_history.describe(self.policy_id, writing)
+        self.weight_history.describe(self.policy_id, self.settings.writing(spec))
         self.weight_history.tag_with(self.tag_key)
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)

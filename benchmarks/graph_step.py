@@ -19,8 +19,8 @@ import onnxruntime
 
 from rl4sys_zmq.learner.algorithms import planned_policy
 from rl4sys_zmq.policies import RandomSource, bind, build_policy
-from rl4sys_zmq.policies.onnx_model import OnnxGraph, encode_model
-from rl4sys_zmq.policies.onnx_reader import decode_model
+from rl4sys_zmq.policies.graphs.model import OnnxGraph, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 
 SHAPES = ((10, 10, 1), (84, 84, 4))

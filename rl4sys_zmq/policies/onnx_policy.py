@@ -7,7 +7,7 @@ bound to the same compiled graph, so a new version costs no compilation. The inp
 - the tensors of the spec by name, except those of the head (`HeadParameters.head_tensors`)
 
 The output is ``outputs``, float32 ``[N, outputs]``. `HeadParameters` describes what the head does with it.
-`rl4sys_zmq.policies.onnx_rules` describes what a graph may contain.
+`rl4sys_zmq.policies.graphs.rules` describes what a graph may contain.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.base import Policy
+from rl4sys_zmq.policies.graphs.model import OnnxValue
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.policies.onnx_model import OnnxValue
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ObservationSpace, PolicySnapshot, PolicySpec, Space, TensorSpec
 
@@ -74,7 +74,7 @@ def check_onnx(spec: PolicySpec) -> None:
     Raises:
         ConfigError: If onnxruntime is not installed, or the spec or its graph is invalid.
     """
-    from rl4sys_zmq.policies.onnx_session import load_session, observation_inputs
+    from rl4sys_zmq.policies.graphs.session import load_session, observation_inputs
 
     _, weights, outputs = network_inputs(spec)
     load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
@@ -86,8 +86,8 @@ def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     Raises:
         ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.
     """
+    from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
     from rl4sys_zmq.policies.head_policies import head_policy
-    from rl4sys_zmq.policies.onnx_session import OnnxNetwork, load_session, observation_inputs
 
     head, weights, outputs = network_inputs(spec)
     session = load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)

@@ -14,11 +14,11 @@ import pytest
 from rl4sys_zmq.errors import ConfigError, PolicyError
 from rl4sys_zmq.policies import RandomSource, bind, build_policy, read_policy, require_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
+from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.policies.onnx_model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
 from rl4sys_zmq.policies.onnx_policy import check_onnx, onnx_spec
-from rl4sys_zmq.policies.onnx_reader import decode_model
 from rl4sys_zmq.testing import check_policy
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, PolicySpec, TensorSpec
 
@@ -301,10 +301,10 @@ FUZZ = """
 import random, sys
 from dataclasses import replace
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.onnx_model import encode_model
+from rl4sys_zmq.policies.graphs.model import encode_model
 from rl4sys_zmq.policies.onnx_policy import check_onnx
-from rl4sys_zmq.policies.onnx_reader import decode_model
-from rl4sys_zmq.policies.onnx_rules import OPERATORS
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OPERATORS
 from tests.policies.test_onnx_policy import convolution, perceptron
 
 rng = random.Random(int(sys.argv[1]))

@@ -2,7 +2,7 @@
 
 A model has one graph: named inputs and outputs, constants, and nodes (operations) in the order of their computation. The encoding
 is that of the protocol buffers in ``onnx.proto`` (ONNX 1.12, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). Only the
-fields that a policy needs are written; `rl4sys_zmq.policies.onnx_reader` reads the same ones.
+fields that a policy needs are written; `rl4sys_zmq.policies.graphs.reader` reads the same ones.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, PolicyError
-from rl4sys_zmq.policies.onnx_model import OnnxValue, encode_model
-from rl4sys_zmq.policies.onnx_reader import decode_model
-from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
+from rl4sys_zmq.policies.graphs.model import OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import ObservationSpace
 from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 

@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.policies.folder import StoredPolicy
+from rl4sys_zmq.policies.graphs.features import add_features
+from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
+from rl4sys_zmq.policies.graphs.session import observation_inputs
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters, mlp_document
-from rl4sys_zmq.policies.onnx_features import add_features
-from rl4sys_zmq.policies.onnx_model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
 from rl4sys_zmq.policies.onnx_policy import network_inputs
-from rl4sys_zmq.policies.onnx_reader import decode_model
-from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
-from rl4sys_zmq.policies.onnx_session import observation_inputs
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.features import feature_layout
@@ -48,7 +48,7 @@ def encode_onnx(policy: StoredPolicy) -> bytes:
     """Return a stored policy as the bytes of an ONNX model, for programs without this library.
 
     Raises:
-        ConfigError: If the policy is of another kind, or has a graph that breaks a rule of `rl4sys_zmq.policies.onnx_rules`.
+        ConfigError: If the policy is of another kind, or has a graph that breaks a rule of `rl4sys_zmq.policies.graphs.rules`.
     """
     spec, snapshot, origin = policy.spec, policy.snapshot, policy.origin
     graphs = {"mlp": _perceptron, "onnx": _network}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.onnx_model import (
+from rl4sys_zmq.policies.graphs.model import (
     ELEMENT_TYPES,
     FLOAT,
     FLOATS,

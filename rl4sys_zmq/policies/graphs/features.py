@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl4sys_zmq.policies.onnx_model import GraphBuilder
+from rl4sys_zmq.policies.graphs.model import GraphBuilder
 from rl4sys_zmq.values.features import FeatureLeaf
 
 __all__ = ["add_features"]

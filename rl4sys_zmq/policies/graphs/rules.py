@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.onnx_model import ELEMENT_TYPES, Attribute, OnnxGraph, OnnxNode, OnnxValue
+from rl4sys_zmq.policies.graphs.model import ELEMENT_TYPES, Attribute, OnnxGraph, OnnxNode, OnnxValue
 
 __all__ = ["MAX_CONSTANT_BYTES", "OPERATORS", "OUTPUTS", "SHAPED", "check_graph"]
 

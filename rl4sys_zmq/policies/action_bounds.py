@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import BoxSpace
 
-__all__ = ["ActionBounds", "Bounder", "action_bounds", "bounder", "unbounder"]
-
 Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
 """A function from raw actions ``[..., n]`` to new arrays of actions for the environment."""
 

@@ -12,8 +12,6 @@ from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["Act", "Action", "AssessingPolicy", "Policy", "PolicyFactory", "bind"]
-
 Action = Tree
 """One action: an int64 scalar for a Discrete space, an array for other spaces, a dict or tuple of these for a Dict or Tuple."""
 

@@ -18,8 +18,6 @@ from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten, unflatten_each
 
-__all__ = ["BatchChoice", "BoundStep", "ExtraColumnPolicy", "StepChoice", "local_only_reason"]
-
 StepChoice = tuple[Action, Action, float, Mapping[str, Any], Any]
 """The result of one step: the raw action to train on, the action for the environment, the log-probability of the raw action, the
 values of the extra columns by name, and the policy's state after the step."""

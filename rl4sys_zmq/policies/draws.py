@@ -13,18 +13,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
 
-__all__ = [
-    "PYTHON_MAX_ACTIONS",
-    "allowed_rows",
-    "draw",
-    "draw_allowed",
-    "draw_batch",
-    "draw_large",
-    "draw_rows",
-    "finite",
-    "log_prob_of",
-]
-
 PYTHON_MAX_ACTIONS = 40
 """The largest number of actions for which Python floats are faster than numpy (for 4 actions, 0.6 us instead of 8 us)."""
 

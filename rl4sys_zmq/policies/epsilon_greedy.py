@@ -17,8 +17,6 @@ from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
-__all__ = ["EpsilonGreedyHead"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpsilonGreedyHead:

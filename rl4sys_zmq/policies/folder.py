@@ -33,18 +33,6 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "POLICY_FILES",
-    "PolicyOrigin",
-    "StoredPolicy",
-    "encode_policy",
-    "read_file",
-    "read_policy",
-    "safetensors_library",
-    "write_policy",
-]
-
 SPEC, WEIGHTS, BLOB, ONNX = "spec.json", "policy.safetensors", "policy.blob", "policy.onnx"
 POLICY_FILES = (SPEC, WEIGHTS, BLOB, ONNX)
 """The names of all files that a policy folder can contain."""

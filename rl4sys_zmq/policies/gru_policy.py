@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.action_heads import ActionHead, action_head
 from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.column_policy import BatchChoice, BoundStep, ExtraColumnPolicy, StepChoice
-from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
 from rl4sys_zmq.policies.gru import STATE, gru_document
-from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
 from rl4sys_zmq.policies.mlp import OBS_CLIP
+from rl4sys_zmq.policies.network_policy import policy_head
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
-
-__all__ = ["GRUPolicy"]
 
 Array = NDArray[np.float32]
 
@@ -57,11 +53,7 @@ class GRUPolicy(ExtraColumnPolicy):
         self._hidden = tuple([_with_bias(tensors[f"{name}.weight"], tensors[f"{name}.bias"]) for name in names])
         self._gates = _gate_matrix(tensors)
         self._output = _with_bias(tensors["output.weight"], tensors["output.bias"])
-        self._head: ActionHead
-        if document.head in VALUE_HEADS:
-            self._head = EpsilonGreedyHead.of(spec, document, snapshot)
-        else:
-            self._head = action_head(spec.action_space, document.squash, tensors.get("log_std"))
+        self._head = policy_head(spec, document, snapshot)
         self._zero = np.zeros(document.units, np.float32)
         self._zero.flags.writeable = False
 

@@ -19,8 +19,6 @@ from rl4sys_zmq.policies.folder import MAX_HEADER_BYTES, SPEC, read_file, read_p
 from rl4sys_zmq.values import PolicySpec, TensorSpec
 from rl4sys_zmq.wire import blob_digest
 
-__all__ = ["check_weights_source", "read_weights"]
-
 OPTIONAL = frozenset({"log_std", "epsilon", "noise_std", "obs_mean", "obs_scale"})
 """Tensors of a policy of the kind ``mlp`` that a file can leave out. The algorithm's own values then stay."""
 

@@ -33,16 +33,6 @@ from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = [
-    "ENTRY",
-    "STRATEGIES",
-    "LinearBanditDocument",
-    "LinearBanditPolicy",
-    "context_features",
-    "linear_bandit_document",
-    "linear_bandit_spec",
-]
-
 STRATEGIES = ("thompson", "ucb", "greedy", "softmax")
 MAX_SAMPLES = 1 << 16
 

@@ -19,9 +19,6 @@ from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
 from rl4sys_zmq.values.features import feature_layout
 
-__all__ = ["Forward", "OutputNetwork", "SingleObservationNetwork", "MOST_WEIGHTS", "PolicyNetwork", "Tensors"]
-
-
 MOST_WEIGHTS = 1 << 17
 """The largest number of weights for which a `SingleObservationNetwork` is built. It needs a copy of the weights.
 
@@ -32,19 +29,11 @@ Forward = Callable[[NDArray[Any]], NDArray[Any]]
 """A function from one observation to the network's outputs ``[outputs]``, in a buffer that the next call overwrites."""
 
 
-class BoundNetwork(Protocol):
-    """The interface of the form of a network that is fast for one observation at a time, in one thread."""
-
-    def forward(self) -> Forward:
-        """Return a function that computes the forward pass. It has its own buffers, so only one thread can use it."""
-
-
 class OutputNetwork(Protocol):
     """The interface of a policy network with fixed weights, from observations to the outputs. Several threads can use it."""
 
-    @property
-    def fused(self) -> BoundNetwork | None:
-        """The form that is faster for one observation at a time. None if there is none."""
+    def forward(self) -> Forward:
+        """Return the form of `single` that is fastest for one thread. It can have buffers, so no other thread can use it."""
 
     def single(self, observation: Any) -> NDArray[Any]:
         """Return the outputs for one observation, as a new array ``[outputs]``."""
@@ -181,6 +170,10 @@ class PolicyNetwork:
             _weights=tuple(w.T for w in weights),
             _activation=ACTIVATION_FUNCTIONS[document.activation],
         )
+
+    def forward(self) -> Forward:
+        """Return the form of `single` that is fastest for one thread."""
+        return self.single if self.fused is None else self.fused.forward()
 
     def single(self, observation: NDArray[Any]) -> NDArray[Any]:
         """Return the network's outputs for one observation ``[*obs]``, as a new array ``[outputs]``."""

@@ -22,7 +22,7 @@ from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ObservationSpace, PolicySnapshot, PolicySpec, Space, TensorSpec
 
-__all__ = ["ENTRY", "build_onnx", "check_onnx", "network_inputs", "onnx_spec"]
+__all__ = ["onnx_spec"]
 
 
 def onnx_spec(
@@ -87,13 +87,13 @@ def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
         ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.
     """
     from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
-    from rl4sys_zmq.policies.head_policies import head_policy
+    from rl4sys_zmq.policies.network_policy import NetworkPolicy
 
     head, weights, outputs = network_inputs(spec)
     session = load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
     views = spec.views(snapshot.flat, snapshot.others)
     network = OnnxNetwork(session, spec.observation_space, {value.name: views[value.name] for value in weights})
-    return head_policy(spec, head, snapshot, network)
+    return NetworkPolicy.of(spec, head, snapshot, network)
 
 
 ENTRY = PolicyEntry(

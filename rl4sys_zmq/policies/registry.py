@@ -17,8 +17,6 @@ from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors
 
-__all__ = ["POLICIES", "PolicyEntry", "build_policy", "register_policy", "require_policy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:

@@ -41,8 +41,6 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.features import feature_layout
 
-__all__ = ["encode_onnx"]
-
 
 def encode_onnx(policy: StoredPolicy) -> bytes:
     """Return a stored policy as the bytes of an ONNX model, for programs without this library.

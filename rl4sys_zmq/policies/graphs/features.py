@@ -7,8 +7,6 @@ import numpy as np
 from rl4sys_zmq.policies.graphs.model import GraphBuilder
 from rl4sys_zmq.values.features import FeatureLeaf
 
-__all__ = ["add_features"]
-
 
 def add_features(graph: GraphBuilder, leaf: FeatureLeaf) -> str:
     """Add the nodes that compute the features of one array of an observation.

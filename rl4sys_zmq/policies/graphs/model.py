@@ -15,24 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ELEMENT_TYPES",
-    "FLOAT",
-    "FLOATS",
-    "INT",
-    "INTS",
-    "IR_VERSION",
-    "OPSET",
-    "STRING",
-    "TENSOR",
-    "Attribute",
-    "GraphBuilder",
-    "OnnxGraph",
-    "OnnxNode",
-    "OnnxValue",
-    "encode_model",
-]
-
 OPSET, IR_VERSION = 17, 8
 """The versions of the operators and of the file format. Runtimes from 2022 on can read them (ONNX 1.12, onnxruntime 1.12)."""
 

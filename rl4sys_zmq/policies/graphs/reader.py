@@ -30,8 +30,6 @@ from rl4sys_zmq.policies.graphs.model import (
     OnnxValue,
 )
 
-__all__ = ["MAX_GRAPH_NODES", "OPSETS", "decode_model"]
-
 OPSETS = range(13, 24)
 """The versions of the standard operators that a graph can use."""
 

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.graphs.model import ELEMENT_TYPES, Attribute, OnnxGraph, OnnxNode, OnnxValue
 
-__all__ = ["MAX_CONSTANT_BYTES", "OPERATORS", "OUTPUTS", "SHAPED", "check_graph"]
-
 OUTPUTS = "outputs"
 """The name of the graph's output."""
 

@@ -24,8 +24,6 @@ from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import ObservationSpace
 from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 
-__all__ = ["MAX_MEMORY_BYTES", "GraphSession", "OnnxNetwork", "load_session", "observation_inputs"]
-
 MAX_MEMORY_BYTES = 1 << 30
 """The largest memory of the intermediate values of all graphs in a process, in bytes."""
 
@@ -146,9 +144,6 @@ class OnnxNetwork:
     """A policy network in onnxruntime with the weights of one version. It implements `OutputNetwork`.
 
     The weights are views into the buffers of the version's snapshot, which this object keeps alive.
-
-    Attributes:
-        fused: The network itself, which has the method `forward`.
     """
 
     def __init__(self, session: GraphSession, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
@@ -162,7 +157,6 @@ class OnnxNetwork:
         self._session = session
         self._leaves: SpaceLeaves = leaves_of(space)
         self._weights = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
-        self.fused = self
 
     def single(self, observation: Any) -> NDArray[Any]:
         """Return the network's outputs for one observation, as a new array ``[outputs]``.

@@ -94,8 +94,8 @@ class FrozenAgent(Resource):
 
         Raises:
             PolicyFolderError: If a file is missing, damaged, too large or of another format.
-            ConfigError: If safetensors or what the policy needs is not installed, or the kind of the policy is not registered in
-                this process.
+            ConfigError: If safetensors or what the policy needs is not installed, or the kind of the policy is not registered
+                in this process.
         """
         stored = read_policy(policy)
         self.origin: PolicyOrigin = stored.origin

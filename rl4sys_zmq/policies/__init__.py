@@ -2,8 +2,7 @@
 
 - `Policy`: the interface. `act` chooses one action, `act_batch` many; `build_policy` builds a policy.
 - `AssessingPolicy`: the optional method of a policy that knows the log-probability of any action.
-- `ExtraColumnPolicy`: the base class of policies that carry a state from step to step, such as recurrent ones, or that record
-  further values with each step (extra columns).
+- `ExtraColumnPolicy`: the base class of policies that carry a state from step to step, or that record extra columns.
 - `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds an entry, `require_policy` looks one up.
 - `bind`: returns a policy's `act` for one thread, which can then use buffers of that thread.
 - `read_policy`: reads an exported policy from a folder, as a `StoredPolicy` with a `PolicyOrigin`.

@@ -90,13 +90,9 @@ def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CategoricalHead:
-    """The head for a Discrete space: it samples an allowed action from the softmax of the outputs.
+    """The head for a Discrete space: it samples an allowed action from the softmax of the outputs."""
 
-    Attributes:
-        actions: All actions, as int64 scalars.
-    """
-
-    actions: tuple[np.int64, ...]
+    actions: tuple[np.int64, ...]  # all of them, as int64 scalars
 
     @classmethod
     def of(cls, space: DiscreteSpace) -> CategoricalHead:
@@ -337,12 +333,7 @@ class JointHead:
         return self._trees(indices, numbers)[0], log_prob
 
     def _trees(self, indices: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> tuple[Tree, Tree]:
-        """Return raw actions and actions for the environment, with the leading axes of the arguments.
-
-        Args:
-            indices: The index of each choice, from 0, ``[choices]`` or ``[N, choices]``.
-            numbers: The raw numbers of all Boxes, ``[numbers]`` or ``[N, numbers]``; None without a Box.
-        """
+        """Return raw actions and actions for the environment, from ``[..., choices]`` and ``[..., numbers]`` (None: no Box)."""
         raw: list[Any] = []
         env: list[Any] = []
         lead = indices.shape[:-1]

@@ -33,21 +33,13 @@ _LOG_2, _HALF_LOG_2PI = log(2.0), 0.5 * log(2.0 * pi)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scale:
-    """The map from numbers between -1 and 1 to the actions of a space.
+    """The map from numbers between -1 and 1 to the actions of a space."""
 
-    Attributes:
-        shape: The shape of an action; None if it has one dimension.
-        axes: The middle and the half width of the range of each dimension of the action.
-        centre, half: The same as arrays, ``[n]``.
-        log_volume: The sum of the logarithms of the half widths. It is subtracted from a log-density in the scaled numbers.
-        bound: Returns actions for the environment from raw actions.
-    """
-
-    shape: tuple[int, ...] | None
-    axes: tuple[tuple[float, float], ...]
-    centre: NDArray[np.float64]
+    shape: tuple[int, ...] | None  # None: one dimension
+    axes: tuple[tuple[float, float], ...]  # the middle and the half width of the range of each dimension
+    centre: NDArray[np.float64]  # the same as arrays, [n]
     half: NDArray[np.float64]
-    log_volume: float
+    log_volume: float  # the sum of the logarithms of the half widths, to subtract from a log-density in the scaled numbers
     bound: Bounder
 
     def one(self, values: list[float]) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -120,7 +112,7 @@ class _BoundedHead:
 
     @abstractmethod
     def _draw_rows(self, outputs: NDArray[Any], rng: RandomSource, explore: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return ``N`` actions as numbers between -1 and 1, ``[N, n]``, and their log-densities as such numbers, ``[N]``."""
+        """Return ``N`` actions as numbers between -1 and 1, ``[N, n]``, and their log-densities, ``[N]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

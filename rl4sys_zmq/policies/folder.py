@@ -49,7 +49,7 @@ class PolicyOrigin:
     """The training that a stored policy comes from.
 
     Attributes:
-        client_id: Name of the client (one policy with its training).
+        client_id: Name of the client.
         algorithm_name: Registered name of the algorithm that trained the policy.
         updates: Number of updates that the algorithm had done.
         steps: Number of environment steps that the algorithm had observed.
@@ -154,8 +154,7 @@ def write_policy(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     Args:
         folder: The folder to create.
         files: The contents by file name: the result of `encode_policy`, and possibly ``policy.onnx``.
-        force: True to replace an existing policy folder. Between the removal of the old folder and the rename of the new one
-            there is a moment without a folder.
+        force: True to replace an existing policy folder. There is then a moment without a folder.
 
     Raises:
         PolicyFolderError: If the folder exists without `force`, contains other files than a policy, or cannot be written.

@@ -86,11 +86,7 @@ def read_weights(path: Path, spec: PolicySpec) -> dict[str, NDArray[Any]]:
 
 
 def _check_same(path: Path, theirs: PolicySpec, ours: PolicySpec) -> None:
-    """Check that two specs describe the same policy.
-
-    Raises:
-        ConfigError: If they differ. The message has the first difference, with both values.
-    """
+    """Raise ConfigError with the first difference, and both values, if two specs describe different policies."""
     pairs: list[tuple[str, object, object]] = [
         (name, getattr(theirs, name), getattr(ours, name)) for name in ("observation_space", "action_space", "kind")
     ]

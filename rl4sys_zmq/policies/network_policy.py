@@ -31,16 +31,16 @@ class NetworkPolicy:
     _head: ActionHead
 
     @classmethod
-    def of(cls, spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
+    def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
         """Build the policy that `spec` describes.
 
         Args:
             spec: The description of the policy.
-            parameters: The parameters of the head. The action space must fit them.
+            head: The parameters of the action head. The action space must fit them.
             snapshot: The weights, from which `network` was built.
             network: The network, with as many outputs as the head needs.
         """
-        return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, parameters, snapshot))
+        return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
         """Choose one action, as `Policy.act` describes."""

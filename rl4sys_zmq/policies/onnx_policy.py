@@ -18,7 +18,9 @@ from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.base import Policy
 from rl4sys_zmq.policies.graphs.model import OnnxValue
+from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
 from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.network_policy import NetworkPolicy
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ObservationSpace, PolicySnapshot, PolicySpec, Space, TensorSpec
 
@@ -74,8 +76,6 @@ def check_onnx(spec: PolicySpec) -> None:
     Raises:
         ConfigError: If onnxruntime is not installed, or the spec or its graph is invalid.
     """
-    from rl4sys_zmq.policies.graphs.session import load_session, observation_inputs
-
     _, weights, outputs = network_inputs(spec)
     load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
 
@@ -86,9 +86,6 @@ def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     Raises:
         ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.
     """
-    from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
-    from rl4sys_zmq.policies.network_policy import NetworkPolicy
-
     head, weights, outputs = network_inputs(spec)
     session = load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
     views = spec.views(snapshot.flat, snapshot.others)

@@ -45,16 +45,10 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphSession:
-    """A graph that onnxruntime has compiled. Several threads can use it.
+    """A graph that onnxruntime has compiled. Several threads can use it."""
 
-    Attributes:
-        inference: The `onnxruntime.InferenceSession`.
-        observations: The descriptions of the inputs for observations, in the order of `SpaceLeaves`.
-        outputs: The number of outputs of the network.
-    """
-
-    inference: Any
-    observations: tuple[OnnxValue, ...]
+    inference: Any  # onnxruntime.InferenceSession
+    observations: tuple[OnnxValue, ...]  # in the order of `SpaceLeaves`
     outputs: int
 
 
@@ -72,7 +66,7 @@ def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tupl
 
     Args:
         blob: The ONNX model.
-        observations: The inputs for observations; the first axis has no fixed length.
+        observations: The result of `observation_inputs`.
         weights: The inputs for weights.
         outputs: The number of outputs of the network.
 
@@ -143,36 +137,22 @@ def _limit_memory(onnxruntime: Any) -> None:
 class OnnxNetwork:
     """A policy network in onnxruntime with the weights of one version. It implements `OutputNetwork`.
 
-    The weights are views into the buffers of the version's snapshot, which this object keeps alive.
+    The weights are views into the buffers of the version's snapshot, which this object keeps alive. All methods that compute
+    raise `PolicyError` if onnxruntime cannot run the graph.
     """
 
     def __init__(self, session: GraphSession, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Bind the weights.
-
-        Args:
-            session: The graph.
-            space: The space of observations.
-            weights: The tensors that the graph takes, by name.
-        """
         self._session = session
         self._leaves: SpaceLeaves = leaves_of(space)
         self._weights = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
 
     def single(self, observation: Any) -> NDArray[Any]:
-        """Return the network's outputs for one observation, as a new array ``[outputs]``.
-
-        Raises:
-            PolicyError: If onnxruntime cannot run the graph.
-        """
+        """Return the outputs for one observation, as a new array ``[outputs]``."""
         arrays = [np.asarray(leaf)[None] for leaf in self._leaves.flatten(observation)]
         return cast(NDArray[Any], self._run(arrays)[0])
 
     def batch(self, observations: Any) -> NDArray[Any]:
-        """Return the network's outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``.
-
-        Raises:
-            PolicyError: If onnxruntime cannot run the graph.
-        """
+        """Return the outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``."""
         return self._run(self._leaves.flatten(observations))
 
     def _run(self, arrays: Sequence[Any]) -> NDArray[Any]:
@@ -185,11 +165,7 @@ class OnnxNetwork:
             raise _failed(exc) from exc
 
     def forward(self) -> Callable[[Any], NDArray[Any]]:
-        """Return a function that computes the outputs ``[outputs]`` for one observation, for one thread.
-
-        The buffers of the observation and of the outputs are bound once, and each call uses them again. The function raises a
-        `PolicyError` if onnxruntime cannot run the graph.
-        """
+        """Return the form of `single` for one thread. Buffers of the observation and the outputs are bound once."""
         import onnxruntime
 
         session, bound, flatten = self._session, onnxruntime.OrtValue.ortvalue_from_numpy, self._leaves.flatten

@@ -4,8 +4,7 @@
 
 The networks are those of ``network: cnn`` for images of 10x10 and 84x84 pixels. Ours chooses an action and computes its
 log-probability; the baseline is ``session.run`` alone, for the same graph with constant weights, one thread, without spinning.
-All run in turn. The figures are medians in microseconds; the ratio is the median of the pairs' ratios. ``torch`` is the same
-action by an actor with ``run_with: torch``, with one thread.
+All run in turn. The figures are medians in microseconds; the ratio is the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import torch
 
 from rl4sys_zmq.algorithms import planned_policy
-from rl4sys_zmq.policies import RUNTIMES, RandomSource, bind, build_policy
-from rl4sys_zmq.policies.onnx_model import OnnxGraph, encode_model
-from rl4sys_zmq.policies.onnx_reader import decode_model
+from rl4sys_zmq.policies import RandomSource, bind, build_policy
+from rl4sys_zmq.policies.graphs.model import OnnxGraph, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 
 SHAPES = ((10, 10, 1), (84, 84, 4))
@@ -34,28 +32,24 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     for shape in SHAPES:
-        calls = all_three(shape)
+        calls = both(shape)
         image = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
         pairs = []
         for _ in range(options.pairs):
             pairs.append(tuple(median_us(call, image, options.calls) for call in calls))
-        ratio = float(np.median([one / bare for one, _, bare in pairs]))
-        one, torched, bare = np.median(pairs, axis=0)
-        print(
-            f"{'x'.join(map(str, shape)):>9}: action {one:.1f} us, torch {torched:.1f} us, session.run {bare:.1f} us, "
-            f"ratio {ratio:.2f}"
-        )
+        ratio = float(np.median([one / bare for one, bare in pairs]))
+        one, bare = np.median(pairs, axis=0)
+        print(f"{'x'.join(map(str, shape)):>9}: action {one:.1f} us, session.run {bare:.1f} us, ratio {ratio:.2f}")
 
 
-def all_three(shape: tuple[int, ...]) -> tuple[Callable[[Any], object], ...]:
-    """Our call for one action by onnxruntime, the same by torch, and the bare call of onnxruntime."""
+def both(shape: tuple[int, ...]) -> tuple[Callable[[Any], object], ...]:
+    """Our call for one action, and the bare call of onnxruntime."""
     spec = planned_policy("PPO", BoxSpace(shape, low=0, high=255, dtype="|u1"), DiscreteSpace(4), {"network": "cnn"})
     assert spec is not None
     flat = np.random.default_rng(0).normal(0.0, 0.05, spec.size).astype(np.float32)
     snapshot = PolicySnapshot(1, 1, 0, flat)
-    act, by_torch = (bind(build_policy(spec, snapshot, runtime), RandomSource(1), True) for runtime in RUNTIMES)
+    act = bind(build_policy(spec, snapshot), RandomSource(1), True)
     graph, views = decode_model(spec.blob), spec.views(flat)
     constant = OnnxGraph(graph.inputs[:1], graph.outputs, graph.nodes, {**graph.constants, **views})
     settings = onnxruntime.SessionOptions()
@@ -64,7 +58,6 @@ def all_three(shape: tuple[int, ...]) -> tuple[Callable[[Any], object], ...]:
     session = onnxruntime.InferenceSession(encode_model(constant), settings, providers=["CPUExecutionProvider"])
     return (
         lambda image: act(image, None),
-        lambda image: by_torch(image, None),
         lambda image: session.run(None, {"observations": image[None]}),
     )
 

@@ -79,11 +79,6 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "algorithms", "remote", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Rooms that import torch only inside a function."""
-TORCH_MODULES = {"policies": {"torch_attributes", "torch_operators", "torch_session", "torch_shapes", "torch_windows"}}
-"""Modules that import torch in a room without it, by room.
-
-Only these modules import one another at the top. Other modules import them inside a function.
-"""
 LIBRARIES = {"stable_baselines3", "sb3_contrib", "torchrl", "tensordict"}
 """Libraries of algorithms, which only worker processes import: in modules of `ADAPTERS` that no other module imports."""
 ADAPTERS = ("algorithms", "libraries")
@@ -287,12 +282,7 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
         yield f"{where}:1: has no docstring"
     package = ".".join(path.parent.relative_to(root.parent).parts)
     for found in imports_of(without_type_checking(ast.parse(path.read_text())), package):
-        ours = path.stem in TORCH_MODULES.get(room, ())
-        if not (ours and found.top == "torch"):
-            yield from (f"{where}:{found.line}: {fault}" for fault in import_faults(room, found, root))
-        parts = [*found.name.split("."), "", ""]
-        if not ours and not found.late and parts[2] in TORCH_MODULES.get(parts[1], ()):
-            yield f"{where}:{found.line}: imports {found.name}, which imports torch, outside a function"
+        yield from (f"{where}:{found.line}: {fault}" for fault in import_faults(room, found, root))
         if found.top == "ray" and path.stem not in RAY_MODULES:
             yield f"{where}:{found.line}: imports ray outside {' and '.join(sorted(RAY_MODULES))}"
         if found.name.rpartition(".")[0].endswith(".ray_driver"):
@@ -317,7 +307,7 @@ def test_the_house_keeps_its_rules() -> None:
 def test_every_name_in_the_lists_exists() -> None:
     rooms = {room_of(path, ROOT) for path in ROOT.rglob("*.py")}
     assert {room for floors in TIERS.values() for floor in floors for room in floor} == rooms
-    for room, modules in {**SANS_IO, **TORCH_MODULES, "remote": RAY_MODULES}.items():
+    for room, modules in {**SANS_IO, "remote": RAY_MODULES}.items():
         assert modules <= {path.stem for path in (ROOT / room).rglob("*.py")} | {room}, room
     found = modules_of(ROOT)
     assert {name for name in IO if not name.startswith("rl4sys_zmq.transports.")} <= set(found)
@@ -478,7 +468,6 @@ PLANTED = [
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("policies/a.py", "def f():\n    import torch", "policies imports torch"),
-    ("policies/a.py", "from rl4sys_zmq.policies.torch_session import load_graph", "imports torch, outside a function"),
     ("testing/a.py", "from torch import nn", "testing imports torch"),
     ("fleet/a.py", "import torch", "fleet imports torch"),
     ("fleet/a.py", "def f():\n    import gymnasium", "fleet imports gymnasium"),
@@ -550,8 +539,6 @@ def test_a_missing_docstring_is_found(tmp_path: Path) -> None:
         ("resource.py", "from rl4sys_zmq.errors import Closed"),
         ("cli/a.py", "import torch, logging\nlogging.basicConfig()\nprint(1)"),
         ("testing/a.py", "def f():\n    import torch"),
-        ("policies/torch_session.py", "import torch"),
-        ("policies/a.py", "def f():\n    from rl4sys_zmq.policies.torch_session import load_graph"),
         ("wire/a.py", "import msgpack_numpy\nmsgpack_numpy.encode(1)"),
         (
             "algorithms/libraries/sb3.py",

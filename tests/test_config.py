@@ -219,7 +219,6 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "inference": "local",
     "plugins": (),
     "inference_timeout_s": 0.1,
-    "run_with": "onnxruntime",
     "weights": WeightsConfig(),
 }
 LEARNER_DEFAULTS: dict[str, Any] = {

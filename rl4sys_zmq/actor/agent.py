@@ -34,7 +34,6 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, LearnerUnavailable, RL4SysError
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import import_plugins
-from rl4sys_zmq.policies import check_runtime
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import ObservationSpace, PolicySpec, Space, TensorSpec
 
@@ -134,8 +133,6 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         if level is not None:
             logging.getLogger("rl4sys_zmq").setLevel(level)
         import_plugins(config.plugins, conf_path)
-        if config.inference != "remote":
-            check_runtime(config.run_with)  # it imports torch here, not in the I/O thread, whose messages would wait for it
         self.config = config
         self._keys = _keys(config)
         self._baseline = baseline

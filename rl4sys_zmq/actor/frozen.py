@@ -21,7 +21,7 @@ from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnActionSelect
 from rl4sys_zmq.actor.segments import AgentIdentity
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
-from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, check_runtime, read_policy
+from rl4sys_zmq.policies import Policy, PolicyOrigin, build_policy, read_policy
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors
@@ -80,7 +80,6 @@ class FrozenAgent(Resource):
         explore: bool = False,
         seed: int | None = None,
         baseline: Baseline | None = None,
-        run_with: str = "onnxruntime",
     ) -> None:
         """Read the exported policy from its folder, and verify its checksums.
 
@@ -90,17 +89,15 @@ class FrozenAgent(Resource):
             seed: The seed of the random numbers; None takes one from the operating system. Only with `explore`.
             baseline: Your fallback function, from the observation and the mask to an action, for an observation for which the
                 policy gives no finite action. None: the middle of the action range, or the first allowed discrete action.
-            run_with: The library that computes a policy which is an ONNX graph: ``onnxruntime`` or ``torch``.
 
         Raises:
             PolicyFolderError: If a file is missing, damaged, too large or of another format.
-            ConfigError: If safetensors or the library of `run_with` is not installed, or the kind of the policy is not registered
+            ConfigError: If safetensors or what the policy needs is not installed, or the kind of the policy is not registered
                 in this process.
         """
-        check_runtime(run_with)
         stored = read_policy(policy)
         self.origin: PolicyOrigin = stored.origin
-        self._spec, self._policy = stored.spec, build_policy(stored.spec, stored.snapshot, run_with)
+        self._spec, self._policy = stored.spec, build_policy(stored.spec, stored.snapshot)
         self._explore, self._baseline = explore, baseline
         self._inputs = inputs_for(stored.spec.observation_space, stored.spec.action_space)
         self._recorder = ExtraColumnActionSelector(stored.spec, explore) if stored.spec.columns else None

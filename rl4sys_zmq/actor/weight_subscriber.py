@@ -155,7 +155,7 @@ class WeightSubscriber:
             RL4SysError: If the policy cannot be built in this process, or the actor's configuration does not fit it.
         """
         self._check_configuration(spec)
-        self.policy, self.spec = build_policy(spec, snapshot, self._config.run_with), spec
+        self.policy, self.spec = build_policy(spec, snapshot), spec
         self._newest.append(snapshot)
 
     def inherit(self, other: WeightSubscriber) -> None:
@@ -215,7 +215,7 @@ class WeightSubscriber:
             raise ConfigError(message, key="inference")
         self._check_configuration(spec)
         if self._acts:
-            entry = require_policy(spec.kind, self._config.run_with)
+            entry = require_policy(spec.kind)
             try:
                 if entry.check is not None:
                     entry.check(spec)
@@ -496,7 +496,7 @@ class WeightSubscriber:
 
     def _swap(self, snapshot: PolicySnapshot) -> None:
         assert self.spec is not None
-        policy = build_policy(self.spec, snapshot, self._config.run_with)
+        policy = build_policy(self.spec, snapshot)
         with self._changing:
             if self.policy is not None:
                 self._previous.append(self.policy)

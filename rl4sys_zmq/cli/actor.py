@@ -22,13 +22,6 @@ from rl4sys_zmq.cli.app import (  # noqa: E402 - this imports numpy
     version_option,
 )
 
-_run_with = option(
-    "--run-with",
-    type=click.Choice(["onnxruntime", "torch"]),
-    default="onnxruntime",
-    help="The library that computes a policy which is an ONNX graph, such as a convolutional network.",
-)
-
 
 def _require_defaults(*names: str, problem: str) -> None:
     """Raise `click.UsageError` with the text `problem` if one of these options of the current command was given."""
@@ -129,7 +122,6 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
 @option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
 @option("--seed", type=click.IntRange(0), default=0, help="Seed of the episodes, so that two policies meet the same ones.")
 @option("--explore", is_flag=True, help="Sample actions as in training.  [default: the most probable action]")
-@_run_with
 @option("--json", is_flag=True, help="Print the figures as JSON, with the return of each episode.")
 @option("--render", is_flag=True, help="Show the environment in a window.")
 @option("--video", type=FILE, metavar="DIR", help="Record each episode as a video in this folder.")
@@ -161,7 +153,6 @@ def evaluate(**options: Any) -> None:
 @option("--episodes", type=click.IntRange(1), default=20, help="Number of episodes.")
 @option("--seed", type=click.IntRange(0), default=0, help="Seed of the episodes.")
 @option("--explore", is_flag=True, help="Sample actions as in training.  [default: the most probable action]")
-@_run_with
 @plugin_option(expose_value=False)
 def record(**options: Any) -> None:
     """Write a file of demonstrations, from which a training can start: episodes of a stored policy or of a Minari dataset."""
@@ -175,7 +166,7 @@ def record(**options: Any) -> None:
     if options["client"] is not None and options["run"] is None:
         raise click.UsageError("--client applies to --run")
     if options["minari"] is not None:
-        _require_defaults("episodes", "seed", "explore", "run_with", problem="applies to --policy and --run, not to --minari")
+        _require_defaults("episodes", "seed", "explore", problem="applies to --policy and --run, not to --minari")
     run(RecordOptions(**options))
 
 

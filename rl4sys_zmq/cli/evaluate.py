@@ -33,7 +33,6 @@ class EvaluateOptions:
     episodes: int
     seed: int
     explore: bool
-    run_with: str
     json: bool
     render: bool
     video: Path | None
@@ -46,7 +45,7 @@ def evaluate(options: EvaluateOptions) -> None:
         folder, _ = newest_policy(options.run, options.client)
     assert folder is not None  # the command line has either --policy or --run
     seeds = np.random.SeedSequence(options.seed)
-    with FrozenAgent(folder, explore=options.explore, seed=options.seed, run_with=options.run_with) as agent:
+    with FrozenAgent(folder, explore=options.explore, seed=options.seed) as agent:
         env = _environment(options)
         try:
             check_spaces(agent, env, options.env)

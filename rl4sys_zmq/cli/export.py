@@ -12,7 +12,7 @@ from rl4sys_zmq.ops.curves import WINDOW
 from rl4sys_zmq.ops.report import byte_text, span_text
 from rl4sys_zmq.policies import StoredPolicy, read_policy
 from rl4sys_zmq.policies.folder import ONNX, SPEC, encode_policy, write_policy
-from rl4sys_zmq.policies.onnx_graph import encode_onnx
+from rl4sys_zmq.policies.graphs.export import encode_onnx
 
 
 def export(run: Path, client_id: str | None, output: Path, *, force: bool) -> None:

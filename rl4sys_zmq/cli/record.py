@@ -34,7 +34,6 @@ class RecordOptions:
     episodes: int
     seed: int
     explore: bool
-    run_with: str
 
 
 def record(options: RecordOptions) -> None:
@@ -64,7 +63,7 @@ def _play(options: RecordOptions, env_id: str) -> tuple[ObservationSpace, FlatSp
     signals = SignalHandlers.current
     check = signals.check if signals is not None else None
     seeds = np.random.SeedSequence(options.seed).generate_state(options.episodes)
-    with FrozenAgent(folder, explore=options.explore, seed=options.seed, run_with=options.run_with) as agent:
+    with FrozenAgent(folder, explore=options.explore, seed=options.seed) as agent:
         action_space = flat_space(agent.spec.action_space, "a file of demonstrations", "action")
         env = make_environment({"id": env_id})
         try:

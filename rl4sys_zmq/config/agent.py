@@ -171,9 +171,6 @@ class AgentConfig:
     request at each step and no policy in this process. ``auto``: by the learner if it replies in time, else by the copy."""
     inference_timeout_s: float = option(number(0, above=True), 0.1)
     """Longest time to wait for the learner's action, in seconds."""
-    run_with: str = option(one_of("onnxruntime", "torch"), "onnxruntime")
-    """The library that computes a policy which is an ONNX graph, such as ``network: cnn``: ``onnxruntime`` (extra ``onnx``) or
-    ``torch``. Other policies are computed by numpy."""
     weights: WeightsConfig = option(WeightsConfig.read, WeightsConfig())
     """Encoding of the weights that the learner sends. An option in the learner's entry for the client overrides it; the learner's
     `weights` set the options that are set in neither."""

@@ -1,10 +1,8 @@
-"""Policies in numpy, built from a `PolicySpec` and a `PolicySnapshot`. Actors run them without torch, unless asked for it.
+"""Policies in numpy, built from a `PolicySpec` and a `PolicySnapshot`. Actors run them without torch.
 
 - `Policy`: the interface. `act` chooses one action, `act_batch` many; `build_policy` builds a policy.
 - `AssessingPolicy`: the optional method of a policy that knows the log-probability of any action.
-- `ExtraColumnPolicy`: the base class of policies that carry a state from step to step, such as recurrent ones, or that record
-  further values with each step (extra columns).
-- `check_runtime`: checks the library, one of `RUNTIMES`, that computes policies which are ONNX graphs (``run_with``).
+- `ExtraColumnPolicy`: the base class of policies that carry a state from step to step, or that record extra columns.
 - `PolicyEntry`: one kind of policy in the registry `POLICIES`. `register_policy` adds an entry, `require_policy` looks one up.
 - `bind`: returns a policy's `act` for one thread, which can then use buffers of that thread.
 - `read_policy`: reads an exported policy from a folder, as a `StoredPolicy` with a `PolicyOrigin`.
@@ -21,10 +19,8 @@ from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.off_policy import OffPolicyValue, off_policy_value
 from rl4sys_zmq.policies.registry import (
     POLICIES,
-    RUNTIMES,
     PolicyEntry,
     build_policy,
-    check_runtime,
     register_policy,
     require_policy,
 )
@@ -32,7 +28,6 @@ from rl4sys_zmq.policies.sampler import RandomSource
 
 __all__ = [
     "POLICIES",
-    "RUNTIMES",
     "Act",
     "Action",
     "AssessingPolicy",
@@ -46,7 +41,6 @@ __all__ = [
     "StoredPolicy",
     "bind",
     "build_policy",
-    "check_runtime",
     "local_only_reason",
     "off_policy_value",
     "read_policy",

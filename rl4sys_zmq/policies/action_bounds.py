@@ -12,35 +12,26 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import BoxSpace
 
-__all__ = ["ActionBounds", "Bounder", "action_bounds", "bounder", "unbounder"]
-
 Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
 """A function from raw actions ``[..., n]`` to new arrays of actions for the environment."""
 
 NEAREST_1 = 1.0 - 1e-15
-"""The largest tanh of a raw action that `unbounder` returns."""
+"""The largest tanh of a raw action that `unbounder` returns. So the raw action of a bound is finite: about 17."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionBounds:
-    """The bounds of a continuous action space, and the numbers that map a raw sample of the policy into them.
+    """The bounds of a continuous action space, and the numbers that map a raw sample into them, ``[n]`` in the dtype `work`."""
 
-    Attributes:
-        work: The dtype of the computation. Narrow types are computed in float32, wide ones in float64, and rounded once at the
-            end.
-        low, high: The bounds, ``[n]`` in the dtype `work`.
-        half, centre: Half of the width and the middle of the range, ``[n]`` in the dtype `work`; not finite without bounds.
-    """
-
-    work: np.dtype[Any]
+    work: np.dtype[Any]  # narrow types are computed in float32, wide ones in float64, and rounded once at the end
     low: NDArray[Any]
     high: NDArray[Any]
-    half: NDArray[Any]
+    half: NDArray[Any]  # half of the width, and the middle of the range; not finite without bounds
     centre: NDArray[Any]
 
 
 def action_bounds(space: BoxSpace) -> ActionBounds:
-    """Return the bounds of a continuous action space, for the conversion of the policy's raw samples to actions."""
+    """Return the bounds of a continuous action space."""
     dtype = np.dtype(space.dtype)
     work: np.dtype[Any] = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -51,11 +42,7 @@ def action_bounds(space: BoxSpace) -> ActionBounds:
 
 @lru_cache(maxsize=64)
 def bounder(space: BoxSpace, squash: str) -> Bounder:
-    """Return a function that maps the policy's raw samples ``[..., n]`` to actions for the environment.
-
-    The result is a new array of the space's dtype. The actions are within the bounds of the space. `squash` is ``clip`` or
-    ``tanh``, as in `HeadParameters`.
-    """
+    """Return the map from raw actions to actions within the bounds, in the space's dtype, with the `squash` of the head."""
     dtype = np.dtype(space.dtype)
     bounds = action_bounds(space)
     work, low, high, half, centre = bounds.work, bounds.low, bounds.high, bounds.half, bounds.centre
@@ -80,10 +67,7 @@ def bounder(space: BoxSpace, squash: str) -> Bounder:
 
 @lru_cache(maxsize=64)
 def unbounder(space: BoxSpace, squash: str) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
-    """Return the inverse of `bounder`: a function from one action within the bounds to its raw action, float32 ``[n]``.
-
-    With ``tanh``, the raw action of a bound is finite: about 17 in absolute value.
-    """
+    """Return the inverse of `bounder`: a function from one action within the bounds to its raw action, float32 ``[n]``."""
     if squash != "tanh":
         return lambda act: np.array(act, np.float32).reshape(-1)
     bounds = action_bounds(space)
@@ -98,7 +82,7 @@ def unbounder(space: BoxSpace, squash: str) -> Callable[[NDArray[Any]], NDArray[
 
 
 def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
-    """Return the bounds of a space, limited to the range of `dtype`. If `dtype` is float32 or float64, they are not changed."""
+    """Return the bounds of a space, limited to the range of `dtype`."""
     if dtype in (np.float64, np.float32):
         return bound
     if dtype == np.float16:

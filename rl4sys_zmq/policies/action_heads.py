@@ -6,10 +6,11 @@ log-probability of the sample. `rl4sys_zmq.algorithms.action_distributions` has 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log, nan, pi
+from math import exp, log, nan, pi
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, MaskError
 from rl4sys_zmq.policies.action_bounds import Bounder, bounder, unbounder
-from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.base import Act, Action
 from rl4sys_zmq.policies.draws import PYTHON_MAX_ACTIONS, draw, draw_allowed, draw_batch, draw_large, draw_rows, log_prob_of
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -25,9 +26,9 @@ from rl4sys_zmq.values.action_layout import ActionLayout, ChoiceGroup, action_la
 from rl4sys_zmq.values.spaces import ActionSpace
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["ActionHead", "CategoricalHead", "GaussianHead", "JointHead", "action_head"]
-
 _LIMITS = np.finfo(np.float32)
+_TOTALS = 1e-100, 1e100
+"""The smallest and the largest sum of exponentials whose logarithm is accurate without a shift by the largest logit."""
 
 
 class ActionHead(Protocol):
@@ -89,13 +90,9 @@ def action_head(space: ActionSpace, squash: str = "clip", log_std: NDArray[Any] 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CategoricalHead:
-    """The head for a Discrete space: it samples an allowed action from the softmax of the outputs.
+    """The head for a Discrete space: it samples an allowed action from the softmax of the outputs."""
 
-    Attributes:
-        actions: All actions, as int64 scalars.
-    """
-
-    actions: tuple[np.int64, ...]
+    actions: tuple[np.int64, ...]  # all of them, as int64 scalars
 
     @classmethod
     def of(cls, space: DiscreteSpace) -> CategoricalHead:
@@ -114,6 +111,38 @@ class CategoricalHead:
             index, log_prob = draw_allowed(outputs.tolist(), mask.tolist(), rng.uniform() if explore else None)
         action = self.actions[index]
         return action, action, log_prob
+
+    def bind(self, forward: Callable[[Any], NDArray[Any]], rng: RandomSource, explore: bool) -> Act:
+        """Return a fast `Act` for one thread, which chooses from the outputs that `forward` computes for an observation."""
+        actions, uniform = self.actions, rng.uniform
+        if len(actions) > PYTHON_MAX_ACTIONS:
+            return lambda observation, mask: self.choose(forward(observation), mask, rng, explore)
+        least, most = _TOTALS
+
+        def act(observation: Any, mask: NDArray[Any] | None) -> tuple[Action, Action, float]:
+            logits = forward(observation).tolist()
+            if mask is not None:
+                index, log_prob = draw_allowed(logits, mask.tolist(), uniform() if explore else None)
+            elif not explore:
+                index, log_prob = draw(logits, None)
+            else:  # as `draw`, without the shift by the largest logit where that is not needed
+                cumulative = []
+                total = 0.0
+                try:
+                    for logit in logits:
+                        total += exp(logit)
+                        cumulative.append(total)
+                except OverflowError:
+                    total = 0.0
+                if least < total < most:
+                    index = bisect_right(cumulative, uniform() * total)
+                    log_prob = logits[index] - log(total)
+                else:
+                    index, log_prob = draw(logits, uniform())
+            action = actions[index]
+            return action, action, log_prob
+
+        return act
 
     def choose_batch(
         self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
@@ -304,12 +333,7 @@ class JointHead:
         return self._trees(indices, numbers)[0], log_prob
 
     def _trees(self, indices: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> tuple[Tree, Tree]:
-        """Return raw actions and actions for the environment, with the leading axes of the arguments.
-
-        Args:
-            indices: The index of each choice, from 0, ``[choices]`` or ``[N, choices]``.
-            numbers: The raw numbers of all Boxes, ``[numbers]`` or ``[N, numbers]``; None without a Box.
-        """
+        """Return raw actions and actions for the environment, from ``[..., choices]`` and ``[..., numbers]`` (None: no Box)."""
         raw: list[Any] = []
         env: list[Any] = []
         lead = indices.shape[:-1]

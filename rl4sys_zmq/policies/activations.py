@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ACTIVATION_FUNCTIONS", "Activation", "erf"]
-
 Activation = Callable[[NDArray[Any], NDArray[Any]], object]
 """A function of `h` and `out` that writes its result for each element of `h` to `out`. Its return value is not used."""
 

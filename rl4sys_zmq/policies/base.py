@@ -12,8 +12,6 @@ from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["Act", "Action", "AssessingPolicy", "Policy", "PolicyFactory", "bind"]
-
 Action = Tree
 """One action: an int64 scalar for a Discrete space, an array for other spaces, a dict or tuple of these for a Dict or Tuple."""
 
@@ -28,7 +26,7 @@ It returns the raw action (trained on), the action for the environment, and the 
 class Policy(Protocol):
     """The interface of a policy: an object with fixed weights that chooses actions for observations.
 
-    It is immutable, so threads can share it, each with its own `RandomSource` (random numbers). A policy can also have a method
+    It is immutable, so threads can share it, each with its own `RandomSource`. A policy can also have a method
     ``bind(rng, explore) -> Act``, which returns a faster form of `act` for one thread. That form can use buffers, because no
     other thread calls it. `AssessingPolicy` is a further optional method.
     """

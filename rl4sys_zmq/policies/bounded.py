@@ -1,4 +1,4 @@
-"""The built-in policies of off-policy algorithms for bounded continuous actions: a squashed Gaussian, and a deterministic one.
+"""The action heads of off-policy algorithms for bounded continuous actions: a squashed Gaussian, and a deterministic one.
 
 Both compute a number from -1 to 1 for each dimension of an action, and scale it to the bounds of the action space. This action,
 in float32, is the raw action, which is trained on. The environment gets the same action in the dtype of the space. So recorded
@@ -17,13 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.action_bounds import NEAREST_1, Bounder, action_bounds, bounder
-from rl4sys_zmq.policies.base import Act, Action
+from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.policies.network import OutputNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
-
-__all__ = ["PYTHON_MAX_SIZE", "DeterministicPolicy", "SquashedGaussianPolicy"]
 
 PYTHON_MAX_SIZE = 16
 """The largest number of dimensions of an action for which Python floats are faster than numpy (for 2, 8 us instead of 21 us)."""
@@ -36,21 +33,13 @@ _LOG_2, _HALF_LOG_2PI = log(2.0), 0.5 * log(2.0 * pi)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scale:
-    """The map from numbers between -1 and 1 to the actions of a space.
+    """The map from numbers between -1 and 1 to the actions of a space."""
 
-    Attributes:
-        shape: The shape of an action; None if it has one dimension.
-        axes: The middle and the half width of the range of each dimension of the action.
-        centre, half: The same as arrays, ``[n]``.
-        log_volume: The sum of the logarithms of the half widths. It is subtracted from a log-density in the scaled numbers.
-        bound: Returns actions for the environment from raw actions.
-    """
-
-    shape: tuple[int, ...] | None
-    axes: tuple[tuple[float, float], ...]
-    centre: NDArray[np.float64]
+    shape: tuple[int, ...] | None  # None: one dimension
+    axes: tuple[tuple[float, float], ...]  # the middle and the half width of the range of each dimension
+    centre: NDArray[np.float64]  # the same as arrays, [n]
     half: NDArray[np.float64]
-    log_volume: float
+    log_volume: float  # the sum of the logarithms of the half widths, to subtract from a log-density in the scaled numbers
     bound: Bounder
 
     def one(self, values: list[float]) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -81,30 +70,17 @@ def _scale_of(space: BoxSpace) -> _Scale:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class _BoundedPolicy:
-    """The common part of the two policies. It implements `Policy`, and ignores masks."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _BoundedHead:
+    """The common part of the two heads. It implements `ActionHead`, and ignores masks."""
 
-    snapshot: PolicySnapshot
-    generation: int
-    version: int
-    _network: OutputNetwork
     _scale: _Scale
     _size: int
 
-    def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    def choose(
+        self, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[Action, Action, float]:
-        """Choose one action, as `Policy.act` describes."""
-        return self._choose(self._network.single(observation), rng, explore)
-
-    def bind(self, rng: RandomSource, explore: bool) -> Act:
-        """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
-        fused, choose = self._network.fused, self._choose
-        forward = self._network.single if fused is None else fused.forward()
-        return lambda observation, mask: choose(forward(observation), rng, explore)
-
-    def _choose(self, outputs: NDArray[Any], rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
+        """Choose one action, as `ActionHead.choose` describes."""
         if self._size > PYTHON_MAX_SIZE:
             values, log_densities = self._draw_rows(outputs[None], rng, explore)
             raws, envs = self._scale.rows(values)
@@ -113,22 +89,18 @@ class _BoundedPolicy:
         raw, env = self._scale.one(drawn)
         return raw, env, log_density - self._scale.log_volume
 
-    def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    def choose_batch(
+        self, outputs: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions, as `Policy.act_batch` describes."""
-        values, log_densities = self._draw_rows(self._network.batch(observations), rng, explore)
+        """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
+        values, log_densities = self._draw_rows(outputs, rng, explore)
         return *self._scale.rows(values), (log_densities - self._scale.log_volume).astype(np.float32)
 
-    def assess(
-        self, act: Action, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, state: Any
-    ) -> tuple[Action, float]:
-        """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
-        numbers = act.reshape(-1).tolist()
-        pairs = zip(numbers, self._scale.axes, strict=True)
+    def assess(self, act: Action, outputs: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource) -> tuple[Action, float]:
+        """Return the raw action of an action, and its log-probability, as `ActionHead.assess` describes."""
+        pairs = zip(act.reshape(-1).tolist(), self._scale.axes, strict=True)
         values = [(number - centre) / half if half else 0.0 for number, (centre, half) in pairs]
-        outputs = self._network.single(observation).tolist()
-        return np.array(act, np.float32), self._log_density(outputs, values) - self._scale.log_volume
+        return np.array(act, np.float32), self._log_density(outputs.tolist(), values) - self._scale.log_volume
 
     @abstractmethod
     def _log_density(self, outputs: list[float], values: list[float]) -> float:
@@ -140,12 +112,12 @@ class _BoundedPolicy:
 
     @abstractmethod
     def _draw_rows(self, outputs: NDArray[Any], rng: RandomSource, explore: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return ``N`` actions as numbers between -1 and 1, ``[N, n]``, and their log-densities as such numbers, ``[N]``."""
+        """Return ``N`` actions as numbers between -1 and 1, ``[N, n]``, and their log-densities, ``[N]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SquashedGaussianPolicy(_BoundedPolicy):
-    """A Gaussian policy, squashed by tanh, whose standard deviation depends on the observation (Haarnoja et al. 2018).
+class SquashedGaussianHead(_BoundedHead):
+    """The head of a Gaussian, squashed by tanh, whose standard deviation depends on the observation (Haarnoja et al. 2018).
 
     The network's outputs are the means, and then the logarithms of the standard deviations, which are clipped to a range. For a
     sample ``u`` of this normal distribution, the action is ``tanh(u)``, scaled to the bounds. Its log-density is
@@ -157,14 +129,11 @@ class SquashedGaussianPolicy(_BoundedPolicy):
     _most: float
 
     @classmethod
-    def of(
-        cls, spec: PolicySpec, document: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork
-    ) -> SquashedGaussianPolicy:
-        """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
+    def of(cls, spec: PolicySpec, parameters: HeadParameters) -> SquashedGaussianHead:
+        """Return the head that `parameters` describe."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
-        limits = document.log_std_min, document.log_std_max
-        return cls(snapshot, snapshot.generation, snapshot.version, network, _scale_of(space), space.size, *limits)
+        return cls(_scale_of(space), space.size, parameters.log_std_min, parameters.log_std_max)
 
     def _draw(self, outputs: list[float], rng: RandomSource, explore: bool) -> tuple[list[float], float]:
         size, least, most = self._size, self._least, self._most
@@ -202,8 +171,8 @@ class SquashedGaussianPolicy(_BoundedPolicy):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeterministicPolicy(_BoundedPolicy):
-    """A policy that computes one action for each observation, and explores around it (Lillicrap et al. 2016).
+class DeterministicHead(_BoundedHead):
+    """The head of a policy that computes one action for each observation, and explores around it (Lillicrap et al. 2016).
 
     The action is the tanh of the network's outputs, scaled to the bounds. To explore, it adds normal noise before the scaling,
     with the standard deviation in the tensor ``noise_std``, and clips the result to the bounds. With the probability in the
@@ -219,16 +188,12 @@ class DeterministicPolicy(_BoundedPolicy):
     _log_normal: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: OutputNetwork) -> DeterministicPolicy:
-        """Build the policy that `spec` describes. `network` must have been built from the weights in `snapshot`."""
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot) -> DeterministicHead:
+        """Return the head for the action space of `spec`, with the noise in these weights."""
         space, tensors = spec.action_space, spec.views(snapshot.flat)
         assert isinstance(space, BoxSpace)
         std, epsilon = max(float(tensors["noise_std"][0]), 0.0), min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
         return cls(
-            snapshot,
-            snapshot.generation,
-            snapshot.version,
-            network,
             _scale_of(space),
             space.size,
             std,

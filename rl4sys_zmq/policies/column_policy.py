@@ -1,8 +1,4 @@
-"""The base class of policies with a state that they carry from step to step, or with extra columns.
-
-Extra columns are further values that a policy records for the algorithm to train on: with each step, or with each segment (a
-run of consecutive steps that is sent as a unit).
-"""
+"""The base class of policies with a state that they carry from step to step, or with extra columns."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten, unflatten_each
 
-__all__ = ["BatchChoice", "BoundStep", "ExtraColumnPolicy", "StepChoice", "local_only_reason"]
-
 StepChoice = tuple[Action, Action, float, Mapping[str, Any], Any]
 """The result of one step: the raw action to train on, the action for the environment, the log-probability of the raw action, the
 values of the extra columns by name, and the policy's state after the step."""
@@ -33,7 +27,7 @@ them, and ``N`` states."""
 
 
 class ExtraColumnPolicy(ABC):
-    """The base class of policies that keep a state between steps, or record further values (extra columns) with each step.
+    """The base class of policies that keep a state between steps, or record extra columns.
 
     A subclass implements `step`. `PolicySpec.columns` describes the extra columns. The state can be any object, such as the
     hidden state of a recurrent network. It is None at the start of an episode. The actor stores the state with the trajectory
@@ -67,9 +61,8 @@ class ExtraColumnPolicy(ABC):
 
             - The raw action, the action and the log-probability, as in `Policy.act`.
             - The values of all columns of the spec, by name. Each value has the shape of one row of its column, and a dtype that
-              can be cast to that of the column. Some columns have one value for a whole segment (a run of steps). The value of
-              such a column is stored only if this step becomes the first step of a segment. A recurrent policy returns the
-              given `state` there, as an array.
+              can be cast to that of the column. The value of a column with one value for each segment is stored only if this
+              step becomes the first step of a segment. A recurrent policy returns the given `state` there, as an array.
             - The state after this step.
 
         Raises:

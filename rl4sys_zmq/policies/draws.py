@@ -13,18 +13,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
 
-__all__ = [
-    "PYTHON_MAX_ACTIONS",
-    "allowed_rows",
-    "draw",
-    "draw_allowed",
-    "draw_batch",
-    "draw_large",
-    "draw_rows",
-    "finite",
-    "log_prob_of",
-]
-
 PYTHON_MAX_ACTIONS = 40
 """The largest number of actions for which Python floats are faster than numpy (for 4 actions, 0.6 us instead of 8 us)."""
 
@@ -90,10 +78,7 @@ def draw_large(logits: NDArray[Any], mask: NDArray[Any] | None, uniform: float |
 def _draw_each(
     logits: NDArray[Any], masks: NDArray[Any] | None, draws: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw an index for each row of `logits` with a loop in Python, which is faster than numpy for few rows.
-
-    The arguments and the result are those of `draw_rows`.
-    """
+    """Draw as `draw_rows` does, with a loop in Python."""
     rows = logits.tolist()
     uniforms = [None] * len(rows) if draws is None else draws.tolist()
     if masks is None:
@@ -126,7 +111,7 @@ def draw_rows(
     limited = finite(logits)
     z = limited.astype(np.float64)
     if masks is not None:
-        allowed = allowed_rows(masks)
+        allowed = allowed_rows(masks, logits.shape)
         z = np.where(allowed, z, -np.inf)
     z -= z.max(axis=1, keepdims=True)
     cumulative = np.exp(z).cumsum(axis=1)
@@ -148,13 +133,15 @@ def log_prob_of(index: int, logits: NDArray[Any], mask: NDArray[Any] | None) -> 
     return float(z[index] - np.log(np.exp(z).sum()))
 
 
-def allowed_rows(masks: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return masks ``[N, n]`` as bools.
+def allowed_rows(masks: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return masks ``[N, n]`` as bools; for None, that all actions of this shape are allowed.
 
     Raises:
         MaskError: If a row forbids every action.
     """
-    allowed: NDArray[np.bool_] = masks.astype(np.bool_, copy=False)
+    if masks is None:
+        return np.ones(shape, np.bool_)
+    allowed: NDArray[np.bool_] = np.asarray(masks).astype(np.bool_, copy=False)
     if not allowed.any(axis=1).all():
         raise MaskError("a mask forbids every action")
     return allowed

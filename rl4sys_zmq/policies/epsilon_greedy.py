@@ -17,8 +17,6 @@ from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
-__all__ = ["EpsilonGreedyHead"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpsilonGreedyHead:
@@ -82,7 +80,7 @@ class EpsilonGreedyHead:
         """Choose ``N`` actions, as `ActionHead.choose_batch` describes."""
         values = outputs if self._means is None else self._means.batch(outputs)
         epsilon = self._epsilon_of(rng)
-        allowed = np.ones(values.shape, dtype=np.bool_) if masks is None else allowed_rows(masks)
+        allowed = allowed_rows(masks, values.shape)
         counts = allowed.sum(axis=1)
         ranked = np.where(allowed, values, -np.inf)
         greedy = ranked.argmax(axis=1)
@@ -107,13 +105,10 @@ class EpsilonGreedyHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DistributionMeans:
-    """A function from the logits of distributions over `atoms` values to the means of the distributions.
-
-    One product computes the sums of the weighted values and of the weights: `_sums` is ``[atoms, 2]``, the values and ones.
-    """
+    """A function from the logits of distributions over `atoms` values to the means of the distributions."""
 
     _atoms: int
-    _sums: NDArray[np.float32]
+    _sums: NDArray[np.float32]  # [atoms, 2], the values and ones: one product gives the weighted values and the weights
 
     @classmethod
     def of(cls, parameters: HeadParameters) -> _DistributionMeans:

@@ -33,18 +33,6 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
 
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "POLICY_FILES",
-    "PolicyOrigin",
-    "StoredPolicy",
-    "encode_policy",
-    "read_file",
-    "read_policy",
-    "safetensors_library",
-    "write_policy",
-]
-
 SPEC, WEIGHTS, BLOB, ONNX = "spec.json", "policy.safetensors", "policy.blob", "policy.onnx"
 POLICY_FILES = (SPEC, WEIGHTS, BLOB, ONNX)
 """The names of all files that a policy folder can contain."""
@@ -61,7 +49,7 @@ class PolicyOrigin:
     """The training that a stored policy comes from.
 
     Attributes:
-        client_id: Name of the client (one policy with its training).
+        client_id: Name of the client.
         algorithm_name: Registered name of the algorithm that trained the policy.
         updates: Number of updates that the algorithm had done.
         steps: Number of environment steps that the algorithm had observed.
@@ -166,8 +154,7 @@ def write_policy(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     Args:
         folder: The folder to create.
         files: The contents by file name: the result of `encode_policy`, and possibly ``policy.onnx``.
-        force: True to replace an existing policy folder. Between the removal of the old folder and the rename of the new one
-            there is a moment without a folder.
+        force: True to replace an existing policy folder. There is then a moment without a folder.
 
     Raises:
         PolicyFolderError: If the folder exists without `force`, contains other files than a policy, or cannot be written.

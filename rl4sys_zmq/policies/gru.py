@@ -11,8 +11,6 @@ from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ACTIVATIONS, ColumnSpec, ObservationSpace, PolicySpec, Space, TensorSpec, feature_size
 
-__all__ = ["ENTRY", "MAX_UNITS", "STATE", "GRUParameters", "gru_document", "gru_spec"]
-
 STATE = "state"
 """The name of the extra column with the recurrent state before the first step of a segment."""
 

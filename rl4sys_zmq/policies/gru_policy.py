@@ -8,28 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.action_heads import ActionHead, action_head
 from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS
 from rl4sys_zmq.policies.base import Action
 from rl4sys_zmq.policies.column_policy import BatchChoice, BoundStep, ExtraColumnPolicy, StepChoice
-from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
 from rl4sys_zmq.policies.gru import STATE, gru_document
-from rl4sys_zmq.policies.head_parameters import VALUE_HEADS
-from rl4sys_zmq.policies.mlp import OBS_CLIP
+from rl4sys_zmq.policies.network import normaliser
+from rl4sys_zmq.policies.network_policy import policy_head
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["GRUPolicy"]
-
 Array = NDArray[np.float32]
 
 _ONE = np.ones((), np.float32)
 _HALF = np.full((), 0.5, np.float32)
-_HIGH = np.full((), OBS_CLIP, np.float32)
-_LOW = -_HIGH
 
 
 class GRUPolicy(ExtraColumnPolicy):
@@ -41,27 +35,18 @@ class GRUPolicy(ExtraColumnPolicy):
     """
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Build the policy from its description and its weights.
-
-        Raises:
-            ConfigError: If the spec is not a valid ``gru`` spec, or `snapshot` has another size than the spec.
-        """
         super().__init__(snapshot)
         document = gru_document(spec)
         tensors: Mapping[str, Array] = spec.views(snapshot.flat)
         self._space, self._features = spec.observation_space, feature_layout(spec.observation_space)
         self._units = document.units
-        self._statistics = (tensors["obs_mean"], tensors["obs_scale"]) if document.normalise_observations else None
+        self._normalise = normaliser(tensors) if document.normalise_observations else None
         self._activation = ACTIVATION_FUNCTIONS[document.activation]
         names = [f"layers.{index}" for index in range(len(document.hidden_sizes))]
         self._hidden = tuple([_with_bias(tensors[f"{name}.weight"], tensors[f"{name}.bias"]) for name in names])
         self._gates = _gate_matrix(tensors)
         self._output = _with_bias(tensors["output.weight"], tensors["output.bias"])
-        self._head: ActionHead
-        if document.head in VALUE_HEADS:
-            self._head = EpsilonGreedyHead.of(spec, document, snapshot)
-        else:
-            self._head = action_head(spec.action_space, document.squash, tensors.get("log_std"))
+        self._head = policy_head(spec, document, snapshot)
         self._zero = np.zeros(document.units, np.float32)
         self._zero.flags.writeable = False
 
@@ -151,7 +136,7 @@ class GRUPolicy(ExtraColumnPolicy):
 
     def _write(self, features: Array) -> Callable[[Any], None]:
         """Return a function that writes the standardised features of one observation to `features`."""
-        space, statistics, features_of = self._space, self._statistics, self._features.one
+        space, normalise, features_of = self._space, self._normalise, self._features.one
         if isinstance(space, BoxSpace):
             entry = features.reshape(space.shape)
 
@@ -162,40 +147,28 @@ class GRUPolicy(ExtraColumnPolicy):
             def plain(observation: Any) -> None:
                 features[...] = features_of(observation)
 
-        if statistics is None:
+        if normalise is None:
             return plain
 
-        def standardised(observation: Any) -> None:
+        def normalised(observation: Any) -> None:
             plain(observation)
-            _standardise(features, *statistics)
+            normalise(features, features)
 
-        return standardised
+        return normalised
 
     def _batch(self, observations: Tree) -> Array:
         """Return the inputs of the recurrent unit for ``N`` observations, float32 ``[N, width]``."""
         x = self._features.batch(observations)
-        if self._statistics is not None:
-            x = x.copy()
-            _standardise(x, *self._statistics)
+        if self._normalise is not None:
+            x = self._normalise(x)
         for layer in self._hidden:
             x = _apply(layer, x)
             self._activation(x, x)
         return x
 
 
-def _standardise(features: Array, mean: Array, scale: Array) -> None:
-    """Standardise features in place: subtract the mean, multiply by the scale, and clip."""
-    np.subtract(features, mean, features)
-    np.multiply(features, scale, features)
-    np.maximum(features, _LOW, out=features)
-    np.minimum(features, _HIGH, out=features)
-
-
 def _with_bias(weight: Array, bias: Array) -> Array:
-    """Return a layer as one matrix ``[inputs + 1, outputs]``. Its last row is the bias, whose input is always 1.
-
-    The transposed view of such an array has the fastest product in numpy at this size.
-    """
+    """Return a layer as one matrix ``[inputs + 1, outputs]``. Its last row is the bias, whose input is always 1."""
     return np.concatenate([weight.T, bias[None]])
 
 

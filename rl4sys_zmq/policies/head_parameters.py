@@ -13,8 +13,6 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space, TensorSpec
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.arrays import LARGEST_FLOAT32
 
-__all__ = ["BOUNDED_HEADS", "VALUE_HEADS", "HeadParameters", "stochastic_head"]
-
 BOUNDED_HEADS = ("squashed_gaussian", "deterministic")
 """The heads that need a Box of actions with finite bounds."""
 VALUE_HEADS = ("q_values", "q_distribution")

@@ -19,8 +19,6 @@ from rl4sys_zmq.policies.folder import MAX_HEADER_BYTES, SPEC, read_file, read_p
 from rl4sys_zmq.values import PolicySpec, TensorSpec
 from rl4sys_zmq.wire import blob_digest
 
-__all__ = ["check_weights_source", "read_weights"]
-
 OPTIONAL = frozenset({"log_std", "epsilon", "noise_std", "obs_mean", "obs_scale"})
 """Tensors of a policy of the kind ``mlp`` that a file can leave out. The algorithm's own values then stay."""
 
@@ -88,11 +86,7 @@ def read_weights(path: Path, spec: PolicySpec) -> dict[str, NDArray[Any]]:
 
 
 def _check_same(path: Path, theirs: PolicySpec, ours: PolicySpec) -> None:
-    """Check that two specs describe the same policy.
-
-    Raises:
-        ConfigError: If they differ. The message has the first difference, with both values.
-    """
+    """Raise ConfigError with the first difference, and both values, if two specs describe different policies."""
     pairs: list[tuple[str, object, object]] = [
         (name, getattr(theirs, name), getattr(ours, name)) for name in ("observation_space", "action_space", "kind")
     ]

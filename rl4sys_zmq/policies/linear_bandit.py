@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import check_fields, flag, integer, one_of, option, parse_options
-from rl4sys_zmq.errors import ConfigError, MaskError
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.base import Action
+from rl4sys_zmq.policies.draws import allowed_rows, finite
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import (
@@ -33,20 +34,9 @@ from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
 from rl4sys_zmq.values.trees import Tree
 
-__all__ = [
-    "ENTRY",
-    "STRATEGIES",
-    "LinearBanditDocument",
-    "LinearBanditPolicy",
-    "context_features",
-    "linear_bandit_document",
-    "linear_bandit_spec",
-]
-
 STRATEGIES = ("thompson", "ucb", "greedy", "softmax")
 MAX_SAMPLES = 1 << 16
 
-_LARGEST = float(np.finfo(np.float32).max)
 _CHUNK = 1 << 20
 """The largest number of posterior samples that a batch holds in memory at once."""
 
@@ -63,7 +53,8 @@ class LinearBanditDocument:
     - ``greedy``: The action with the highest mean.
     - ``softmax``: A draw from the softmax of the means divided by ``scale``.
 
-    With the probability in the tensor ``epsilon`` ``[1]``, each strategy chooses a uniformly random allowed action instead.
+    With `intercept`, the last feature is a constant 1. With the probability in the tensor ``epsilon`` ``[1]``, each strategy
+    chooses a uniformly random allowed action instead.
 
     The log-probability is that of the choice. For ``ucb``, ``greedy`` and ``softmax`` it is exact. For ``thompson``, the policy
     draws `samples` samples of the posterior, and chooses the action of one of them. The logged probability is the share of the
@@ -103,14 +94,7 @@ class LinearBanditDocument:
 def linear_bandit_spec(
     observation_space: ObservationSpace, action_space: Space, strategy: str, *, intercept: bool = True, samples: int = 100
 ) -> PolicySpec:
-    """Return the specification of a linear bandit.
-
-    Args:
-        observation_space: The space of the contexts.
-        action_space: A Discrete space.
-        strategy: The rule of the choice: one of `STRATEGIES`.
-        intercept: True to append a constant 1 to the features.
-        samples: The number of posterior samples per decision; only ``thompson`` draws them.
+    """Return the `PolicySpec` of a linear bandit. `LinearBanditDocument` describes the arguments.
 
     Raises:
         ConfigError: If a value is invalid, or the policy cannot act in these spaces.
@@ -136,12 +120,9 @@ def linear_bandit_document(spec: PolicySpec) -> LinearBanditDocument:
 
 
 def context_features(space: ObservationSpace, observations: Tree, intercept: bool) -> NDArray[np.float32]:
-    """Return the features ``[N, D]``, float32, of ``N`` contexts: those of `FeatureLayout`.
+    """Return the features of `FeatureLayout`, float32 ``[N, D]``, for observations ``[N, *obs]`` or a tree of such arrays.
 
-    Args:
-        space: The observation space.
-        observations: ``[N, *obs]``, or a tree of such arrays.
-        intercept: True to append a constant 1.
+    With `intercept`, the last feature is a constant 1.
 
     Raises:
         ObservationError: If an integer is outside its space.
@@ -158,11 +139,6 @@ class LinearBanditPolicy:
     """
 
     def __init__(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Build the policy that `spec` describes. It uses views of the weights.
-
-        Raises:
-            ConfigError: If the spec is not a valid ``linear_bandit`` spec, or `snapshot` has another size than the spec.
-        """
         document = linear_bandit_document(spec)
         tensors = spec.views(snapshot.flat)
         assert isinstance(spec.action_space, DiscreteSpace)
@@ -187,7 +163,7 @@ class LinearBanditPolicy:
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         """Choose ``N`` actions, as `Policy.act_batch` describes."""
         features = context_features(self._space, observations, self._document.intercept)
-        allowed = self._allowed(masks, len(features))
+        allowed = allowed_rows(masks, (len(features), self._count))
         if explore:
             chances = self._chances(features, allowed, rng)
             cumulative = chances.cumsum(axis=1)
@@ -228,21 +204,10 @@ class LinearBanditPolicy:
             MaskError: If a row of `masks` forbids every action.
         """
         features = context_features(self._space, observations, self._document.intercept)
-        return self._chances(features, self._allowed(masks, len(features)), rng or RandomSource(0))
-
-    def _allowed(self, masks: NDArray[Any] | None, count: int) -> NDArray[np.bool_]:
-        if masks is None:
-            return np.ones((count, self._count), dtype=np.bool_)
-        allowed: NDArray[np.bool_] = np.asarray(masks).astype(np.bool_)
-        if not allowed.any(axis=1).all():
-            raise MaskError("a mask forbids every action")
-        return allowed
+        return self._chances(features, allowed_rows(masks, (len(features), self._count)), rng or RandomSource(0))
 
     def _chances(self, features: NDArray[np.float32], allowed: NDArray[np.bool_], rng: RandomSource) -> NDArray[np.float64]:
-        """Return the probabilities ``[N, n]`` of the actions, given the posterior samples that this call draws.
-
-        They are NaN in a context in which a mean or a standard error of an allowed action is not finite.
-        """
+        """Return the probabilities ``[N, n]`` of the actions; NaN if a mean or an error of an allowed action is not finite."""
         strategy = self._document.strategy
         means, errors = features @ self._means.T, np.zeros(())
         usable = _usable(means, allowed)
@@ -274,16 +239,14 @@ class LinearBanditPolicy:
         return errors
 
     def _thompson(self, means: NDArray[np.float64], errors: NDArray[np.float64], rng: RandomSource) -> NDArray[np.float64]:
-        """Return the share of the posterior samples with which each action has the highest score, ``[N, n]``.
-
-        The models of the actions are independent, so the scores of a context are independent normal numbers.
-        """
+        """Return the share of the posterior samples with which each action has the highest score, ``[N, n]``."""
         samples = self._document.samples
         chances = np.empty_like(means)
         rows = max(1, _CHUNK // (samples * self._count))
         for first in range(0, len(means), rows):
             part = slice(first, first + rows)
             count = len(means[part])
+            # The models of the actions are independent, so the scores are independent normal numbers.
             scores = rng.normals(count * samples * self._count).reshape(count, samples, self._count)
             best = (means[part, None] + self._scale * errors[part, None] * scores).argmax(axis=2)
             places = best + np.arange(count)[:, None] * self._count
@@ -292,15 +255,14 @@ class LinearBanditPolicy:
 
 
 def _usable(numbers: NDArray[Any], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for each row of numbers ``[N, n]`` whether those of all allowed actions are finite, ``[N]``."""
+    """Return True for each row of numbers ``[N, n]`` in which those of all allowed actions are finite, ``[N]``."""
     usable: NDArray[np.bool_] = (np.isfinite(numbers) | ~allowed).all(axis=1)
     return usable
 
 
 def _masked(scores: NDArray[Any], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return finite scores ``[N, n]`` in float64, and minus infinity where an action is forbidden."""
-    finite = np.nan_to_num(scores.astype(np.float64), nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
-    return np.where(allowed, finite, -np.inf)
+    return np.where(allowed, finite(scores.astype(np.float64)), -np.inf)
 
 
 ENTRY = PolicyEntry(

@@ -136,7 +136,7 @@ def mlp_document(spec: PolicySpec) -> MLPParameters:
 
 ENTRY = PolicyEntry(
     name="mlp",
-    factory="rl4sys_zmq.policies.mlp_factory:build_mlp",
+    factory="rl4sys_zmq.policies.network_policy:build_mlp",
     summary="A multilayer perceptron with a categorical, gaussian, joint, squashed_gaussian, deterministic or q_values head.",
     check=mlp_document,
 )

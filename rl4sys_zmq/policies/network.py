@@ -6,7 +6,7 @@ a small network, whose cost is mainly the number of numpy calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,9 +19,6 @@ from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec
 from rl4sys_zmq.values.features import feature_layout
 
-__all__ = ["Forward", "OutputNetwork", "SingleObservationNetwork", "MOST_WEIGHTS", "PolicyNetwork", "Tensors"]
-
-
 MOST_WEIGHTS = 1 << 17
 """The largest number of weights for which a `SingleObservationNetwork` is built. It needs a copy of the weights.
 
@@ -32,19 +29,11 @@ Forward = Callable[[NDArray[Any]], NDArray[Any]]
 """A function from one observation to the network's outputs ``[outputs]``, in a buffer that the next call overwrites."""
 
 
-class BoundNetwork(Protocol):
-    """The interface of the form of a network that is fast for one observation at a time, in one thread."""
-
-    def forward(self) -> Forward:
-        """Return a function that computes the forward pass. It has its own buffers, so only one thread can use it."""
-
-
 class OutputNetwork(Protocol):
     """The interface of a policy network with fixed weights, from observations to the outputs. Several threads can use it."""
 
-    @property
-    def fused(self) -> BoundNetwork | None:
-        """The form that is faster for one observation at a time. None if there is none."""
+    def forward(self) -> Forward:
+        """Return the form of `single` that is fastest for one thread. It can have buffers, so no other thread can use it."""
 
     def single(self, observation: Any) -> NDArray[Any]:
         """Return the outputs for one observation, as a new array ``[outputs]``."""
@@ -84,7 +73,7 @@ class SingleObservationNetwork:
             weights: An array ``[outputs, inputs]`` for each layer.
             biases: An array ``[outputs]`` for each layer.
             shape: The shape of an observation after `prepare`.
-            prepare: A function that is applied to each observation before the first layer, or None.
+            prepare: A function from an observation to the input of the first layer, or None.
             activation: The name of the activation function between the layers.
         """
         if sum(w.size for w in weights) > MOST_WEIGHTS:
@@ -130,13 +119,9 @@ class PolicyNetwork:
 
     Several threads can use it, because each call creates new arrays. It stores the bound method ``dot`` of each weight matrix:
     that is the fastest product in numpy without a buffer for the result (0.33 us for 64x8, whereas ``@`` takes 0.64 us).
-
-    Attributes:
-        fused: A copy of the network that is faster for one observation at a time. None if the network is too large, or if its
-            observations are discrete.
     """
 
-    fused: SingleObservationNetwork | None
+    fused: SingleObservationNetwork | None  # None if the network is too large, or its observations are discrete
     _prepare: _Step | None
     _hidden: tuple[tuple[_Step, NDArray[np.float32]], ...]
     _output: _Step
@@ -148,13 +133,7 @@ class PolicyNetwork:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> PolicyNetwork:
-        """Build the network that `document` describes for the spaces of `spec`.
-
-        Args:
-            spec: The spec of the policy.
-            document: The parameters of the perceptron.
-            tensors: The weights by name. The network has views of them, not copies.
-        """
+        """Build the network that `document` describes for the spaces of `spec`. It has views of the tensors, not copies."""
         count = len(document.hidden_sizes) + 1
         weights = tuple(tensors[f"layers.{i}.weight"] for i in range(count))
         biases = tuple(tensors[f"layers.{i}.bias"] for i in range(count))
@@ -181,6 +160,10 @@ class PolicyNetwork:
             _weights=tuple(w.T for w in weights),
             _activation=ACTIVATION_FUNCTIONS[document.activation],
         )
+
+    def forward(self) -> Forward:
+        """Return the form of `single` that is fastest for one thread."""
+        return self.single if self.fused is None else self.fused.forward()
 
     def single(self, observation: NDArray[Any]) -> NDArray[Any]:
         """Return the network's outputs for one observation ``[*obs]``, as a new array ``[outputs]``."""
@@ -210,10 +193,7 @@ class PolicyNetwork:
 
 
 def _columns(weight: NDArray[np.float32]) -> _Step:
-    """Return a function that looks up columns of `weight`: the result of a product with one-hot vectors, but faster.
-
-    The function takes an index, or indices ``[N]``, and returns a new array ``[out]``, or ``[N, out]``.
-    """
+    """Return a function that looks up a column, or ``[N]`` columns: a product with one-hot vectors, but faster."""
     table = weight.T
 
     def columns(index: Any) -> NDArray[Any]:
@@ -227,7 +207,7 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
 def _single_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> _Step | None:
     """Return the function that converts one observation to the input of the first layer. Return None if none is needed."""
     space = spec.observation_space
-    normalise = _normaliser(tensors) if document.normalise_observations else None
+    normalise = normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         batch = _batch_features(spec, document, tensors)
         return lambda observation: batch(np.asarray(observation).reshape(1))[0]
@@ -240,12 +220,9 @@ def _single_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors
 
 
 def _batch_features(spec: PolicySpec, document: MLPParameters, tensors: Tensors) -> _Step:
-    """Return a function from observations ``[N, *obs]`` to the inputs of the first layer, float32 ``[N, width]``.
-
-    For discrete observations without normalisation, it returns indices ``[N]`` for the lookup of columns instead.
-    """
+    """Return a function from ``[N, *obs]`` to the first layer's inputs ``[N, width]``, or to indices ``[N]`` of its columns."""
     space = spec.observation_space
-    normalise = _normaliser(tensors) if document.normalise_observations else None
+    normalise = normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         to_index = _indexer(space)
         if normalise is None:
@@ -262,16 +239,18 @@ def _flat(observation: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(observation, dtype=np.float32).reshape(-1)
 
 
-def _normaliser(tensors: Tensors) -> _Step:
+def normaliser(tensors: Mapping[str, NDArray[np.float32]]) -> Callable[..., NDArray[Any]]:
+    """Return a function that standardises features and clips them, into the array `out` if one is given."""
     mean, scale = tensors["obs_mean"], tensors["obs_scale"]
     high = np.full((), OBS_CLIP, dtype=np.float32)
     low = -high
 
-    def normalise(features: NDArray[Any]) -> NDArray[Any]:
-        h = features - mean
+    def normalise(features: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        h: NDArray[Any] = np.subtract(features, mean, out)
         np.multiply(h, scale, h)
         np.maximum(h, low, out=h)
-        return np.minimum(h, high, out=h)
+        np.minimum(h, high, out=h)
+        return h
 
     return normalise
 

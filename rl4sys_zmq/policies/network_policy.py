@@ -1,4 +1,4 @@
-"""A policy that leaves the choice of actions from the outputs of its network to an action head."""
+"""Policies with a network and an action head, which chooses actions from the outputs of the network."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.policies.action_heads import ActionHead
-from rl4sys_zmq.policies.base import Act, Action
-from rl4sys_zmq.policies.network import OutputNetwork
+from rl4sys_zmq.policies.action_heads import ActionHead, CategoricalHead, action_head
+from rl4sys_zmq.policies.base import Act, Action, Policy
+from rl4sys_zmq.policies.bounded import DeterministicHead, SquashedGaussianHead
+from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
+from rl4sys_zmq.policies.head_parameters import HeadParameters
+from rl4sys_zmq.policies.mlp import mlp_document
+from rl4sys_zmq.policies.network import OutputNetwork, PolicyNetwork
 from rl4sys_zmq.policies.sampler import RandomSource
-from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
-
-__all__ = ["NetworkPolicy"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetworkPolicy:
-    """A network and an action head, which chooses actions from the outputs of the network. It implements `Policy`."""
+    """A network and an action head. It implements `Policy` and `AssessingPolicy`. Built by `NetworkPolicy.of`."""
 
     snapshot: PolicySnapshot
     generation: int
@@ -29,9 +31,16 @@ class NetworkPolicy:
     _head: ActionHead
 
     @classmethod
-    def of(cls, snapshot: PolicySnapshot, network: OutputNetwork, head: ActionHead) -> NetworkPolicy:
-        """Build a policy. `network` and `head` must have been built from the weights in `snapshot`."""
-        return cls(snapshot, snapshot.generation, snapshot.version, network, head)
+    def of(cls, spec: PolicySpec, head: HeadParameters, snapshot: PolicySnapshot, network: OutputNetwork) -> NetworkPolicy:
+        """Build the policy that `spec` describes.
+
+        Args:
+            spec: The description of the policy.
+            head: The parameters of the action head. The action space must fit them.
+            snapshot: The weights, from which `network` was built.
+            network: The network, with as many outputs as the head needs.
+        """
+        return cls(snapshot, snapshot.generation, snapshot.version, network, policy_head(spec, head, snapshot))
 
     def act(self, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> tuple[Action, Action, float]:
         """Choose one action, as `Policy.act` describes."""
@@ -39,9 +48,17 @@ class NetworkPolicy:
 
     def bind(self, rng: RandomSource, explore: bool) -> Act:
         """Return a faster form of `act` for one thread, with the given `rng` and `explore`."""
-        fused, choose = self._network.fused, self._head.choose
-        forward = self._network.single if fused is None else fused.forward()
+        forward, head = self._network.forward(), self._head
+        if isinstance(head, CategoricalHead):
+            return head.bind(forward, rng, explore)
+        choose = head.choose
         return lambda observation, mask: choose(forward(observation), mask, rng, explore)
+
+    def act_batch(
+        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
+        """Choose ``N`` actions, as `Policy.act_batch` describes."""
+        return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
 
     def assess(
         self, act: Action, observation: Tree, mask: NDArray[Any] | None, rng: RandomSource, state: Any
@@ -49,8 +66,28 @@ class NetworkPolicy:
         """Return the raw action of an action, and its log-probability, as `AssessingPolicy.assess` describes."""
         return self._head.assess(act, self._network.single(observation), mask, rng)
 
-    def act_batch(
-        self, observations: Tree, masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Tree, Tree, NDArray[np.float32]]:
-        """Choose ``N`` actions, as `Policy.act_batch` describes."""
-        return self._head.choose_batch(self._network.batch(observations), masks, rng, explore)
+
+def policy_head(spec: PolicySpec, parameters: HeadParameters, snapshot: PolicySnapshot) -> ActionHead:
+    """Return the head that `parameters` describe for the action space of `spec`, with the weights in `snapshot`."""
+    match parameters.head:
+        case "squashed_gaussian":
+            return SquashedGaussianHead.of(spec, parameters)
+        case "deterministic":
+            return DeterministicHead.of(spec, snapshot)
+        case "q_values" | "q_distribution":
+            return EpsilonGreedyHead.of(spec, parameters, snapshot)
+        case _:
+            return action_head(spec.action_space, parameters.squash, spec.views(snapshot.flat).get("log_std"))
+
+
+def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
+    """Build the policy that a spec of the kind ``mlp`` (multilayer perceptron) describes.
+
+    The policy uses views of the weights. For a small network, it also makes a copy for faster inference
+    (`SingleObservationNetwork`).
+
+    Raises:
+        ConfigError: If the spec is not a valid ``mlp`` spec, or `snapshot` has another size than the spec.
+    """
+    document = mlp_document(spec)
+    return NetworkPolicy.of(spec, document, snapshot, PolicyNetwork.of(spec, document, spec.views(snapshot.flat)))

@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["OffPolicyValue", "off_policy_value"]
-
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyValue:

@@ -1,15 +1,13 @@
 """The policy kind ``onnx``: a network as an ONNX graph, with the weights as inputs of the graph.
 
-onnxruntime computes the graph, or torch if the actor has ``run_with: torch``.
-
-`PolicySpec.blob` has the ONNX model. It is sent once, with the spec. Each version of the weights is bound to the same compiled
-graph, so a new version costs no compilation. The inputs of the graph are:
+`PolicySpec.blob` has the ONNX model, which onnxruntime computes. It is sent once, with the spec. Each version of the weights is
+bound to the same compiled graph, so a new version costs no compilation. The inputs of the graph are:
 
 - the arrays of an observation, with the names of `SpaceLeaves.names`, such as ``observations``, and a first axis ``N``
 - the tensors of the spec by name, except those of the head (`HeadParameters.head_tensors`)
 
 The output is ``outputs``, float32 ``[N, outputs]``. `HeadParameters` describes what the head does with it.
-`rl4sys_zmq.policies.onnx_rules` describes what a graph may contain.
+`rl4sys_zmq.policies.graphs.rules` describes what a graph may contain.
 """
 
 from __future__ import annotations
@@ -19,12 +17,14 @@ from collections.abc import Sequence
 from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.base import Policy
+from rl4sys_zmq.policies.graphs.model import OnnxValue
+from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.policies.onnx_model import OnnxValue
-from rl4sys_zmq.policies.registry import PolicyEntry, check_runtime
+from rl4sys_zmq.policies.network_policy import NetworkPolicy
+from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ObservationSpace, PolicySnapshot, PolicySpec, Space, TensorSpec
 
-__all__ = ["ENTRY", "build_by_torch", "build_onnx", "check_by_torch", "check_onnx", "network_inputs", "onnx_spec"]
+__all__ = ["onnx_spec"]
 
 
 def onnx_spec(
@@ -76,8 +76,6 @@ def check_onnx(spec: PolicySpec) -> None:
     Raises:
         ConfigError: If onnxruntime is not installed, or the spec or its graph is invalid.
     """
-    from rl4sys_zmq.policies.onnx_session import load_session, observation_inputs
-
     _, weights, outputs = network_inputs(spec)
     load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
 
@@ -88,52 +86,16 @@ def build_onnx(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     Raises:
         ConfigError: As `check_onnx`, or if `snapshot` has another size than the spec.
     """
-    from rl4sys_zmq.policies.head_policies import head_policy
-    from rl4sys_zmq.policies.onnx_session import OnnxNetwork, load_session, observation_inputs
-
     head, weights, outputs = network_inputs(spec)
     session = load_session(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
     views = spec.views(snapshot.flat, snapshot.others)
     network = OnnxNetwork(session, spec.observation_space, {value.name: views[value.name] for value in weights})
-    return head_policy(spec, head, snapshot, network)
-
-
-def check_by_torch(spec: PolicySpec) -> None:
-    """Check a spec of the kind ``onnx`` for an actor with ``run_with: torch``.
-
-    Raises:
-        ConfigError: If torch is not installed or cannot run the graph, or the spec or its graph is invalid.
-    """
-    check_runtime("torch")
-    from rl4sys_zmq.policies.onnx_session import observation_inputs
-    from rl4sys_zmq.policies.torch_session import load_graph
-
-    _, weights, outputs = network_inputs(spec)
-    load_graph(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
-
-
-def build_by_torch(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
-    """Build the policy that a spec of the kind ``onnx`` describes, with a copy of the weights in torch.
-
-    Raises:
-        ConfigError: As `check_by_torch`, or if `snapshot` has another size than the spec.
-    """
-    check_runtime("torch")
-    from rl4sys_zmq.policies.head_policies import head_policy
-    from rl4sys_zmq.policies.onnx_session import observation_inputs
-    from rl4sys_zmq.policies.torch_session import TorchNetwork, load_graph
-
-    head, weights, outputs = network_inputs(spec)
-    graph = load_graph(spec.blob, observation_inputs(spec.observation_space), weights, outputs)
-    views = spec.views(snapshot.flat, snapshot.others)
-    network = TorchNetwork(graph, spec.observation_space, {value.name: views[value.name] for value in weights})
-    return head_policy(spec, head, snapshot, network)
+    return NetworkPolicy.of(spec, head, snapshot, network)
 
 
 ENTRY = PolicyEntry(
     name="onnx",
     factory=build_onnx,
-    summary="A network as an ONNX graph with the weights as inputs, such as a convolutional network. Needs onnxruntime or torch.",
+    summary="A network as an ONNX graph with the weights as inputs, such as a convolutional network. Needs onnxruntime.",
     check=check_onnx,
-    by_torch=PolicyEntry(name="onnx", factory=build_by_torch, check=check_by_torch),
 )

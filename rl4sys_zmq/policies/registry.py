@@ -17,11 +17,6 @@ from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors
 
-__all__ = ["POLICIES", "RUNTIMES", "PolicyEntry", "build_policy", "check_runtime", "register_policy", "require_policy"]
-
-RUNTIMES = ("onnxruntime", "torch")
-"""The libraries that can compute policies of the kind ``onnx``: the values of `run_with`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
@@ -35,14 +30,12 @@ class PolicyEntry:
         summary: One line of documentation.
         check: A function that validates a spec of this kind and raises ConfigError. None accepts any spec. An agent calls it
             in the handshake, before it has the weights.
-        by_torch: The entry with which an actor computes the same policies if it has ``run_with: torch``. None: this one.
     """
 
     name: str
     factory: PolicyFactory | str
     summary: str = ""
     check: Callable[[PolicySpec], object] | None = None
-    by_torch: PolicyEntry | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "kind")
@@ -103,34 +96,11 @@ def register_policy(entry: PolicyEntry | str, factory: PolicyFactory | None = No
     POLICIES.add(entry, replace=False)
 
 
-def check_runtime(run_with: str) -> None:
-    """Check that a library that computes networks can be imported. For torch this imports it, which takes seconds.
-
-    Args:
-        run_with: One of `RUNTIMES`. onnxruntime is not imported: only policies of the kind ``onnx`` need it, and they check it.
-
-    Raises:
-        ConfigError: If `run_with` is neither, or torch is chosen and not installed.
-    """
-    if run_with not in RUNTIMES:
-        raise ConfigError(f"run_with: must be one of {', '.join(RUNTIMES)}, not {run_with!r:.80}", key="run_with")
-    if run_with != "torch":
-        return
-    try:
-        from rl4sys_zmq.policies.torch_session import prepare
-    except ImportError as exc:
-        raise ConfigError(
-            f"run_with: torch needs the package torch ({exc}): pip install torch; or use run_with: onnxruntime", key="run_with"
-        ) from exc
-    prepare()
-
-
-def require_policy(kind: str, run_with: str = "onnxruntime") -> PolicyEntry:
+def require_policy(kind: str) -> PolicyEntry:
     """Return the registry entry of a kind of policy.
 
     Args:
         kind: The name of the kind.
-        run_with: The library that computes policies of the kind ``onnx``, one of `RUNTIMES`.
 
     Raises:
         ConfigError: If the kind is not registered in this process. The message names the remedies.
@@ -142,24 +112,22 @@ def require_policy(kind: str, run_with: str = "onnxruntime") -> PolicyEntry:
             "agent is created",
             key="kind",
         )
-    entry = POLICIES.get(kind)
-    return entry.by_torch if run_with == "torch" and entry.by_torch is not None else entry
+    return POLICIES.get(kind)
 
 
 @without_float_errors
-def build_policy(spec: PolicySpec, snapshot: PolicySnapshot, run_with: str = "onnxruntime") -> Policy:
+def build_policy(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
     """Build the policy that `spec` describes, with the weights in `snapshot`. The policy can use views of the weights.
 
     Args:
         spec: The description of the policy.
         snapshot: The weights.
-        run_with: The library that computes policies of the kind ``onnx``, one of `RUNTIMES`.
 
     Raises:
         ConfigError: If the kind is not registered in this process, if what it needs is not installed, if the snapshot and the
             spec differ in size, if the spec has extra columns and the policy is not an `ExtraColumnPolicy`, or the reverse.
     """
-    policy = require_policy(spec.kind, run_with).load()(spec, snapshot)
+    policy = require_policy(spec.kind).load()(spec, snapshot)
     if isinstance(policy, ExtraColumnPolicy) != bool(spec.columns):
         names = ", ".join(column.name for column in spec.columns)
         problem = f"does not record the extra columns {names}" if names else "records extra columns, and its spec has none"

@@ -220,7 +220,7 @@ def test_the_episodes_of_a_minari_dataset_are_demonstrations(monkeypatch: pytest
     assert "not found locally" in missing and "minari download other-v0" in missing
 
 
-@pytest.mark.parametrize("given", [("--episodes", "3"), ("--seed", "0"), ("--explore",), ("--run-with", "torch")], ids=str)
+@pytest.mark.parametrize("given", [("--episodes", "3"), ("--seed", "0"), ("--explore",)], ids=str)
 def test_options_without_an_effect_on_a_dataset_are_refused(given: tuple[str, ...]) -> None:
     done = refused(invoke(actor, "record", "--minari", "pole-v0", "--out", "pole.npz", *given))
     assert f"{given[0]} applies to --policy and --run, not to --minari" in done

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.policies import PolicyOrigin, StoredPolicy
+from rl4sys_zmq.policies.graphs.export import encode_onnx
 from rl4sys_zmq.policies.initial_weights import read_weights
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.policies.onnx_graph import encode_onnx
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 
 from .player import ROOT, play

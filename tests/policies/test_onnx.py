@@ -12,8 +12,8 @@ import pytest
 from rl4sys_zmq.algorithms import planned_policy
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies import RandomSource, build_policy
+from rl4sys_zmq.policies.graphs.export import encode_onnx
 from rl4sys_zmq.policies.mlp import MLPParameters, mlp_spec
-from rl4sys_zmq.policies.onnx_graph import encode_onnx
 from rl4sys_zmq.values import (
     ACTIVATIONS,
     BoxSpace,

@@ -14,11 +14,12 @@ import pytest
 from rl4sys_zmq.errors import ConfigError, PolicyError
 from rl4sys_zmq.policies import RandomSource, bind, build_policy, read_policy, require_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
+from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OPERATORS
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.mlp import mlp_spec
-from rl4sys_zmq.policies.onnx_model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
 from rl4sys_zmq.policies.onnx_policy import check_onnx, onnx_spec
-from rl4sys_zmq.policies.onnx_reader import decode_model
 from rl4sys_zmq.testing import check_policy
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, PolicySpec, TensorSpec
 
@@ -135,6 +136,11 @@ def test_without_onnxruntime_the_handshake_says_what_to_install(monkeypatch: pyt
     spec = perceptron("gaussian", BoxSpace((3,)))  # no other test has compiled this graph
     with pytest.raises(ConfigError, match=r"pip install 'rl4sys-zmq\[onnx\]'"):
         check(spec)
+
+
+def test_the_operators_of_a_graph_are_those_of_the_standard() -> None:
+    onnx = pytest.importorskip("onnx")
+    assert [name for name in OPERATORS if not onnx.defs.has(name)] == []
 
 
 def test_a_model_is_read_as_it_was_written() -> None:
@@ -301,10 +307,10 @@ FUZZ = """
 import random, sys
 from dataclasses import replace
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.onnx_model import encode_model
+from rl4sys_zmq.policies.graphs.model import encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OPERATORS
 from rl4sys_zmq.policies.onnx_policy import check_onnx
-from rl4sys_zmq.policies.onnx_reader import decode_model
-from rl4sys_zmq.policies.onnx_rules import OPERATORS
 from tests.policies.test_onnx_policy import convolution, perceptron
 
 rng = random.Random(int(sys.argv[1]))

@@ -10,10 +10,9 @@ import numpy as np
 from rl4sys_zmq.config.options import check_fields, one_of, option, optional, sizes
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.network_entry import NetworkEntry, PolicyRequirements
-from rl4sys_zmq.policies.onnx_features import add_features
-from rl4sys_zmq.policies.onnx_model import GraphBuilder, OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.session import observation_inputs
 from rl4sys_zmq.policies.onnx_policy import onnx_spec
-from rl4sys_zmq.policies.onnx_session import observation_inputs
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, TensorSpec
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
@@ -238,7 +237,7 @@ def cnn_graph(layers: CNNLayers, activation: str, space: ObservationSpace, outpu
         values = graph.activation(activation, values)
     values = graph.add("Flatten", values)
     if layers.beside:
-        others = [add_features(graph, part) for k, part in enumerate(parts) if k != layers.image]
+        others = [graph.features(part) for k, part in enumerate(parts) if k != layers.image]
         values = graph.add("Concat", values, *others, axis=1)
     last = len(layers.dense) - 1
     for index in range(last + 1):

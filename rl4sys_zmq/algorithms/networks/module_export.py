@@ -14,9 +14,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.network_entry import ModuleBuilder
-from rl4sys_zmq.policies.onnx_model import OPSET, OnnxValue, encode_model
-from rl4sys_zmq.policies.onnx_reader import decode_model
-from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
+from rl4sys_zmq.policies.graphs.model import OPSET, OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import BoxSpace, TensorSpec
 
 INPUT = "observations"

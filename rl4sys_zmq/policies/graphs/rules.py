@@ -20,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.onnx_model import ELEMENT_TYPES, Attribute, OnnxGraph, OnnxNode, OnnxValue
-
-__all__ = ["MAX_CONSTANT_BYTES", "OPERATORS", "OUTPUTS", "SHAPED", "check_graph"]
+from rl4sys_zmq.policies.graphs.model import ELEMENT_TYPES, Attribute, OnnxGraph, OnnxNode, OnnxValue
 
 OUTPUTS = "outputs"
 """The name of the graph's output."""
@@ -87,12 +85,7 @@ _DTYPES = {number: name for name, number in ELEMENT_TYPES.items()}
 
 
 def check_graph(graph: OnnxGraph, inputs: Sequence[OnnxValue], outputs: int) -> None:
-    """Check that a graph follows the rules of this module.
-
-    Args:
-        graph: The graph.
-        inputs: The inputs that it must have, in any order. Only their first axis can have no fixed length.
-        outputs: The number of outputs of the policy network.
+    """Check that a graph follows the rules of this module, and has these inputs and this number of outputs.
 
     Raises:
         ConfigError: If the graph breaks a rule. The message has the operator or the value.
@@ -163,11 +156,7 @@ class _Walk:
             self._dtypes[name] = array.dtype.name
 
     def check(self) -> None:
-        """Check all nodes.
-
-        Raises:
-            ConfigError: If a node breaks a rule.
-        """
+        """Check all nodes, as `check_graph` describes."""
         for node in self._graph.nodes:
             self._check_node(node)
         if self._dtypes.get(OUTPUTS) != "float32" or OUTPUTS not in self._data:

@@ -10,22 +10,19 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.graph_network import GraphNetwork
-from rl4sys_zmq.policies.onnx_model import OnnxValue, encode_model
-from rl4sys_zmq.policies.onnx_reader import decode_model
-from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
+from rl4sys_zmq.errors import ConfigError, PolicyError
+from rl4sys_zmq.policies.graphs.model import OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
 from rl4sys_zmq.values import ObservationSpace
-from rl4sys_zmq.values.observations import leaves_of
-
-__all__ = ["MAX_MEMORY_BYTES", "GraphSession", "OnnxNetwork", "load_session", "observation_inputs"]
+from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 
 MAX_MEMORY_BYTES = 1 << 30
 """The largest memory of the intermediate values of all graphs in a process, in bytes."""
@@ -48,16 +45,10 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphSession:
-    """A graph that onnxruntime has compiled. Several threads can use it.
+    """A graph that onnxruntime has compiled. Several threads can use it."""
 
-    Attributes:
-        inference: The `onnxruntime.InferenceSession`.
-        observations: The descriptions of the inputs for observations, in the order of `SpaceLeaves`.
-        outputs: The number of outputs of the network.
-    """
-
-    inference: Any
-    observations: tuple[OnnxValue, ...]
+    inference: Any  # onnxruntime.InferenceSession
+    observations: tuple[OnnxValue, ...]  # in the order of `SpaceLeaves`
     outputs: int
 
 
@@ -75,7 +66,7 @@ def load_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tupl
 
     Args:
         blob: The ONNX model.
-        observations: The inputs for observations; the first axis has no fixed length.
+        observations: The result of `observation_inputs`.
         weights: The inputs for weights.
         outputs: The number of outputs of the network.
 
@@ -98,9 +89,7 @@ def _new_session(blob: bytes, observations: tuple[OnnxValue, ...], weights: tupl
         import onnxruntime
     except ModuleNotFoundError as exc:
         raise ConfigError(
-            f"a policy of the kind 'onnx' needs the package onnxruntime ({exc}): pip install 'rl4sys-zmq[onnx]'; or, with torch, "
-            "set run_with: torch",
-            key="kind",
+            f"a policy of the kind 'onnx' needs the package onnxruntime ({exc}): pip install 'rl4sys-zmq[onnx]'", key="kind"
         ) from exc
     graph = decode_model(blob)
     check_graph(graph, (*observations, *weights), outputs)
@@ -145,35 +134,42 @@ def _limit_memory(onnxruntime: Any) -> None:
     onnxruntime.create_and_register_allocator(memory, settings)
 
 
-class OnnxNetwork(GraphNetwork):
-    """A policy network in onnxruntime with the weights of one version.
+class OnnxNetwork:
+    """A policy network in onnxruntime with the weights of one version. It implements `OutputNetwork`.
 
-    The weights are views into the buffers of the version's snapshot, which this object keeps alive.
+    The weights are views into the buffers of the version's snapshot, which this object keeps alive. All methods that compute
+    raise `PolicyError` if onnxruntime cannot run the graph.
     """
 
-    library = "onnxruntime"
-
     def __init__(self, session: GraphSession, space: ObservationSpace, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Bind the weights.
-
-        Args:
-            session: The graph.
-            space: The space of observations.
-            weights: The tensors that the graph takes, by name.
-        """
-        super().__init__(session.observations, space)
         self._session = session
+        self._leaves: SpaceLeaves = leaves_of(space)
         self._weights = {name: np.ascontiguousarray(tensor) for name, tensor in weights.items()}
 
-    def _compute(self, rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        (outputs,) = self._session.inference.run([OUTPUTS], {**self._weights, **rows})
-        return cast(NDArray[Any], outputs)
+    def single(self, observation: Any) -> NDArray[Any]:
+        """Return the outputs for one observation, as a new array ``[outputs]``."""
+        arrays = [np.asarray(leaf)[None] for leaf in self._leaves.flatten(observation)]
+        return cast(NDArray[Any], self._run(arrays)[0])
 
-    def _bound(self, buffers: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]]:
-        """Bind the buffers of the observation, the weights and a buffer of the outputs once. Each call uses them again."""
+    def batch(self, observations: Any) -> NDArray[Any]:
+        """Return the outputs for observations ``[N, *obs]``, as a new array ``[N, outputs]``."""
+        return self._run(self._leaves.flatten(observations))
+
+    def _run(self, arrays: Sequence[Any]) -> NDArray[Any]:
+        feed = dict(self._weights)
+        for value, array in zip(self._session.observations, arrays, strict=True):
+            feed[value.name] = np.ascontiguousarray(array, value.dtype).reshape(len(array), *_lengths(value))
+        try:
+            return cast(NDArray[Any], self._session.inference.run([OUTPUTS], feed)[0])
+        except Exception as exc:  # the errors of onnxruntime have no base class of their own
+            raise _failed(exc) from exc
+
+    def forward(self) -> Callable[[Any], NDArray[Any]]:
+        """Return the form of `single` for one thread. Buffers of the observation and the outputs are bound once."""
         import onnxruntime
 
-        session, bound = self._session, onnxruntime.OrtValue.ortvalue_from_numpy
+        session, bound, flatten = self._session, onnxruntime.OrtValue.ortvalue_from_numpy, self._leaves.flatten
+        buffers = {value.name: np.zeros((1, *_lengths(value)), value.dtype) for value in session.observations}
         outputs = np.empty((1, session.outputs), np.float32)
         values = {name: bound(array) for name, array in (*buffers.items(), *self._weights.items())}
         result = bound(outputs)
@@ -182,11 +178,30 @@ class OnnxNetwork(GraphNetwork):
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(OUTPUTS, result)
         kept = (binding, values, result, buffers, self)  # the binding has no references to the arrays
+        inputs = [array[0] if array.ndim > 1 else array for array in buffers.values()]
+        first = inputs[0] if self._leaves.structure is None else None
         run = session.inference.run_with_iobinding
         row: NDArray[Any] = outputs[0]
 
-        def compute() -> NDArray[Any]:
-            run(kept[0])
+        def forward(observation: Any) -> NDArray[Any]:
+            if first is not None:
+                first[...] = observation
+            else:
+                for array, leaf in zip(inputs, flatten(observation), strict=True):
+                    array[...] = leaf
+            try:
+                run(kept[0])
+            except Exception as exc:  # the errors of onnxruntime have no base class of their own
+                raise _failed(exc) from exc
             return row
 
-        return compute
+        return forward
+
+
+def _failed(exc: Exception) -> PolicyError:
+    return PolicyError(f"onnxruntime cannot run the graph of the policy: {exc!s:.400}")
+
+
+def _lengths(value: OnnxValue) -> tuple[int, ...]:
+    """Return the shape of one observation, without the first axis ``N``."""
+    return cast(tuple[int, ...], value.shape[1:])

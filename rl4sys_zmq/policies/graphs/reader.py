@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.onnx_model import (
+from rl4sys_zmq.policies.graphs.model import (
     ELEMENT_TYPES,
     FLOAT,
     FLOATS,
@@ -29,8 +29,6 @@ from rl4sys_zmq.policies.onnx_model import (
     OnnxNode,
     OnnxValue,
 )
-
-__all__ = ["MAX_GRAPH_NODES", "OPSETS", "decode_model"]
 
 OPSETS = range(13, 24)
 """The versions of the standard operators that a graph can use."""

@@ -29,26 +29,23 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.action_bounds import action_bounds
 from rl4sys_zmq.policies.folder import StoredPolicy
+from rl4sys_zmq.policies.graphs.model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
+from rl4sys_zmq.policies.graphs.reader import decode_model
+from rl4sys_zmq.policies.graphs.rules import OUTPUTS, check_graph
+from rl4sys_zmq.policies.graphs.session import observation_inputs
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPParameters, mlp_document
-from rl4sys_zmq.policies.onnx_features import add_features
-from rl4sys_zmq.policies.onnx_model import GraphBuilder, OnnxGraph, OnnxValue, encode_model
 from rl4sys_zmq.policies.onnx_policy import network_inputs
-from rl4sys_zmq.policies.onnx_reader import decode_model
-from rl4sys_zmq.policies.onnx_rules import OUTPUTS, check_graph
-from rl4sys_zmq.policies.onnx_session import observation_inputs
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.features import feature_layout
-
-__all__ = ["encode_onnx"]
 
 
 def encode_onnx(policy: StoredPolicy) -> bytes:
     """Return a stored policy as the bytes of an ONNX model, for programs without this library.
 
     Raises:
-        ConfigError: If the policy is of another kind, or has a graph that breaks a rule of `rl4sys_zmq.policies.onnx_rules`.
+        ConfigError: If the policy is of another kind, or has a graph that breaks a rule of `rl4sys_zmq.policies.graphs.rules`.
     """
     spec, snapshot, origin = policy.spec, policy.snapshot, policy.origin
     graphs = {"mlp": _perceptron, "onnx": _network}
@@ -98,7 +95,7 @@ def _network(spec: PolicySpec, tensors: Mapping[str, NDArray[Any]]) -> OnnxGraph
 
 def _features(graph: GraphBuilder, spec: PolicySpec, document: MLPParameters, tensors: Mapping[str, NDArray[Any]]) -> str:
     """Add the nodes from the observations to the input of the first layer, float32 ``[N, width]``."""
-    parts = [add_features(graph, part) for part in feature_layout(spec.observation_space).parts]
+    parts = [graph.features(part) for part in feature_layout(spec.observation_space).parts]
     features = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
     if not document.normalise_observations:
         return features
@@ -141,7 +138,7 @@ def _outputs(
 
 
 def _bounded(graph: GraphBuilder, space: BoxSpace, mean: str, output: str, *, tanh: bool) -> OnnxValue:
-    """Add the nodes from a mean to an action within the bounds of a Box, and return the description of the action."""
+    """Add the nodes from a mean to an action within the bounds of a Box, and return the action."""
     bounds = action_bounds(space)
     action = graph.cast(mean, bounds.work)
     if tanh:
@@ -204,11 +201,7 @@ def _means(graph: GraphBuilder, document: HeadParameters, logits: str) -> str:
 def _distribution(
     graph: GraphBuilder, space: BoxSpace, document: HeadParameters, values: str, tensors: Mapping[str, NDArray[Any]]
 ) -> tuple[str, list[OnnxValue]]:
-    """Add the nodes of the normal distribution of continuous actions, if there is one.
-
-    Returns:
-        The name of the means ``[N, n]``; and the descriptions of the outputs.
-    """
+    """Add the nodes of the distribution of continuous actions. Return the name of the means ``[N, n]``, and the outputs."""
     if document.head == "deterministic":
         return values, []
     if document.head == "gaussian":

@@ -2,7 +2,7 @@
 
 A model has one graph: named inputs and outputs, constants, and nodes (operations) in the order of their computation. The encoding
 is that of the protocol buffers in ``onnx.proto`` (ONNX 1.12, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). Only the
-fields that a policy needs are written; `rl4sys_zmq.policies.onnx_reader` reads the same ones.
+fields that a policy needs are written; `rl4sys_zmq.policies.graphs.reader` reads the same ones.
 """
 
 from __future__ import annotations
@@ -15,23 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ELEMENT_TYPES",
-    "FLOAT",
-    "FLOATS",
-    "INT",
-    "INTS",
-    "IR_VERSION",
-    "OPSET",
-    "STRING",
-    "TENSOR",
-    "Attribute",
-    "GraphBuilder",
-    "OnnxGraph",
-    "OnnxNode",
-    "OnnxValue",
-    "encode_model",
-]
+from rl4sys_zmq.values.features import FeatureLeaf
 
 OPSET, IR_VERSION = 17, 8
 """The versions of the operators and of the file format. Runtimes from 2022 on can read them (ONNX 1.12, onnxruntime 1.12)."""
@@ -63,31 +47,18 @@ _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class OnnxValue:
-    """The description of an input or output of a graph.
-
-    Attributes:
-        name: The name.
-        dtype: The dtype, by NumPy's name such as ``float32``.
-        shape: The length of each axis. None for an axis whose length is not fixed.
-    """
+    """The description of an input or output of a graph."""
 
     name: str
-    dtype: str
-    shape: tuple[int | None, ...]
+    dtype: str  # by NumPy's name, such as float32
+    shape: tuple[int | None, ...]  # None: the length of this axis is not fixed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxNode:
-    """One operation of a graph.
+    """One operation of a graph. An empty name stands for an input that is not given, or an output that is not computed."""
 
-    Attributes:
-        operator: The name of a standard operator, such as ``Gemm``.
-        inputs: The names of its inputs. An empty name stands for an optional input that is not given.
-        outputs: The names of its outputs. An empty name stands for an output that is not computed.
-        attributes: The attributes by name.
-    """
-
-    operator: str
+    operator: str  # a standard operator, such as Gemm
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
@@ -95,30 +66,16 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxGraph:
-    """The graph of a model.
-
-    Attributes:
-        inputs: The inputs.
-        outputs: The outputs.
-        nodes: The operations, each after those whose outputs it takes.
-        constants: The constants by name.
-        opset: The version of the standard operators.
-    """
+    """The graph of a model, with operators of the version `opset`."""
 
     inputs: tuple[OnnxValue, ...]
     outputs: tuple[OnnxValue, ...]
-    nodes: tuple[OnnxNode, ...]
+    nodes: tuple[OnnxNode, ...]  # each after those whose outputs it takes
     constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     opset: int = OPSET
 
     def renamed(self, names: Mapping[str, str], inputs: Sequence[OnnxValue], outputs: int) -> OnnxGraph:
-        """Return the same graph with other names of its inputs, other descriptions of them, and another size of its output.
-
-        Args:
-            names: The new name of each input, by its old name.
-            inputs: The descriptions of the inputs, with the new names. Inputs that no node takes can be among them.
-            outputs: The number of outputs.
-        """
+        """Return the same graph with new names of its inputs (by the old ones), new descriptions, and another output size."""
         nodes = tuple([replace(node, inputs=tuple([names.get(name, name) for name in node.inputs])) for node in self.nodes])
         described = tuple([replace(value, shape=(None, outputs)) for value in self.outputs])
         return replace(self, nodes=nodes, inputs=tuple(inputs), outputs=described)
@@ -163,18 +120,28 @@ class GraphBuilder:
             case _:
                 return self.add({"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}[name], values)
 
+    def features(self, leaf: FeatureLeaf) -> str:
+        """Append the nodes of the features of one array of an observation, and return their name, float32 ``[N, n]``.
+
+        They equal those of `rl4sys_zmq.values.features`. The graph's input has the name of the leaf, and is ``[N, *shape]`` in
+        the dtype of its space. An integer outside its space has no feature that is 1.
+        """
+        if leaf.lowest is None:
+            size = leaf.columns.stop - leaf.columns.start
+            return self.add("Reshape", self.cast(leaf.name, np.float32), self.constant([-1, size]))
+        # Each feature is 1 if one of the integers has one value: repeat the integers, and compare them with the values.
+        integers = self.add("Reshape", self.cast(leaf.name, np.int64), self.constant([-1, len(leaf.counts)]))
+        repeated = self.add("Gather", integers, self.constant(np.repeat(np.arange(len(leaf.counts)), leaf.counts)), axis=1)
+        values = np.concatenate([low + np.arange(count) for low, count in zip(leaf.lowest, leaf.counts, strict=True)])
+        return self.cast(self.add("Equal", repeated, self.constant(values)), np.float32)
+
     def graph(self, inputs: Iterable[OnnxValue], outputs: Iterable[OnnxValue]) -> OnnxGraph:
         """Return the graph with these inputs and outputs."""
         return OnnxGraph(tuple(inputs), tuple(outputs), tuple(self.nodes), dict(self.constants))
 
 
 def encode_model(graph: OnnxGraph, facts: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes of an ONNX model with this graph. The same graph gives the same bytes.
-
-    Args:
-        graph: The graph.
-        facts: Metadata by name.
-    """
+    """Return the bytes of an ONNX model with this graph and these metadata. The same graph gives the same bytes."""
     parts = [_number(1, IR_VERSION), _text(2, "rl4sys_zmq"), _bytes(7, _graph(graph))]
     parts.append(_bytes(8, _number(2, graph.opset)))
     parts += [_bytes(14, _text(1, key) + _text(2, value)) for key, value in (facts or {}).items()]

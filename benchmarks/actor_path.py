@@ -25,7 +25,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rl4sys_zmq.bench.learning_cases import CASES
+from bench.learning_cases import CASES
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, register_algorithm

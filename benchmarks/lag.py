@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from rl4sys_zmq.bench.forced_lag import LagRun, train_with_lag
-from rl4sys_zmq.bench.machine import machine_record
+from bench.forced_lag import LagRun, train_with_lag
+from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.env_util import make_vec_env
 from torch import Tensor, nn
 
-from rl4sys_zmq.bench.learning_cases import CASES
+from bench.learning_cases import CASES
 from rl4sys_zmq.learner.algorithms import make_algorithm
 from rl4sys_zmq.values import observation_space_from, space_from
 

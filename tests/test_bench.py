@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.bench import ingress, peers
-from rl4sys_zmq.bench.guard import regressions
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs, spread
+from bench import peers
+from bench.guard import regressions
+from bench.pairs import PairedFigures, measure_pairs, spread
+from rl4sys_zmq.capacity import measure_ingress as ingress
+from rl4sys_zmq.capacity.machine import machine_record
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results"
 
@@ -42,8 +43,8 @@ def test_a_record_says_where_and_what() -> None:
 
 
 def test_a_record_has_no_path_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/opt/bin/rl4sys-learner", "bench", "--json", "/tmp/some/file.json"])
-    assert machine_record()["command"] == "rl4sys-learner bench --json file.json"
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/rl4sys-learner", "capacity", "--constants", "/tmp/some/file.json"])
+    assert machine_record()["command"] == "rl4sys-learner capacity --constants file.json"
     monkeypatch.setattr(sys, "argv", ["benchmarks/lag.py", "--json", "results/lag.json"])
     assert machine_record()["command"] == "python benchmarks/lag.py --json results/lag.json"
 
@@ -91,7 +92,7 @@ def test_a_peer_that_cannot_run_says_what_would_help(tmp_path: Path, monkeypatch
 
 def test_the_task_without_velocities_shows_position_and_angle() -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    from rl4sys_zmq.bench.hidden_velocities import ENV
+    from rl4sys_zmq.testing.hidden_velocities import ENV
 
     env, whole = gymnasium.make(ENV), gymnasium.make("CartPole-v1")
     assert env.observation_space.shape == (2,) and env.spec.max_episode_steps == 500

@@ -16,8 +16,8 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("torch")
 
-from rl4sys_zmq.bench import greedy  # noqa: E402
-from rl4sys_zmq.bench.learning_cases import CASES  # noqa: E402
+from bench import greedy  # noqa: E402
+from bench.learning_cases import CASES  # noqa: E402
 from rl4sys_zmq.learner.algorithms import make_algorithm  # noqa: E402
 from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, encode_policy, write_policy  # noqa: E402
 from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from  # noqa: E402

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from rl4sys_zmq.bench.ingress_load import SMALL, TrajectoryKind, make_segment
+from rl4sys_zmq.capacity.senders import SMALL, TrajectoryKind, make_segment
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     Action,
@@ -291,7 +291,7 @@ class _SimulatedActor:
 def send_sessions(address: str, kind: TrajectoryKind, count: int, seed: int, until_s: float) -> None:
     """Run `count` simulated actors that send segments as fast as the learner's flow control allows, until `until_s` (Unix time).
 
-    This is the main function of a sender process of `rl4sys_zmq.bench.ingress`.
+    This is the main function of a sender process of `rl4sys_zmq.capacity.measure_ingress`.
     """
     load = SessionLoad(SessionLoadOptions(address=address, count=count, kind=kind, seed=seed))
     load.rate = AS_FAST_AS_POSSIBLE

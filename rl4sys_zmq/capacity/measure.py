@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rl4sys_zmq.bench.diffs import measure_diffs
-from rl4sys_zmq.bench.fanout import measure_fanout, policy_bytes
-from rl4sys_zmq.bench.ingress import IngressMeasurement, append_rate, ours
-from rl4sys_zmq.bench.ingress_load import PAYLOADS, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
-from rl4sys_zmq.bench.machine import machine_record
+from bench.diffs import measure_diffs
 from rl4sys_zmq.capacity import Constants, Measured, ResourceLoad, Traffic, Workload, traffic
 from rl4sys_zmq.capacity.constants import fit_fanout, fit_ingress
+from rl4sys_zmq.capacity.machine import machine_record
+from rl4sys_zmq.capacity.measure_fanout import measure_fanout, policy_bytes
+from rl4sys_zmq.capacity.measure_ingress import IngressMeasurement, append_rate, ours
 from rl4sys_zmq.capacity.resources import fanout, ingress, journal
+from rl4sys_zmq.capacity.senders import PAYLOADS, SEED, SMALL, TrajectoryKind, body_bytes, make_segment
 from rl4sys_zmq.learner.algorithms import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 

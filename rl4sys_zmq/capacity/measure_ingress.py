@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import zmq
+from harness.session_load import send_sessions
 
-from rl4sys_zmq.bench.ingress_load import RAW_HWM, TrajectoryKind, body_bytes, bytes_per_item, send_ours, send_raw
-from rl4sys_zmq.bench.session_load import send_sessions
+from rl4sys_zmq.capacity.senders import RAW_HWM, TrajectoryKind, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -97,7 +97,7 @@ def ours(
         payload: The kind of trajectory to send.
         batch: Number of trajectories in a message.
         actors: Number of sending processes.
-        simulated: Number of actors of each sending process (`rl4sys_zmq.bench.session_load`), which send one trajectory in a
+        simulated: Number of actors of each sending process (`harness.session_load`), which send one trajectory in a
             message; 0 for one actor, which sends prepared messages.
         seconds: Duration of the measurement.
         fsync: The option ``fsync``, for a learner that records received data on disk (the journal). Empty: in memory.

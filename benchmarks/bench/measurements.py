@@ -1,4 +1,4 @@
-"""All benchmarks by name, for ``rl4sys-learner bench`` and the scripts in ``benchmarks/``."""
+"""The benchmarks that scripts in ``benchmarks/`` run and the guard repeats, by name."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.bench.coding import CODECS, SCENES, CodingResult, measure_coding, measure_images
-from rl4sys_zmq.bench.collect import measure_collect, missing_for
-from rl4sys_zmq.bench.counting import CountingLearner
-from rl4sys_zmq.bench.diffs import measure_diffs
-from rl4sys_zmq.bench.fanout import CASES, LEVELS, measure_fanout
-from rl4sys_zmq.bench.footprint import measure_footprint, measure_overhead, measure_running
-from rl4sys_zmq.bench.infer import CALLERS, DEVICES, PERCEPTRONS, measure_calls, measure_round_trip
-from rl4sys_zmq.bench.ingress import append_rate, ours, raw
-from rl4sys_zmq.bench.ingress_load import PAYLOADS, bytes_per_item
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
-from rl4sys_zmq.bench.peers import PeerMissing, run_peer
-from rl4sys_zmq.bench.ppo_versions import own_pairs
-from rl4sys_zmq.bench.step import UNITS, measure_recurrent_step, measure_step
-from rl4sys_zmq.bench.training import LIMIT_S, train_ours
+from bench.coding import CODECS, SCENES, CodingResult, measure_coding, measure_images
+from bench.collect import measure_collect, missing_for
+from bench.counting import CountingLearner
+from bench.diffs import measure_diffs
+from bench.footprint import measure_footprint, measure_overhead, measure_running
+from bench.infer import CALLERS, DEVICES, PERCEPTRONS, measure_calls, measure_round_trip
+from bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
+from bench.peers import PeerMissing, run_peer
+from bench.ppo_versions import own_pairs
+from bench.step import UNITS, measure_recurrent_step, measure_step
+from rl4sys_zmq.capacity.machine import machine_record
+from rl4sys_zmq.capacity.measure_fanout import CASES, LEVELS, measure_fanout
+from rl4sys_zmq.capacity.measure_ingress import append_rate, ours, raw
+from rl4sys_zmq.capacity.senders import PAYLOADS, bytes_per_item
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 
 __all__ = ["QUESTIONS", "BenchOptions", "measure", "script"]
@@ -37,7 +36,6 @@ LARGE = ("P2", "P3")
 DURABLE_BATCHES = (64, 16)
 INFER_PAUSES_S = (0.0, 0.001)
 INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
-TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
 LOWER, HIGHER = "lower", "higher"
 """The values of the key ``better`` in a benchmark record: the direction in which a ratio is better."""
@@ -56,7 +54,7 @@ class BenchOptions:
         steps: Number of steps in each measurement of ``step``.
         versions: Number of published versions in each measurement of ``fanout``.
         num_envs: Number of environments of the actor in ``collect``.
-        seed: Seed of all random choices. Repeated trainings use the following integers too.
+        seed: Seed of all random choices.
         peers: True to measure other libraries too.
         folder: Folder for journals and for the file of the baseline. None: the temporary folder.
     """
@@ -274,22 +272,6 @@ def _weights(options: BenchOptions, say: PrintLine) -> Record:
     return {name: measure_diffs(name, versions, REPEAT, say) for name, versions, _ in own_pairs(options.seed)}
 
 
-def _train(options: BenchOptions, say: PrintLine) -> Record:
-    rows = []
-    for seed in range(options.seed, options.seed + options.pairs):
-        mine = train_ours(ENVS[0], seed)
-        row: Record = {"seed": seed, "ours": asdict(mine)}
-        solved = f"{mine.seconds} s, {mine.steps} steps" if mine.seconds is not None else f"not within {LIMIT_S} s"
-        say(f"{ENVS[0]} to 475, seed {seed}: {solved}, {mine.steps_per_s:,.0f} steps/s while training")
-        for name in TRAINING_PEERS if options.peers else ():
-            if (peer := _peer(say, name, "--env", ENVS[0], "--seed", seed, "--limit-s", LIMIT_S)) is not None:
-                reached = "" if peer["reached"] else "not within "
-                say(f"  {peer['peer']}: {reached}{peer['seconds']} s, {peer['steps']} steps, {peer['steps_per_s']:,} steps/s")
-                row[name] = peer
-        rows.append(row)
-    return {"runs": rows}
-
-
 def _peer(say: PrintLine, name: str, *arguments: object) -> Record | None:
     try:
         return run_peer(name, *arguments)
@@ -316,6 +298,5 @@ QUESTIONS: dict[str, Callable[[BenchOptions, PrintLine], Record]] = {
     "infer": _infer,
     "coding": _coding,
     "weights": _weights,
-    "train": _train,
 }
 """The benchmarks by name. Each function prints lines and returns its figures."""

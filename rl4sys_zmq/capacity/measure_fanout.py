@@ -21,9 +21,9 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
-from rl4sys_zmq.bench.processes import PATIENCE_S, child
+from rl4sys_zmq.capacity.processes import PATIENCE_S, child
 from rl4sys_zmq.config import AgentConfig, WeightsConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.mlp import mlp_spec

@@ -1,4 +1,4 @@
-"""From an update to the actors, beside bare PUB and SUB with the same bytes; see ``rl4sys_zmq.capacity.measure_fanout``.
+"""From an update to the actors, beside bare PUB and SUB with the same bytes; see ``bench.fanout``.
 
 python benchmarks/fanout.py --pairs 5 --json benchmarks/results/fanout.json
 """

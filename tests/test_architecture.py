@@ -52,7 +52,6 @@ FLOORS = (
     ("rpc",),
     ("actor", "learner", "relay"),
     ("serving", "ops", "testing", "fleet", "capacity", "compat"),
-    ("bench",),
     ("cli",),
     ("__init__",),
 )
@@ -60,8 +59,8 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0]
 """The rooms of the ground floor may import one another: `Worker` raises errors."""
 
-TORCH_ROOMS = {"learner", "bench", "cli"}
-TORCH_ROOMS_LATE = {"testing"}
+TORCH_ROOMS = {"learner", "cli"}
+TORCH_ROOMS_LATE = {"capacity", "testing"}
 """Rooms that import torch only inside a function."""
 TORCH_MODULES = {"policies": {"torch_attributes", "torch_operators", "torch_session", "torch_shapes", "torch_windows"}}
 """Modules that import torch in a room without it, by room.
@@ -420,9 +419,9 @@ PLANTED = [
     ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F6 never meet"),
     ("values/a.py", "from rl4sys_zmq import wire", "F1 values imports F2 wire"),
     ("values/a.py", "from ..wire import b", "F1 values imports F2 wire"),
-    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F9 cli"),
+    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F8 cli"),
     ("errors.py", "import rl4sys_zmq.values", "F0 errors imports F1 values"),
-    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F9 cli"),
+    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F8 cli"),
     ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F10 __init__"),
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),

@@ -14,16 +14,16 @@ from bench.coding import CODECS, SCENES, CodingResult, measure_coding, measure_i
 from bench.collect import measure_collect, missing_for
 from bench.counting import CountingLearner
 from bench.diffs import measure_diffs
+from bench.fanout import CASES, LEVELS, compare_fanout
 from bench.footprint import measure_footprint, measure_overhead, measure_running
 from bench.infer import CALLERS, DEVICES, PERCEPTRONS, measure_calls, measure_round_trip
+from bench.ingress import PAYLOADS, bytes_per_item, raw
 from bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
 from bench.peers import PeerMissing, run_peer
 from bench.ppo_versions import own_pairs
 from bench.step import UNITS, measure_recurrent_step, measure_step
 from rl4sys_zmq.capacity.machine import machine_record
-from rl4sys_zmq.capacity.measure_fanout import CASES, LEVELS, measure_fanout
-from rl4sys_zmq.capacity.measure_ingress import append_rate, ours, raw
-from rl4sys_zmq.capacity.senders import PAYLOADS, bytes_per_item
+from rl4sys_zmq.capacity.measure_ingress import append_rate, measure_ingress
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 
 __all__ = ["QUESTIONS", "BenchOptions", "measure", "script"]
@@ -176,7 +176,7 @@ def _collect(options: BenchOptions, say: PrintLine) -> Record:
 def _fanout(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for (kilobytes, actors), level in product(CASES, LEVELS):
-        pairs = measure_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
+        pairs = compare_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
         label = f"{kilobytes} kB to {actors} actor{'s' * (actors > 1)}, level {level}, ms"
         record[label] = _line(say, label, pairs, 3)
     return record
@@ -198,9 +198,9 @@ def _ingress(options: BenchOptions, say: PrintLine) -> Record:
 
 def _in_memory(options: BenchOptions, say: PrintLine, name: str, batch: int, actors: int) -> Record:
     payload = PAYLOADS[name]
-    load: Record = {"batch": batch, "actors": actors, "seconds": options.seconds}
+    load: Record = {"batch": batch, "processes": actors, "seconds": options.seconds}
     pairs = measure_pairs(
-        lambda: ours(payload, **load).steps_per_s / 1e6, lambda: raw(payload, **load).steps_per_s / 1e6, options.pairs
+        lambda: measure_ingress(payload, **load).steps_per_s / 1e6, lambda: raw(payload, **load).steps_per_s / 1e6, options.pairs
     )
     figures = _line(say, f"{name}, {batch} a message, {actors} sender{'s' * (actors > 1)}, M steps/s", pairs, 3, HIGHER)
     return {**figures, "bytes_per_trajectory": bytes_per_item(payload, batch)}
@@ -230,7 +230,7 @@ def _durable(options: BenchOptions, say: PrintLine) -> Record:
         load = {"batch": batch, "seconds": options.seconds, "folder": options.folder}
 
         def written(load: Record = load, commits: list[float] = commits) -> float:
-            rate = ours(payload, actors=1, fsync="always", **load)
+            rate = measure_ingress(payload, fsync="always", **load)
             commits.append(rate.items_per_commit)
             return rate.steps_per_s / 1e6
 

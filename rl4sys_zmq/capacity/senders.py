@@ -1,42 +1,29 @@
-"""The senders of the ingress benchmark, and the three kinds of trajectories that they send.
-
-Each sender runs in a separate process and prepares its messages in advance, so that the benchmark measures the receiver.
-"""
+"""Processes that send trajectories to a learner which is measured. Their messages are ready, so the learner is the limit."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
-import zmq
 
-from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.transports import Poller, Socket, Source
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Message, Refused, Welcome
+from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Refused, Submit, Welcome
 
-__all__ = [
-    "PAYLOADS",
-    "RAW_HWM",
-    "SEED",
-    "SMALL",
-    "TrajectoryKind",
-    "body_bytes",
-    "bytes_per_item",
-    "make_segment",
-    "send_ours",
-    "send_raw",
-]
+__all__ = ["P1", "SEED", "SMALL", "TrajectoryKind", "body_bytes", "make_segment", "send"]
 
 SEED = 20_240_501
 UNLIMITED = (1 << 63) - 1
 MAX_FRAMES = 256
-RAW_HWM = 64
+POLL_S = 0.05
+AHEAD = 4
+"""Number of segments for which each of several actors requests credit in advance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,48 +44,13 @@ class TrajectoryKind:
     masks: bool = False
 
 
-PAYLOADS = {
-    p.name: p
-    for p in (
-        TrajectoryKind(
-            name="P1",
-            steps=200,
-            observation_space=BoxSpace((8,)),
-            action_space=DiscreteSpace(4),
-        ),
-        TrajectoryKind(
-            name="P2",
-            steps=100,
-            observation_space=BoxSpace((2, 128, 128, 3), "|u1", 0, 255),
-            action_space=BoxSpace((7,)),
-        ),
-        TrajectoryKind(
-            name="P3",
-            steps=1000,
-            observation_space=BoxSpace((1024,)),
-            action_space=DiscreteSpace(128),
-            masks=True,
-        ),
-    )
-}
-
-
-SMALL = TrajectoryKind(
-    name="small",
-    steps=10,
-    observation_space=BoxSpace((4,)),
-    action_space=DiscreteSpace(2),
-)
+P1 = TrajectoryKind(name="P1", steps=200, observation_space=BoxSpace((8,)), action_space=DiscreteSpace(4))
+SMALL = TrajectoryKind(name="small", steps=10, observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2))
 """Trajectories that are so short that each costs more than its bytes."""
 
 
 def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
-    """Return a test trajectory of random numbers: a segment (consecutive steps) that is a whole episode.
-
-    Args:
-        payload: The kind of trajectory.
-        generation: The number of the learner thread that trains the policy, from the learner's message `Welcome`.
-    """
+    """Return a segment of random numbers that is a whole episode, for a learner with this generation."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
     assert isinstance(obs, BoxSpace) and isinstance(act, BoxSpace | DiscreteSpace)
@@ -134,66 +86,67 @@ def body_bytes(payload: TrajectoryKind, batch: int) -> list[int]:
     return [memoryview(f).nbytes for f in encode(join_submit(0, UNLIMITED, [pack_segment(make_segment(payload, 1))] * batch))]
 
 
-def bytes_per_item(payload: TrajectoryKind, batch: int) -> float:
-    """Return the size of a message in bytes, divided by the number of trajectories in the message."""
-    return sum(body_bytes(payload, batch)) / batch
+def send(address: str, kind: TrajectoryKind, batch: int, actors: int, name: str, until_s: float) -> None:
+    """Join a learner as actors, and send as fast as its flow control allows, until `until_s` (Unix time).
 
+    Several actors request credit for few segments each, so that the learner acknowledges each of their messages.
 
-def send_ours(address: str, payload: TrajectoryKind, batch: int, name: str, until_s: float) -> None:
-    """Join a learner as an actor, and send trajectories as fast as its flow control allows, until `until_s` (Unix time)."""
-    with Socket.dealer(address, send_hwm=100_000) as dealer, Poller() as poller:
-        poller.register(dealer)
-        hear = _MessageReader(dealer, poller)
-        dealer.send(encode(Hello("lab", name, 1, 0, 0, 0)))
-        while not isinstance(welcome := hear(10.0), Welcome):
-            if isinstance(welcome, Refused) or welcome is None:
-                raise RuntimeError(f"expected a Welcome, received {welcome}")
-        packed = pack_segment(make_segment(payload, welcome.generation))
-        whole = join_submit(0, UNLIMITED, [packed] * batch)
-        ready = dataclasses.replace(whole, digests=tuple(xxhash.xxh3_64_intdigest(f) for f in whole.body))
-        dealer.send(encode(Heartbeat(UNLIMITED)))
-        ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
-        seq = 0
+    Args:
+        address: Address of the learner.
+        kind: The kind of trajectory.
+        batch: Number of trajectories in a message.
+        actors: Number of actors, each with a socket.
+        name: Beginning of the actors' names.
+        until_s: Time of the end.
+    """
+    ahead = UNLIMITED if actors == 1 else AHEAD * kind.steps
+    with contextlib.ExitStack() as stack:
+        poller, connected = stack.enter_context(Poller()), dict[Source, _Actor]()
+        for number in range(actors):
+            dealer = stack.enter_context(Socket.dealer(address, send_hwm=100_000))
+            poller.register(dealer)
+            dealer.send(encode(Hello("lab", f"{name}-{number}", 1, 0, 0, 0)))
+            connected[dealer] = _Actor(dealer, kind, batch, ahead)
         while time.time() < until_s:
-            end = seq + batch
-            in_flight = (end - ack.received) * packed.nbytes
-            free = end <= ack.credit_items and in_flight <= ack.credit_bytes and end * packed.steps <= ack.credit_steps
-            if free:
-                dealer.send(encode(dataclasses.replace(ready, first_seq=seq)))
-                seq += batch
-            message = hear(0.0 if free else 0.05)
-            while message is not None:
-                if isinstance(message, Ack):
-                    ack = message
-                elif isinstance(message, Refused):
-                    raise RuntimeError(f"refused: {message}")
-                message = hear(0.0)
+            for socket in poller.poll(POLL_S):
+                connected[socket].receive()
+                connected[socket].send()
 
 
-class _MessageReader:
-    """A callable that returns the next message from the learner, or None if none arrives within `timeout_s` seconds."""
+class _Actor:
+    """One actor, with a message that is ready but for its numbers."""
 
-    def __init__(self, dealer: Socket, poller: Poller) -> None:
-        self._dealer, self._poller = dealer, poller
+    def __init__(self, dealer: Socket, kind: TrajectoryKind, batch: int, ahead: int) -> None:
+        self._dealer, self._kind, self._batch, self._ahead = dealer, kind, batch, ahead
+        self._ready: Submit | None = None
+        self._segment_bytes = self._seq = 0
+        self._ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
 
-    def __call__(self, timeout_s: float) -> Message | None:
-        frames = self._dealer.recv(MAX_FRAMES)
-        if frames is None and timeout_s and self._poller.poll(timeout_s):
-            frames = self._dealer.recv(MAX_FRAMES)
-        return None if frames is None else decode(frames)
+    def receive(self) -> None:
+        """Read all messages of the learner."""
+        while (frames := self._dealer.recv(MAX_FRAMES)) is not None:
+            answer = decode(frames)
+            if isinstance(answer, Ack):
+                self._ack = answer
+            elif isinstance(answer, Welcome):
+                packed = pack_segment(make_segment(self._kind, answer.generation))
+                whole = join_submit(0, UNLIMITED, [packed] * self._batch)
+                self._ready = dataclasses.replace(whole, digests=tuple(xxhash.xxh3_64_intdigest(f) for f in whole.body))
+                self._segment_bytes = packed.nbytes
+                self._dealer.send(encode(Heartbeat(self._ahead)))
+            elif isinstance(answer, Refused):
+                raise RuntimeError(f"refused: {answer}")
 
-
-def send_raw(address: str, sizes: list[int], until_s: float) -> None:
-    """Send messages with frames of the given sizes from a plain DEALER as fast as possible, until `until_s` (Unix time)."""
-    frames = [np.random.default_rng(SEED).bytes(n) for n in sizes]
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    dealer = context.socket(zmq.DEALER)
-    dealer.set_hwm(RAW_HWM)
-    dealer.linger = 0
-    dealer.connect(address)
-    poll: Callable[[int, int], int] = dealer.poll
-    while time.time() < until_s:
-        if poll(100, zmq.POLLOUT):
-            dealer.send_multipart(frames)
-    dealer.close()
-    context.term()
+    def send(self) -> None:
+        """Send messages until the credit is used up."""
+        while self._ready is not None:
+            ack, end = self._ack, self._seq + self._batch
+            if (
+                end > ack.credit_items
+                or (end - 1) * self._kind.steps >= ack.credit_steps
+                or (end - ack.received) * self._segment_bytes > ack.credit_bytes
+            ):
+                return
+            want = min(UNLIMITED, end * self._kind.steps + self._ahead)
+            self._dealer.send(encode(dataclasses.replace(self._ready, first_seq=self._seq, want_steps=want)))
+            self._seq = end

@@ -23,7 +23,7 @@ from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, encode_policy
 from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from  # noqa: E402
 from rl4sys_zmq.weights import digest  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/explanation/learning.md").read_text()
 SPACES = (ROOT / "docs/howto/spaces.md").read_text()
 PAIR = "ppo-pendulum"

@@ -422,7 +422,7 @@ PLANTED = [
     ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F8 cli"),
     ("errors.py", "import rl4sys_zmq.values", "F0 errors imports F1 values"),
     ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F8 cli"),
-    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F10 __init__"),
+    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F9 __init__"),
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("policies/a.py", "def f():\n    import torch", "policies imports torch"),

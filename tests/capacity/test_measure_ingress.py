@@ -1,4 +1,4 @@
-"""What is measured, and for how long. No test asserts a measured figure."""
+"""The duration of a measurement of ingress, and the threads in it. No test asserts a measured figure."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from bench.learning_cases import CASES
 from rl4sys_zmq.algorithms import ALGORITHMS, register_algorithm
 from rl4sys_zmq.algorithms.offpolicy.dqn import DQN
-from rl4sys_zmq.bench.learning_cases import CASES
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.values import Segment

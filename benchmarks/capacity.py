@@ -17,9 +17,10 @@ import argparse
 import json
 from pathlib import Path
 
-from rl4sys_zmq.bench.capacity import SETUPS, measure_constants, measure_setup
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import spread
+from bench.capacity import SETUPS, measure_setup
+from bench.pairs import spread
+from rl4sys_zmq.capacity.machine import machine_record
+from rl4sys_zmq.capacity.measure import measure_constants
 
 GOAL = 1.25
 

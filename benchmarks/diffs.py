@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.bench.diffs import POLICY, measure_diffs, snapshot
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.ppo_versions import Floats, own_pairs, train
+from bench.diffs import POLICY, measure_diffs, snapshot
+from bench.ppo_versions import Floats, own_pairs, train
+from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, WireDtype, choose_steps, encode_update, round_to
 

@@ -28,12 +28,12 @@ import gymnasium
 import numpy as np
 import torch
 
+from bench.forced_lag import LagRun, train_with_lag
+from bench.learning_cases import CASES
+from bench.peers import PeerMissing, run_peer
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.algorithms import ALGORITHMS
-from rl4sys_zmq.bench.forced_lag import LagRun, train_with_lag
-from rl4sys_zmq.bench.learning_cases import CASES
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.peers import PeerMissing, run_peer
+from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
 

@@ -28,8 +28,8 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 
+from bench.learning_cases import CASES
 from rl4sys_zmq.algorithms import make_algorithm
-from rl4sys_zmq.bench.learning_cases import CASES
 from rl4sys_zmq.policies import RandomSource, build_policy
 from rl4sys_zmq.values import PolicySnapshot, Segment, observation_space_from, space_from
 

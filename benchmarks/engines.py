@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.pairs import spread
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import spread
-from rl4sys_zmq.bench.processes import child
+from rl4sys_zmq.capacity.machine import machine_record
+from rl4sys_zmq.capacity.processes import child
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.status import request_status

@@ -15,8 +15,8 @@ import json
 import sys
 from pathlib import Path
 
-from rl4sys_zmq.bench.guard import TOLERANCE, regressions
-from rl4sys_zmq.bench.measurements import QUESTIONS, BenchOptions, measure
+from bench.guard import TOLERANCE, regressions
+from bench.measurements import QUESTIONS, BenchOptions, measure
 
 RESULTS = Path(__file__).parent / "results"
 GUARDED = ("step.json", "ingress.json", "durable.json", "weights.json", "fanout.json", "infer.json")

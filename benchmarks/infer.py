@@ -1,9 +1,9 @@
-"""Remote inference, beside a bare REQ/REP server with the same forward pass; see ``rl4sys_zmq.bench.infer``.
+"""Remote inference, beside a bare REQ/REP server with the same forward pass; see ``bench.infer``.
 
 python benchmarks/infer.py --pairs 5 --seconds 1 --json benchmarks/results/infer.json
 """
 
-from rl4sys_zmq.bench.measurements import script
+from bench.measurements import script
 
 if __name__ == "__main__":
     script(__doc__, ["infer"], print)

@@ -3,7 +3,7 @@
     python benchmarks/ingress.py
     python benchmarks/ingress.py --what durable --pairs 9 --json benchmarks/results/durable.json
 
-- ingress: payloads P1, P2, P3 of ``rl4sys_zmq.bench.ingress_load``: our learner with a journal in memory and an algorithm that
+- ingress: payloads P1, P2, P3 of ``bench.ingress``: our learner with a journal in memory and an algorithm that
   only counts; beside it a thread that reads the same bytes, in as many frames, from a ROUTER and looks at none of them. The
   senders are other processes, have their messages ready, and are as many on both sides.
 - durable: P1 with ``journal: sqlite, fsync: always``; beside it a loop that appends the same bytes to a file, with an
@@ -13,7 +13,7 @@
 Ours and the baseline run in turn; a ratio is the median of the pairs' ratios, with the least and the greatest.
 """
 
-from rl4sys_zmq.bench.measurements import script
+from bench.measurements import script
 
 if __name__ == "__main__":
     script(__doc__, ["ingress", "durable", "coding"], print)

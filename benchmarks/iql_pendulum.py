@@ -25,11 +25,11 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.bench.greedy import greedy_returns
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.recorded_actor import send_recorded
+from bench.greedy import greedy_returns
+from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.ops.recorded_actor import send_recorded
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 from rl4sys_zmq.values import BoxSpace, Segment
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from bench.forced_lag import LagRun, train_with_lag
 from rl4sys_zmq.algorithms import ALGORITHMS
-from rl4sys_zmq.bench.forced_lag import LagRun, train_with_lag
-from rl4sys_zmq.bench.machine import machine_record
+from rl4sys_zmq.capacity.machine import machine_record
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "impala": ("IMPALA", {}),

@@ -8,7 +8,7 @@
     python benchmarks/learning.py --chance dqn-cartpole            # how many seeds a comparison needs
     python benchmarks/learning.py --coverage                       # how much the intervals promise, by seeds
 
-A training of ours is a learner and one actor process over tcp; `rl4sys_zmq.bench.learning_cases` has the values. The score at a
+A training of ours is a learner and one actor process over tcp; `bench.learning_cases` has the values. The score at a
 mark (a half, three quarters and all of the steps) is the mean return of the training episodes that ended in the last tenth of the
 steps before it. *Greedy* is the mean return of 50 greedy episodes after the training, with the same seeds on both sides. Over the
 seeds the table has interquartile means with a 90 % interval from a bootstrap over the seeds, and (ours - random) /
@@ -39,11 +39,12 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.environment import environment
+from bench.greedy import greedy_returns
+from bench.learning_cases import CASES, Case
+from bench.peers import PeerMissing, run_peer
 from rl4sys_zmq.algorithms import ALGORITHMS
-from rl4sys_zmq.bench.greedy import greedy_returns
-from rl4sys_zmq.bench.learning_cases import CASES, Case
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.peers import PeerMissing, run_peer
+from rl4sys_zmq.capacity.machine import machine_record
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.curves import read_curves
@@ -169,7 +170,7 @@ def ours(case: Case, seed: int) -> dict[str, Any]:
             began = time.monotonic()
             command = [sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", "--env", case.env, "--learner", learner.address]
             command += ["--client-id", CLIENT, "--num-envs", str(case.num_envs), "--seed", str(seed), "--exit-with-stdin"]
-            actor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            actor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment())
             try:
                 version = 0
                 while True:

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import MedianRange, spread
-from rl4sys_zmq.bench.updates import hidden_width, layer_parameters, placed_algorithm, random_segment, updates_per_s
+from bench.pairs import MedianRange, spread
+from bench.updates import hidden_width, layer_parameters, placed_algorithm, random_segment, updates_per_s
+from rl4sys_zmq.capacity.machine import machine_record
 
 MINIBATCHES, EPOCHS = 2, 4
 

@@ -22,8 +22,8 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.env_util import make_vec_env
 from torch import Tensor, nn
 
+from bench.learning_cases import CASES
 from rl4sys_zmq.algorithms import make_algorithm
-from rl4sys_zmq.bench.learning_cases import CASES
 from rl4sys_zmq.values import observation_space_from, space_from
 
 MARKS = (1, 10, 100, 1000, 10_000)

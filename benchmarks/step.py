@@ -16,7 +16,7 @@
 Ours and the baseline run in turn. A ratio is the median of the pairs' ratios, with the least and the greatest.
 """
 
-from rl4sys_zmq.bench.measurements import script
+from bench.measurements import script
 
 if __name__ == "__main__":
     script(__doc__, ["step", "recurrent", "footprint", "overhead", "collect"], print)

@@ -5,8 +5,7 @@
 
 Ours counts from the moment the first actor joins, the peers from their first environment step or later, until the mean return
 of the last 100 training episodes reaches the target. Process start, imports and building are left out on all sides. A run is
-stopped after ``--limit-s``: a ratio against a run that did not finish is an upper bound. ``rl4sys-learner bench --what train``
-asks the same for CartPole.
+stopped after ``--limit-s``: a ratio against a run that did not finish is an upper bound.
 
 ``--hold`` goes on to twice the steps at which the target was reached, and says what the mean return is there.
 """
@@ -19,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import spread
-from rl4sys_zmq.bench.peers import run_peer
-from rl4sys_zmq.bench.training import LIMIT_S, TARGETS, train_ours
+from bench.pairs import spread
+from bench.peers import run_peer
+from bench.training import LIMIT_S, TARGETS, train_ours
+from rl4sys_zmq.capacity.machine import machine_record
 
 PEERS = {"sb3": "sb3_ppo", "rllib": "rllib_ppo"}
 

@@ -15,8 +15,7 @@ The subpackages form layers. A module imports only from its own subpackage and f
 - F6 `actor` and `learner`: the two sides. Neither imports the other; they exchange only messages.
 - F7 `serving`: inference, environments, actions and trainers as services. `ops`: status, diagnosis and plots.
   `testing`: public test tools. `compat`: further names that programs for RL4Sys import.
-- F8 `bench`: the measurements behind the benchmarks.
-- F9 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
+- F8 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
 
 Public names are loaded when first used. Importing this package never imports torch.
 """

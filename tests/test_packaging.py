@@ -23,7 +23,7 @@ ROOT = PACKAGE.parent
 
 TEST_TOOLS = {
     *("addresses", "chaos", "chaos_loop", "check_algorithm", "check_data_store", "check_policy", "check_transport", "fakes"),
-    "plugin",
+    *("hidden_velocities", "plugin"),
 }
 """The modules of `testing`, which users use in their tests. Helpers for the tests of delivery are in tests/."""
 

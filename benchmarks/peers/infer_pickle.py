@@ -2,7 +2,7 @@
 
     python benchmarks/peers/infer_pickle.py --seconds 3 --callers 8 --hidden 64 64
 
-The load is that of ``rl4sys_zmq.bench.infer``: 256 float32 in, four out, a perceptron in numpy, each caller a process. Unpickling
+The load is that of ``bench.infer``: 256 float32 in, four out, a perceptron in numpy, each caller a process. Unpickling
 runs whatever the bytes say: here they are its own child's. Needs ``lz4``.
 """
 

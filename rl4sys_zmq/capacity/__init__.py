@@ -5,7 +5,7 @@
 - `predict`: the load of each resource (`ResourceLoad`), such as the interpreter, the journal, memory and network.
 - `propose`: the layout that would carry a load beyond one process.
 
-All functions but those for the file are pure. `rl4sys_zmq.bench.capacity` measures the constants.
+All of these but the functions for the file are pure. `rl4sys_zmq.capacity.measure` measures the constants.
 """
 
 from __future__ import annotations

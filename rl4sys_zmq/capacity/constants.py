@@ -105,8 +105,7 @@ class Measured:
 
     Attributes:
         constants: The constants.
-        machine: Description of the machine, the versions and the time (`rl4sys_zmq.bench.machine`); empty if the constants were
-            not measured here.
+        machine: The result of `machine_record`; empty if the constants were not measured here.
     """
 
     constants: Constants

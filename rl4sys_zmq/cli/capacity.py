@@ -107,7 +107,7 @@ def capacity(options: CapacityOptions) -> None:
 
 def _measure(path: Path, *, quiet: bool) -> Measured:
     require("learner", "torch")
-    from rl4sys_zmq.bench.capacity import measure_constants
+    from rl4sys_zmq.capacity.measure import measure_constants
 
     measured = measure_constants(lambda line: None if quiet else print_line(f"measuring {line}"))
     write_constants(path, measured)

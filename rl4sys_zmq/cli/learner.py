@@ -352,31 +352,6 @@ def check(file: Path) -> None:
 
 
 @main.command()
-@option(
-    "--what",
-    type=click.Choice(["step", "ingress", "weights", "fanout", "infer", "train"]),
-    multiple=True,
-    help="Measure only this; repeatable.  [default: all]",
-)
-@option("--pairs", type=click.IntRange(1), default=5, help="Number of alternating runs of this library and its baseline.")
-@option("--seconds", type=SECONDS, default=5.0, help="Duration of each measured loop, in seconds.")
-@option("--peers", is_flag=True, help="Also measure gRPC, pickle and lz4, Stable-Baselines3 and RLlib (`make peers`).")
-@option("--json", type=FILE, metavar="FILE", help="Also write all figures to this file.")
-def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: Path | None) -> None:
-    """Run the published benchmarks on this machine, each in alternation with a reference implementation.
-
-    step: the cost of acting, import and memory, a control loop, and collected steps. ingress: receiving trajectories, also
-    with the journal on disk. weights: the size of diffs. fanout: the time from an update to the actors. infer: remote inference,
-    compared with REQ and REP. train: CartPole to a return of 475.
-    """
-    from rl4sys_zmq.cli.app import require
-    from rl4sys_zmq.cli.bench import bench as run
-
-    require("gym", "gymnasium")
-    run(what, pairs, seconds, peers=peers, path=json)
-
-
-@main.command()
 @option("--actors", type=click.IntRange(1), help="Number of actors of all clients together.")
 @option("--steps-per-s", type=FiniteRange(0), help="Environment steps per second of each actor.")
 @option("--model-bytes", type=amount, metavar="SIZE", help="Size of the weights of a policy in float32, such as 300kB.")

@@ -5,4 +5,5 @@
 - `doctor`: a diagnosis of the connection between an actor and a learner, in stages.
 - `requests`: a message to a learner and its reply.
 - `curves`: learning curves from a run's log.
+- `recorded_actor`: an actor without a policy that sends recorded segments.
 """

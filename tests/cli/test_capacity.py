@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rl4sys_zmq.bench import capacity as measuring
-from rl4sys_zmq.bench.ingress_load import SMALL
-from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.capacity import RECORDED, Measured, write_constants
+from rl4sys_zmq.capacity import measure as measuring
 from rl4sys_zmq.capacity.layout import HOW_TO
+from rl4sys_zmq.capacity.machine import machine_record
+from rl4sys_zmq.capacity.senders import SMALL
 from rl4sys_zmq.cli.learner import main
 
 LOAD = ("--actors", "100", "--steps-per-s", "50", "--model-bytes", "300kB")
@@ -89,10 +89,9 @@ def test_what_it_cannot_use(arguments: tuple[str, ...], expected: str) -> None:
 
 
 def test_constants_are_measured_and_kept(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "INGRESS_CASES", ((SMALL, 0),))
-    monkeypatch.setattr(measuring, "DURABLE_CASES", ((SMALL, 8),))
+    monkeypatch.setattr(measuring, "INGRESS_CASES", ((SMALL, 1, 4),))
+    monkeypatch.setattr(measuring, "DURABLE_CASES", ((SMALL, 8, 1),))
     monkeypatch.setattr(measuring, "FANOUT_CASES", ((4, 2),))
-    monkeypatch.setattr(measuring, "SIMULATED", 4)
     monkeypatch.setattr(measuring, "TRAINING_CASES", ((8, 64), (64, 256)))
     monkeypatch.setattr(measuring.measure_constants, "__kwdefaults__", {"seconds": 1.0, "versions": 3, "folder": None})
     output = run("--measure", *LOAD)
@@ -101,10 +100,3 @@ def test_constants_are_measured_and_kept(caches: Path, monkeypatch: pytest.Monke
     assert constants["ingress"]["message_s"] + constants["ingress"]["segment_s"] > 0
     assert constants["gradient_s"] + constants["gradient_unit_s"] > 0
     assert constants["commit_s"] > 0 and constants["diff_ratio"] > 1
-
-
-def test_a_set_up_is_predicted_and_run() -> None:
-    for setup in measuring.SETUPS:
-        assert measuring.predicted_rate(setup, RECORDED) > 0
-    found = measuring.measure_setup(measuring.SETUPS[2], RECORDED, seconds=0.3, versions=3)
-    assert found.measured > 0 and found.ratio == found.predicted / found.measured

@@ -191,7 +191,6 @@ def test_a_line_ends_between_words_on_a_narrow_terminal(monkeypatch: pytest.Monk
         ["doctor", "127.0.0.1:9", "--timeout"],
         ["client", "127.0.0.1:9", "luna", "restart", "--timeout"],
         ["demo", "--max-seconds"],
-        ["bench", "--seconds"],
     ],
     ids=lambda arguments: arguments[0],
 )

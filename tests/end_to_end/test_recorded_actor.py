@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl4sys_zmq.bench.recorded_actor import send_recorded
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.errors import RL4SysError
+from rl4sys_zmq.ops.recorded_actor import send_recorded
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 
 from .conftest import Lab

@@ -24,7 +24,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module `forced_lag`, and the segments that its algorithm observes, each with the newest version at that time."""
     pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
-    forced_lag: Any = pytest.importorskip("rl4sys_zmq.bench.forced_lag")
+    forced_lag: Any = pytest.importorskip("bench.forced_lag")
     seen: list[tuple[int, Any]] = []
     make = forced_lag.make_algorithm
 

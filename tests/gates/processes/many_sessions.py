@@ -6,9 +6,9 @@ import threading
 import time
 from typing import Any
 
+from harness.session_load import SessionLoad, SessionLoadOptions
 from harness.talk import obey, options, say
 
-from rl4sys_zmq.bench.session_load import SessionLoad, SessionLoadOptions
 from rl4sys_zmq.transports import raise_descriptor_limit
 
 PATIENCE_S = 120.0

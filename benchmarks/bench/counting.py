@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from bench.environment import environment
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies.gru import GRUParameters, gru_spec
 from rl4sys_zmq.policies.head_parameters import stochastic_head
@@ -55,8 +56,8 @@ class CountingLearner(Resource):
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
-        command = [sys.executable, "-m", "rl4sys_zmq.bench.counting", bind]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "bench.counting", bind]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
         self.address = self._hear()
 
     def steps(self) -> int:

@@ -2,7 +2,7 @@
 
 It has the idea of the task of that name in bsuite (Osband et al. 2020, Behaviour suite for reinforcement learning), with several
 balls in an episode. Its import registers ``PixelCatch-v0`` with Gymnasium, so that its id with this module,
-``rl4sys_zmq.bench.pixel_catch:PixelCatch-v0``, works in every command.
+``bench.pixel_catch:PixelCatch-v0``, works in every command.
 """
 
 from __future__ import annotations

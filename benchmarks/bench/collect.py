@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 
-from rl4sys_zmq.bench.counting import ALGORITHM, CountingLearner
-from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
+from bench.counting import ALGORITHM, CountingLearner
+from bench.pairs import PairedFigures, measure_pairs
 
 __all__ = ["missing_for", "measure_collect"]
 

@@ -6,7 +6,6 @@ the time until the learner acknowledges each segment. They receive weights and b
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from rl4sys_zmq.bench.ingress_load import SMALL, TrajectoryKind, make_segment
+from rl4sys_zmq.capacity.senders import SMALL, TrajectoryKind, make_segment
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     Action,
@@ -37,10 +36,7 @@ from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment
 from rl4sys_zmq.wire.messages import FetchWeights, Hello, Welcome
 
-__all__ = ["AS_FAST_AS_POSSIBLE", "SessionLoad", "SessionLoadOptions", "send_sessions"]
-
-AS_FAST_AS_POSSIBLE = math.inf
-"""A rate at which each actor sends a segment whenever the learner's flow control allows one."""
+__all__ = ["SessionLoad", "SessionLoadOptions"]
 
 TICK_S = 0.05
 """Time between two looks at the timers of all sessions, in seconds."""
@@ -77,7 +73,7 @@ class SessionLoad(Worker):
     Other threads set `rate` and read the results. Stop it with `stop` and `join`.
 
     Attributes:
-        rate: Segments per second that each actor sends; 0 to rest. `AS_FAST_AS_POSSIBLE` for no limit.
+        rate: Segments per second that each actor sends; 0 to rest.
         rate_in_use: The rate that the thread has read last. After a change of `rate`, segments at the old rate can leave until
             this is the new one.
         latencies_s: Time from the first send of each segment until its acknowledgement, in seconds.
@@ -142,8 +138,6 @@ class SessionLoad(Worker):
                     for socket in self._poller.poll(max(0.001, min(due, TICK_S))):
                         if (actor := self._by_socket.get(socket)) is not None:  # else closed earlier in this turn
                             self._read(actor, socket)
-                            if rate == AS_FAST_AS_POSSIBLE and socket is actor.dealer:  # its credit can have grown
-                                self._serve(actor, time.monotonic(), rate)
                     now = time.monotonic()
                     if now >= tick_at:
                         tick_at = now + TICK_S
@@ -264,12 +258,12 @@ class _SimulatedActor:
     def segments_due(self, now: float, rate: float) -> list[list[Action]]:
         """Return the actions that send the segments due now, at `rate` segments per second, and request credit for more."""
         if rate != self._rate:
-            self._rate, self._due_at = rate, now + (self._rng.random() / rate if rate != AS_FAST_AS_POSSIBLE else 0.0)
+            self._rate, self._due_at = rate, now + (self._rng.random() / rate if rate else 0.0)
         actions = []
         while self._due_at <= now and self.session.can_take():
             self._sent.append((self.submitted, now))
             self.submitted += 1
-            self._due_at = self._due_at + 1 / rate if rate != AS_FAST_AS_POSSIBLE else now
+            self._due_at += 1 / rate
             actions.append(self.session.take(now, [self._segment()], AHEAD * self._kind.steps))
         actions.append(self.session.want(now, self.session.sent_steps + AHEAD * self._kind.steps))
         return actions
@@ -286,19 +280,3 @@ class _SimulatedActor:
         if generation not in self._packed:
             self._packed[generation] = pack_segment(make_segment(self._kind, generation))
         return self._packed[generation]
-
-
-def send_sessions(address: str, kind: TrajectoryKind, count: int, seed: int, until_s: float) -> None:
-    """Run `count` simulated actors that send segments as fast as the learner's flow control allows, until `until_s` (Unix time).
-
-    This is the main function of a sender process of `rl4sys_zmq.bench.ingress`.
-    """
-    load = SessionLoad(SessionLoadOptions(address=address, count=count, kind=kind, seed=seed))
-    load.rate = AS_FAST_AS_POSSIBLE
-    load.start()
-    try:
-        load.join(max(0.0, until_s - time.time()))
-    finally:
-        load.stop()
-        load.join()
-    load.raise_if_dead()

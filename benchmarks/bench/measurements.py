@@ -1,4 +1,4 @@
-"""All benchmarks by name, for ``rl4sys-learner bench`` and the scripts in ``benchmarks/``."""
+"""The benchmarks that scripts in ``benchmarks/`` run and the guard repeats, by name."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.bench.coding import CODECS, SCENES, CodingResult, measure_coding, measure_images
-from rl4sys_zmq.bench.collect import measure_collect, missing_for
-from rl4sys_zmq.bench.counting import CountingLearner
-from rl4sys_zmq.bench.diffs import measure_diffs
-from rl4sys_zmq.bench.fanout import CASES, LEVELS, measure_fanout
-from rl4sys_zmq.bench.footprint import measure_footprint, measure_overhead, measure_running
-from rl4sys_zmq.bench.infer import CALLERS, DEVICES, PERCEPTRONS, measure_calls, measure_round_trip
-from rl4sys_zmq.bench.ingress import append_rate, ours, raw
-from rl4sys_zmq.bench.ingress_load import PAYLOADS, bytes_per_item
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
-from rl4sys_zmq.bench.peers import PeerMissing, run_peer
-from rl4sys_zmq.bench.ppo_versions import own_pairs
-from rl4sys_zmq.bench.step import UNITS, measure_recurrent_step, measure_step
-from rl4sys_zmq.bench.training import LIMIT_S, train_ours
+from bench.coding import CODECS, SCENES, CodingResult, measure_coding, measure_images
+from bench.collect import measure_collect, missing_for
+from bench.counting import CountingLearner
+from bench.diffs import measure_diffs
+from bench.fanout import CASES, LEVELS, compare_fanout
+from bench.footprint import measure_footprint, measure_overhead, measure_running
+from bench.infer import CALLERS, DEVICES, PERCEPTRONS, measure_calls, measure_round_trip
+from bench.ingress import PAYLOADS, bytes_per_item, raw
+from bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
+from bench.peers import PeerMissing, run_peer
+from bench.ppo_versions import own_pairs
+from bench.step import UNITS, measure_recurrent_step, measure_step
+from rl4sys_zmq.capacity.machine import machine_record
+from rl4sys_zmq.capacity.measure_ingress import append_rate, measure_ingress
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 
 __all__ = ["QUESTIONS", "BenchOptions", "measure", "script"]
@@ -37,7 +36,6 @@ LARGE = ("P2", "P3")
 DURABLE_BATCHES = (64, 16)
 INFER_PAUSES_S = (0.0, 0.001)
 INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
-TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
 LOWER, HIGHER = "lower", "higher"
 """The values of the key ``better`` in a benchmark record: the direction in which a ratio is better."""
@@ -56,7 +54,7 @@ class BenchOptions:
         steps: Number of steps in each measurement of ``step``.
         versions: Number of published versions in each measurement of ``fanout``.
         num_envs: Number of environments of the actor in ``collect``.
-        seed: Seed of all random choices. Repeated trainings use the following integers too.
+        seed: Seed of all random choices.
         peers: True to measure other libraries too.
         folder: Folder for journals and for the file of the baseline. None: the temporary folder.
     """
@@ -178,7 +176,7 @@ def _collect(options: BenchOptions, say: PrintLine) -> Record:
 def _fanout(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for (kilobytes, actors), level in product(CASES, LEVELS):
-        pairs = measure_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
+        pairs = compare_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
         label = f"{kilobytes} kB to {actors} actor{'s' * (actors > 1)}, level {level}, ms"
         record[label] = _line(say, label, pairs, 3)
     return record
@@ -200,9 +198,9 @@ def _ingress(options: BenchOptions, say: PrintLine) -> Record:
 
 def _in_memory(options: BenchOptions, say: PrintLine, name: str, batch: int, actors: int) -> Record:
     payload = PAYLOADS[name]
-    load: Record = {"batch": batch, "actors": actors, "seconds": options.seconds}
+    load: Record = {"batch": batch, "processes": actors, "seconds": options.seconds}
     pairs = measure_pairs(
-        lambda: ours(payload, **load).steps_per_s / 1e6, lambda: raw(payload, **load).steps_per_s / 1e6, options.pairs
+        lambda: measure_ingress(payload, **load).steps_per_s / 1e6, lambda: raw(payload, **load).steps_per_s / 1e6, options.pairs
     )
     figures = _line(say, f"{name}, {batch} a message, {actors} sender{'s' * (actors > 1)}, M steps/s", pairs, 3, HIGHER)
     return {**figures, "bytes_per_trajectory": bytes_per_item(payload, batch)}
@@ -232,7 +230,7 @@ def _durable(options: BenchOptions, say: PrintLine) -> Record:
         load = {"batch": batch, "seconds": options.seconds, "folder": options.folder}
 
         def written(load: Record = load, commits: list[float] = commits) -> float:
-            rate = ours(payload, actors=1, fsync="always", **load)
+            rate = measure_ingress(payload, fsync="always", **load)
             commits.append(rate.items_per_commit)
             return rate.steps_per_s / 1e6
 
@@ -274,22 +272,6 @@ def _weights(options: BenchOptions, say: PrintLine) -> Record:
     return {name: measure_diffs(name, versions, REPEAT, say) for name, versions, _ in own_pairs(options.seed)}
 
 
-def _train(options: BenchOptions, say: PrintLine) -> Record:
-    rows = []
-    for seed in range(options.seed, options.seed + options.pairs):
-        mine = train_ours(ENVS[0], seed)
-        row: Record = {"seed": seed, "ours": asdict(mine)}
-        solved = f"{mine.seconds} s, {mine.steps} steps" if mine.seconds is not None else f"not within {LIMIT_S} s"
-        say(f"{ENVS[0]} to 475, seed {seed}: {solved}, {mine.steps_per_s:,.0f} steps/s while training")
-        for name in TRAINING_PEERS if options.peers else ():
-            if (peer := _peer(say, name, "--env", ENVS[0], "--seed", seed, "--limit-s", LIMIT_S)) is not None:
-                reached = "" if peer["reached"] else "not within "
-                say(f"  {peer['peer']}: {reached}{peer['seconds']} s, {peer['steps']} steps, {peer['steps_per_s']:,} steps/s")
-                row[name] = peer
-        rows.append(row)
-    return {"runs": rows}
-
-
 def _peer(say: PrintLine, name: str, *arguments: object) -> Record | None:
     try:
         return run_peer(name, *arguments)
@@ -316,6 +298,5 @@ QUESTIONS: dict[str, Callable[[BenchOptions, PrintLine], Record]] = {
     "infer": _infer,
     "coding": _coding,
     "weights": _weights,
-    "train": _train,
 }
 """The benchmarks by name. Each function prints lines and returns its figures."""

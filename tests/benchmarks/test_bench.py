@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl4sys_zmq.bench import ingress, peers
-from rl4sys_zmq.bench.guard import regressions
-from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs, spread
+from bench import peers
+from bench.guard import regressions
+from bench.pairs import PairedFigures, measure_pairs, spread
+from rl4sys_zmq.capacity.machine import machine_record
 
-RESULTS = Path(__file__).parents[1] / "benchmarks/results"
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
 def test_pairs_are_measured_in_turn_and_compared_pair_by_pair() -> None:
@@ -42,8 +41,8 @@ def test_a_record_says_where_and_what() -> None:
 
 
 def test_a_record_has_no_path_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/opt/bin/rl4sys-learner", "bench", "--json", "/tmp/some/file.json"])
-    assert machine_record()["command"] == "rl4sys-learner bench --json file.json"
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/rl4sys-learner", "capacity", "--constants", "/tmp/some/file.json"])
+    assert machine_record()["command"] == "rl4sys-learner capacity --constants file.json"
     monkeypatch.setattr(sys, "argv", ["benchmarks/lag.py", "--json", "results/lag.json"])
     assert machine_record()["command"] == "python benchmarks/lag.py --json results/lag.json"
 
@@ -87,40 +86,3 @@ def test_a_peer_that_cannot_run_says_what_would_help(tmp_path: Path, monkeypatch
         peers.run_peer("broken")
     (tmp_path / "works.py").write_text("import sys; print('noise'); print('{\"got\": \"' + sys.argv[1] + '\"}')")
     assert peers.run_peer("works", 3) == {"got": "3"}
-
-
-def test_the_task_without_velocities_shows_position_and_angle() -> None:
-    gymnasium = pytest.importorskip("gymnasium")
-    from rl4sys_zmq.bench.hidden_velocities import ENV
-
-    env, whole = gymnasium.make(ENV), gymnasium.make("CartPole-v1")
-    assert env.observation_space.shape == (2,) and env.spec.max_episode_steps == 500
-    shown, every = env.reset(seed=3)[0], whole.reset(seed=3)[0]
-    for action in (0, 1, 1):
-        assert shown.tolist() == every[[0, 2]].tolist() and env.observation_space.contains(shown)
-        shown, every = env.step(action)[0], whole.step(action)[0]
-
-
-def test_a_measurement_of_ingress_lasts_until_the_first_steps_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine nothing may arrive for longer than the measurement lasts."""
-    monkeypatch.setattr(ingress, "WARM_UP_S", 0.0)
-    counts = iter([7, 7, 7, 12])
-    rate, _, shares = ingress._measure(lambda: next(counts, 12), 0.0)
-    assert rate > 0 and shares == []
-    monkeypatch.setattr(ingress, "START_S", 0.0)
-    with pytest.raises(TimeoutError, match="no steps arrived within 0 s"):
-        ingress._measure(lambda: 7, 0.0)
-
-
-def test_threads_of_an_earlier_learner_are_not_measured() -> None:
-    ending = threading.Event()
-    old, new = (threading.Thread(target=ending.wait, name=f"rl4sys-learner-{name}") for name in ("old", "new"))
-    old.start()
-    others = set(threading.enumerate())
-    new.start()
-    try:
-        assert ingress._threads("rl4sys-learner-", others) == [new.ident]
-    finally:
-        ending.set()
-        old.join()
-        new.join()

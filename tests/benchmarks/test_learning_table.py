@@ -16,14 +16,14 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("torch")
 
+from bench import greedy  # noqa: E402
+from bench.learning_cases import CASES  # noqa: E402
 from rl4sys_zmq.algorithms import make_algorithm  # noqa: E402
-from rl4sys_zmq.bench import greedy  # noqa: E402
-from rl4sys_zmq.bench.learning_cases import CASES  # noqa: E402
 from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, encode_policy, write_policy  # noqa: E402
 from rl4sys_zmq.values import PolicySnapshot, observation_space_from, space_from  # noqa: E402
 from rl4sys_zmq.weights import digest  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/explanation/learning.md").read_text()
 SPACES = (ROOT / "docs/howto/spaces.md").read_text()
 PAIR = "ppo-pendulum"

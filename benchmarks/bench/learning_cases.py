@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl4sys_zmq.bench.hidden_velocities import ENV as HIDDEN_VELOCITIES
+from rl4sys_zmq.testing.hidden_velocities import ENV as HIDDEN_VELOCITIES
 
 __all__ = ["CASES", "COURIER", "PIXEL_CATCH", "Case"]
 
-COURIER = "rl4sys_zmq.bench.courier:Courier-v0"
-"""The id of `rl4sys_zmq.bench.courier.Courier`, whose module Gymnasium imports."""
+COURIER = "bench.courier:Courier-v0"
+"""The id of `bench.courier.Courier`, whose module Gymnasium imports."""
 
-PIXEL_CATCH = "rl4sys_zmq.bench.pixel_catch:PixelCatch-v0"
-"""The id of `rl4sys_zmq.bench.pixel_catch.PixelCatch`, whose module Gymnasium imports."""
+PIXEL_CATCH = "bench.pixel_catch:PixelCatch-v0"
+"""The id of `bench.pixel_catch.PixelCatch`, whose module Gymnasium imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

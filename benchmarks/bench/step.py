@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.counting import ALGORITHM, HIDDEN, ROLLOUT
+from bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.actor import AgentConfig, RL4SysAgent, RL4SysTrajectory
-from rl4sys_zmq.bench.counting import ALGORITHM, HIDDEN, ROLLOUT
-from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 __all__ = ["ACTIONS", "OBSERVATION", "StepTimeComparison", "forward_only", "measure_recurrent_step", "measure_step", "plain_step"]

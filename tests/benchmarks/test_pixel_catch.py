@@ -12,7 +12,7 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
-from rl4sys_zmq.bench.learning_cases import CASES, PIXEL_CATCH  # noqa: E402
+from bench.learning_cases import CASES, PIXEL_CATCH  # noqa: E402
 
 
 def test_a_policy_that_looks_catches_every_ball() -> None:

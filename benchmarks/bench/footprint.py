@@ -9,11 +9,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
+import rl4sys_zmq
+from bench.environment import environment
+from bench.pairs import PairedFigures, measure_pairs
 
 __all__ = ["Footprint", "LoopOverhead", "measure_footprint", "measure_overhead", "measure_running"]
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(rl4sys_zmq.__file__).parent
 _RESIDENT = "int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1])"
 _IMPORT = "import json, time\nbegan = time.perf_counter()\n{imports}\ntook = time.perf_counter() - began\n"
 _SAY = f"print(json.dumps([took, {_RESIDENT}]))\n"
@@ -38,7 +40,7 @@ import json, time, numpy
 rate, seconds, address = {rate}, {seconds}, {address!r}
 observation, traj, agent, plain = numpy.zeros(8, numpy.float32), None, None, None
 if address == "plain":
-    from rl4sys_zmq.bench.step import plain_step
+    from bench.step import plain_step
     plain = plain_step()
 elif address is not None:
     from rl4sys_zmq import AgentConfig, RL4SysAgent
@@ -141,6 +143,7 @@ def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: in
 
 
 def _fresh(code: str, seconds: float = 0.0) -> tuple[float, float]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60 + 2 * seconds)
+    command, limit_s = [sys.executable, "-c", code], 60 + 2 * seconds
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit_s, env=environment())
     first, second = json.loads(done.stdout.splitlines()[-1])
     return first, second

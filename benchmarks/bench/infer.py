@@ -26,8 +26,8 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
-from rl4sys_zmq.bench.processes import PATIENCE_S, child
+from bench.pairs import PairedFigures, measure_pairs
+from rl4sys_zmq.capacity.processes import PATIENCE_S, child
 from rl4sys_zmq.serving import BatchLimits, InferenceClient, InferenceServer
 
 __all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "BenchPolicy", "measure_calls", "measure_round_trip"]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import zstandard
 
-from rl4sys_zmq.bench.ppo_versions import Floats
+from bench.ppo_versions import Floats
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import (
     HEADER_BYTES,

@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
+from bench.courier import MOVES  # noqa: E402
+from bench.learning_cases import CASES, COURIER  # noqa: E402
 from rl4sys_zmq import AgentConfig, RL4SysAgent  # noqa: E402
 from rl4sys_zmq.actor import FrozenAgent  # noqa: E402
 from rl4sys_zmq.algorithms import planned_policy  # noqa: E402
-from rl4sys_zmq.bench.courier import MOVES  # noqa: E402
-from rl4sys_zmq.bench.learning_cases import CASES, COURIER  # noqa: E402
 from rl4sys_zmq.cli.act import EpisodeCounts, play  # noqa: E402
 from rl4sys_zmq.config.client import ClientConfig  # noqa: E402
 from rl4sys_zmq.learner import Learner, LearnerConfig  # noqa: E402

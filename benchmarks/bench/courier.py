@@ -1,6 +1,6 @@
 """A small task on a Dict observation, with a Dict of two actions and a mask: a courier walks to a customer in changing wind.
 
-Its import registers ``Courier-v0`` with Gymnasium, so that its id with this module, ``rl4sys_zmq.bench.courier:Courier-v0``,
+Its import registers ``Courier-v0`` with Gymnasium, so that its id with this module, ``bench.courier:Courier-v0``,
 works in every command.
 """
 

@@ -2,7 +2,7 @@
 
 The observation has the position of the cart and the angle of the pole. The rest is CartPole-v1. So a policy must infer from
 earlier observations in which direction both are moving. The environment's name in a command is
-``rl4sys_zmq.bench.hidden_velocities:CartPoleNoVel-v1``, which imports this module.
+``rl4sys_zmq.testing.hidden_velocities:CartPoleNoVel-v1``, which imports this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["ENV", "HiddenVelocities"]
 
-ENV = "rl4sys_zmq.bench.hidden_velocities:CartPoleNoVel-v1"
+ENV = "rl4sys_zmq.testing.hidden_velocities:CartPoleNoVel-v1"
 """The name of the environment, with the module to import."""
 
 SHOWN = np.array([0, 2])

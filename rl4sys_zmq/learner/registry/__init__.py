@@ -1,4 +1,4 @@
-"""What an algorithm and a network are, and which ones exist: the seam between the learner and the algorithms.
+"""The algorithms and networks that exist, and what one is: the seam between the learner and the algorithms.
 
 - `Algorithm`: the interface through which a learner thread uses an algorithm; `UndoableAlgorithm` and its like are optional
   methods.

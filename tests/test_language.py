@@ -116,7 +116,7 @@ def test_pages_name_classes_that_exist() -> None:
                 known.add(node.name.rpartition(".")[2])
             elif isinstance(node, ast.Attribute):
                 known.add(node.attr)
-    pages = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    pages = [*PAGES, *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
     named = {(page.name, name) for page in pages for name in NAME.findall(page.read_text())}
     unknown = sorted((page, name) for page, name in named if name not in known)
     assert not unknown

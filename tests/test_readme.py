@@ -124,13 +124,13 @@ def test_the_readme_is_short() -> None:
 
 def test_links_between_documents_lead_somewhere() -> None:
     """The site's build checks the pages of docs, anchors included; this also checks the others, and needs no Sphinx."""
-    for document in [*pages(), ROOT / "CHANGELOG.md"]:
+    for document in [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document} links to {target}"
 
 
 def test_no_document_has_a_mark_of_an_unfinished_merge() -> None:
-    for document in [*pages(), ROOT / "CHANGELOG.md"]:
+    for document in [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]:
         assert not re.search(r"^(<{7}|={7}$|>{7})", document.read_text(), re.MULTILINE), document
 
 

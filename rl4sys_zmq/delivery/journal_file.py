@@ -1,7 +1,4 @@
-"""Functions that open the SQLite file of a journal: they lock it, detect damaged or lost data, and repair or replace it.
-
-The journal is the learner's record of accepted segments. ``journal.marks`` is a second record of its clients and actors.
-"""
+"""The SQLite file of a journal: lock it, detect damaged or lost data, repair or replace it."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ Connect = Callable[[Path], sqlite3.Connection]
 PAGE_BYTES = 16_384
 """The page size of a new file. Messages are long, so larger pages reduce SQLite's overhead."""
 CHECKPOINT_BYTES = 4 << 20
-"""The size of the write-ahead log at which SQLite moves the log's content to the main file, in bytes.
-
-If the log file is lost, its content is lost too.
-"""
+"""The size of the write-ahead log at which SQLite moves its content to the main file. A lost log file loses as much."""
 
 SETTLED_NS = 2_000_000_000
 """The age, in ns, at which a folder's modification time is reliable.
@@ -45,7 +39,7 @@ File system times are coarse. A younger time can hide a second change right afte
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open an SQLite connection to a journal's file, without automatic transactions."""
+    """Open an SQLite connection without automatic transactions."""
     return sqlite3.connect(path, timeout=0.0, isolation_level=None)
 
 
@@ -69,14 +63,7 @@ NO_RECOVERY = JournalLossPolicy()
 
 @dataclass(frozen=True, slots=True)
 class JournalOpenOptions:
-    """The parameters for opening a journal.
-
-    Attributes:
-        path: The path of the journal's file.
-        fsync: With "normal", commits survive the end of the process; with "always", also a loss of power.
-        connect: A function that opens the SQLite connection.
-        recovery: The rules for a journal that lacks data.
-    """
+    """The parameters for opening a journal, as those of `DiskJournal`."""
 
     path: Path
     fsync: Fsync = "normal"
@@ -89,13 +76,8 @@ class JournalFile:
     """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object.
 
     Attributes:
-        opening: The parameters with which the journal was opened.
-        lock: The lock that excludes other processes.
-        db: The SQLite connection.
-        tables: The operations on the SQLite tables.
-        marks: The writer of ``journal.marks``, a second record of the clients and of the sequence numbers of their actors.
         used_bytes: The size of all entries when the journal was opened, in bytes.
-        loss: The lost data that the operator accepted when the journal was opened; None if there was no loss.
+        loss: The lost data that the operator accepted when the journal was opened.
         repaired: The number of damaged rows that were restored from ``journal.marks``.
     """
 
@@ -119,18 +101,16 @@ class JournalFile:
             self._places[name] = status.st_dev, status.st_ino
 
     def close(self) -> None:
-        """Close the SQLite connection and the file ``journal.marks``. The lock on the journal stays held."""
+        """Close the connection and ``journal.marks``. The lock stays held."""
         self.marks.close()
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a file of the journal that was deleted, moved or replaced; empty if there is none.
+        """Return the path of a file, other than ``journal.marks``, that was deleted, moved or replaced; empty if there is
+        none.
 
-        The file ``journal.marks`` is not checked.
-
-        Args:
-            thorough: True to check each file. False to check the files only if the folder's modification time has changed. Each
-                check of a file releases the GIL, and to acquire it again can take 5 ms.
+        Unless `thorough`, check the files only if the folder's modification time has changed: each check of a file releases
+        the GIL, and to acquire it again can take 5 ms.
         """
         folder = self._folder_now()
         if not thorough and folder == self._folder:
@@ -156,12 +136,7 @@ class JournalFile:
 
 @contextlib.contextmanager
 def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
-    """Open a journal (the record of accepted segments) for writing and lock it, until the end of the ``with`` block.
-
-    Raises:
-        JournalLost: If data is missing and the loss is not accepted. The files are unchanged.
-        JournalError: If the journal cannot be opened.
-    """
+    """Open a journal for writing and lock it, until the end of the ``with`` block."""
     path = opening.path
     with contextlib.closing(JournalLock(path)) as lock:
         with _convert_errors(path):
@@ -177,7 +152,6 @@ def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
 
 @contextlib.contextmanager
 def _convert_errors(path: Path) -> Iterator[None]:
-    """Convert exceptions of SQLite and of the disk in a ``with`` block to `JournalError`."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
@@ -188,7 +162,7 @@ def _convert_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, error: object) -> JournalError:
-    """Return the JournalError for a file that cannot be read and whose content is recorded nowhere else."""
+    """Return the error for a file that cannot be read and whose content is recorded nowhere else."""
     remedy = "move it and its -wal file away to start a new journal, or restore a copy"
     return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
 
@@ -198,17 +172,16 @@ def damaged(path: Path, error: object) -> JournalError:
 
 @dataclass(slots=True)
 class JournalInspection:
-    """The findings about a journal's file before it is opened for writing: its content, damage and missing data.
+    """The findings about a journal's file before it is opened for writing.
 
     Attributes:
         known: The clients and streams that the journal will have after it is opened.
-        is_new: True if there is no journal at the path, so that a new one must be created.
+        is_new: True if there is no journal at the path.
         used_bytes: The size of all entries, in bytes.
-        last_row: The row number of the last entry.
         broken: The reason why the file cannot be read; empty if it can be read.
         rewrite: True if the clients and streams in the file differ from `known` and must be written again.
         repaired: The number of damaged rows that were restored from ``journal.marks``.
-        loss: The missing data, if the operator accepts the loss; else None.
+        loss: The missing data, if the operator accepts the loss.
     """
 
     known: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
@@ -222,13 +195,7 @@ class JournalInspection:
 
 
 def _examine(opening: JournalOpenOptions) -> JournalInspection:
-    """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed.
-
-    Raises:
-        JournalLost: If data is missing and the loss is not accepted.
-        JournalError: If the file has another schema version, or if it cannot be read and its content is recorded nowhere else.
-        OSError, sqlite3.Error: If the file cannot be opened.
-    """
+    """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed."""
     path, recovery = opening.path, opening.recovery
     remembered = read_marks(marks_path(path)) or JournalMarksFileContent()
     if remembered.damaged:
@@ -265,12 +232,7 @@ def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Jo
 
 
 def look_into(path: Path) -> JournalInspection:
-    """Examine a journal's file and its write-ahead log without changing them: clients, actors' segment numbers, and sizes.
-
-    Raises:
-        JournalError: If the file has another schema version.
-        OSError, sqlite3.Error: If the file cannot be opened.
-    """
+    """Examine a journal's file and its write-ahead log without changing them."""
     if not path.exists() or not path.stat().st_size:
         return JournalInspection(is_new=True)
     try:
@@ -314,15 +276,7 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
 
 
 def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRows) -> None:
-    """Replace damaged rows of a journal (about clients or actors' segments) by their copies from ``journal.marks``.
-
-    If a damaged row has no copy, set ``found.broken``.
-
-    Args:
-        path: The path of the journal's file.
-        found: The findings about the file. This function updates them.
-        remembered: The clients and streams in ``journal.marks``.
-    """
+    """Replace damaged rows by their copies from ``journal.marks``. If a damaged row has no copy, set ``found.broken``."""
     known = found.known
     if remembered.journal_id and known.journal_id in (0, remembered.journal_id):
         filled = int(not known.journal_id)
@@ -370,11 +324,7 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspecti
 
 
 def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
-    """Set the page size, exclusive locking, write-ahead log and flush mode of a connection.
-
-    Raises:
-        sqlite3.OperationalError: If the file cannot use a write-ahead log.
-    """
+    """Set the page size, exclusive locking, write-ahead log and flush mode of a connection."""
     db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # without effect on an existing file
     # Exclusive: no other process can read the file, so no reader can keep the write-ahead log from being reset.
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -392,10 +342,7 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 
 
 def rebuild(path: Path, found: JournalInspection) -> None:
-    """Replace a damaged journal file by a new one with all readable entries, and the clients and streams in `found`.
-
-    The damaged file is kept under another name in the same folder.
-    """
+    """Replace a damaged file by a new one with all readable entries. The damaged file is kept under another name."""
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -414,11 +361,8 @@ def rebuild(path: Path, found: JournalInspection) -> None:
 def reopen(opened: JournalFile) -> None:
     """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file.
 
-    The open connection can still read the old file. If there is another file at the path now, it is renamed and kept.
-
-    Raises:
-        JournalError: If another learner uses the path now.
-        OSError, sqlite3.Error: If the new file cannot be written. The old connection then stays open.
+    The open connection can still read the old file. If there is another file at the path now, it is renamed and kept. If the
+    new file cannot be written, the old connection stays open.
     """
     opening, path = opened.opening, opened.opening.path
     make_private(path.parent)
@@ -445,7 +389,7 @@ def _new_file(path: Path) -> Path:
 
 
 def put_aside(path: Path, why: str) -> None:
-    """Rename a journal's file and its write-ahead log, to keep them under unused names that end in `why` and a number."""
+    """Rename a journal's file and its write-ahead log to unused names that end in `why` and a number."""
     number = 1
     while True:
         aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")

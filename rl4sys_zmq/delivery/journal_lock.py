@@ -1,4 +1,4 @@
-"""The lock of the journal (the learner's record of accepted segments). Only one process can hold the lock at a time."""
+"""The lock of the journal. Only one process can hold it at a time."""
 
 from __future__ import annotations
 
@@ -18,21 +18,12 @@ class JournalLock(Resource):
     """
 
     def __init__(self, path: Path) -> None:
-        """Acquire the lock of the journal at `path`.
-
-        Raises:
-            JournalError: If another process holds the lock, or the lock file cannot be created.
-        """
         self._path = path
         self._file = self._take()
         call_in_child(self, JournalLock.abandon)
 
     def renew(self) -> None:
-        """Acquire the lock again, on a new lock file, if the old file was removed or replaced. Otherwise do nothing.
-
-        Raises:
-            JournalError: If another process holds the lock, or the lock file cannot be created.
-        """
+        """Acquire the lock again, on a new lock file, if the old file was removed or replaced."""
         mine = os.fstat(self._file)
         try:
             there = os.stat(f"{self._path}.lock")
@@ -44,7 +35,7 @@ class JournalLock(Resource):
             self._file = file
 
     def close(self) -> None:
-        """Release the lock, so that another process can open the journal."""
+        """Release the lock."""
         self._release()
 
     def abandon(self) -> None:

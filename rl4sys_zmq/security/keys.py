@@ -37,7 +37,7 @@ _Z85 = frozenset(z85.Z85CHARS.decode())
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A public key and its secret key, each as 40 characters of Z85. The ``repr`` does not show the secret key."""
+    """A public key and its secret key. The ``repr`` does not show the secret key."""
 
     public: str
     secret: str = field(repr=False)
@@ -59,7 +59,7 @@ class UserKeys:
 
 
 def is_key(text: str) -> bool:
-    """Return True if a text has the form of a key: 40 characters of Z85."""
+    """Return True if a text has the form of a key."""
     return len(text) == KEY_CHARS and _Z85.issuperset(text)
 
 
@@ -72,16 +72,11 @@ def new_key_pair() -> KeyPair:
 def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
     """Return a function that makes a bound socket accept only connections with CURVE keys. Call it before the socket is bound.
 
-    For each connecting peer, the check function decides that `register_domain` has registered for the ZAP domain (a name for a
-    set of sockets; ZAP is ZeroMQ's protocol for the check of keys). Without a check function, no peer can connect. On inproc
-    there is no effect.
-
-    Args:
-        keys: The server's keys.
-        zap_domain: The name of the ZAP domain.
+    The check function that `register_domain` has registered for the ZAP domain decides on each peer. Without one, no peer can
+    connect. No effect on inproc.
 
     Raises:
-        ConfigError: If the name is empty. libzmq would then accept every peer while no ZAP handler runs.
+        ConfigError: If the name of the domain is empty. libzmq would then accept every peer while no ZAP handler runs.
     """
     if not zap_domain:
         raise ConfigError("an empty ZAP domain would accept every peer; give it a name", key="zap_domain")
@@ -97,9 +92,9 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
 
 def curve_client(keys: UserKeys) -> Secure:
-    """Return a function that makes a connecting socket use CURVE keys. Call the function before the socket connects.
+    """Return a function that makes a connecting socket use CURVE keys. Call it before the socket connects. No effect on inproc.
 
-    The socket then connects only to a learner with the public key in `keys`. On inproc there is no effect.
+    The socket then connects only to a learner with the public key in `keys`.
     """
     return curve((keys.own.public, keys.own.secret, keys.learner_public))
 
@@ -110,10 +105,6 @@ def curve_client(keys: UserKeys) -> Secure:
 def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
     """Write a TOML file with mode 0600 in a folder with mode 0700, and sync both to the disk.
 
-    Args:
-        path: The file. It must not exist.
-        values: The keys and values to write.
-
     Raises:
         ConfigError: If the file already exists (it is not overwritten) or cannot be written.
     """
@@ -121,20 +112,12 @@ def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -
 
 
 def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
-    """Write the keys of a server to a file, usually ``learner.secret``.
-
-    Raises:
-        ConfigError: As `write_secret_file` does.
-    """
+    """Write the keys of a server to a file, usually ``learner.secret``. Errors are those of `write_secret_file`."""
     write_secret_file(path, {"public": keys.learner.public, "secret": keys.learner.secret})
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write the public key of a learner to a file, usually ``learner.public``, which all accounts can read.
-
-    Raises:
-        ConfigError: As `write_secret_file` does.
-    """
+    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_secret_file`."""
     _write(Path(path), {"public": public}, 0o644)
 
 
@@ -188,11 +171,7 @@ def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
 
 
 def read_learner_public(path: str | os.PathLike[str]) -> str:
-    """Return the public key of a learner from a file, usually ``learner.public``.
-
-    Raises:
-        ConfigError: If the file is missing or damaged.
-    """
+    """Return the public key in a file, usually ``learner.public``. Raise ConfigError if it is missing or damaged."""
     return _key(_read(Path(path), secret=False), "public", str(path))
 
 

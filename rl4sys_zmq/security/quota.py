@@ -10,25 +10,22 @@ BURST_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """The limits of one user (holder of a key). None: no limit."""
+    """The limits of one user. None: no limit."""
 
     messages_per_s: float | None = None
-    """Messages per second over all connections of the user. For a short time, the messages of two seconds can come at once."""
+    """Over all connections of the user. For a short time, the messages of two seconds can come at once."""
     bytes_per_s: float | None = None
-    """Bytes of messages per second over all connections of the user. The bytes of two seconds can come at once, as above."""
+    """Over all connections of the user. For a short time, the bytes of two seconds can come at once."""
     actors: int | None = None
     """Number of actors that are live at the same time."""
     segment_steps: int | None = None
     """Number of steps of one segment."""
     fetches_per_min: float | None = None
-    """Requests per minute for the complete weights."""
+    """Requests for the complete weights."""
 
 
 class TokenBucket:
-    """A rate limit: at most `rate` per second on average. For a short time, the amount of `BURST_S` seconds can be taken at once.
-
-    The capacity is at least 1.
-    """
+    """A rate limit: at most `rate` per second on average, and the amount of `BURST_S` seconds (at least 1) at once."""
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 
@@ -38,13 +35,9 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take `amount` from the bucket and return True if there is enough in it. Otherwise take nothing and return False.
+        """Take `amount` from the bucket if there is enough in it. Otherwise take nothing and return False.
 
         An amount above the capacity can be taken from a full bucket. The level is then negative until the bucket has refilled.
-
-        Args:
-            amount: The amount to take, in the unit of the rate.
-            now: The time on the monotonic clock, in seconds.
         """
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
@@ -55,13 +48,7 @@ class TokenBucket:
 
 
 class UserBuckets:
-    """The token buckets (rate limits) of one user.
-
-    Attributes:
-        messages: The bucket for messages; None if there is no limit.
-        nbytes: The bucket for the bytes of messages; None if there is no limit.
-        fetches: The bucket for requests of the complete weights; None if there is no limit.
-    """
+    """The token buckets of one user. None: no limit."""
 
     __slots__ = ("fetches", "messages", "nbytes")
 

@@ -1,7 +1,7 @@
-"""CURVE keys for the workers on other machines, each of which trains one client of a learner.
+"""CURVE keys for remote workers.
 
-A learner creates one key pair of its own for each run, and a fresh key pair for each assignment of a client to a worker. The two
-sockets of an assignment have a ZAP domain (a check of keys by libzmq) that accepts only this key. No key is stored on a disk.
+A learner creates one key pair of its own for each run, and a fresh key pair for each assignment of a client to a worker. The
+two sockets of an assignment have a ZAP domain that accepts only this key. No key is stored on a disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class WorkerKeys:
-    """The key pair of a learner for the connections of its workers on other machines, for one run of the learner."""
+    """The key pair of a learner for the connections of its remote workers, for one run."""
 
     def __init__(self) -> None:
         self._own = ServerKeys(new_key_pair())

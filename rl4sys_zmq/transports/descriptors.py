@@ -24,7 +24,8 @@ RESERVE = 256
 
 LOOK_S, SCARCE_LOOK_S = 0.1, 0.005
 """The time from one look to the next, in seconds, and the same while descriptors are scarce. Each look interrupts the other
-threads: at 50 a second, a busy learner received several percent less."""
+threads: at 50 a second, a busy learner received several percent less.
+"""
 
 WARN_S = 60.0
 
@@ -32,24 +33,23 @@ WARN_S = 60.0
 class ConnectionLimitThread(Worker):
     """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
 
-    It closes connections that have completed no message first, and among these the ones that are silent for longest. Others are
-    closed only if all connections together use half of the limit. Their peers reconnect, and lose nothing.
+    It first closes those that have completed no message, the longest silent ones first, and others only if all connections
+    together use half of the limit. Their peers reconnect, and lose nothing. The counter ``connections.shed`` counts them.
     """
 
     def __init__(self, counters: Counters) -> None:
-        """Create the thread object, which adds the closed connections to the counter ``connections.shed``."""
         super().__init__("rl4sys-connections")
         self._counters = counters
         self._is_scarce, self._warn_at = False, 0.0
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Check the descriptors until `stop` is called. This is the body of the thread."""
+        """Check the descriptors until `stop` is called."""
         while not self._stopping.wait(SCARCE_LOOK_S if self._is_scarce else LOOK_S):
             self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def stop(self) -> None:
-        """Ask the thread to end, without waiting for its end."""
+        """Ask the thread to end, without waiting."""
         self._stopping.set()
 
     def look(self, limit: int) -> None:

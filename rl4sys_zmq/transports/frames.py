@@ -15,7 +15,7 @@ MAX_FRAMES = 32
 """The largest number of frames of a message that `Socket.recv` returns by default."""
 
 LARGE_FRAME_BYTES = 64 * 1024
-"""The smallest frame, in bytes, that `recv` returns as a view of libzmq's buffer. `recv` copies smaller frames."""
+"""The smallest frame that `recv` returns as a view of libzmq's buffer. `recv` copies smaller frames."""
 
 
 class SendResult(Enum):
@@ -33,7 +33,7 @@ class TooManyFrames(ProtocolError):
     """Raised if a received message has more frames than allowed. The message is discarded.
 
     Attributes:
-        count: The number of frames of the message. If a separate process holds the socket, this can be a lower bound.
+        count: The number of frames of the message. If a sidecar holds the socket, this can be a lower bound.
         first: The first frame of the message. On a router this is the routing id of the sender.
     """
 

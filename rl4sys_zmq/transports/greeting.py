@@ -1,7 +1,7 @@
 """Checks of a learner's address with plain sockets, to find out why no learner answers there.
 
-The checks are name resolution, a connection, and the greeting of ZMTP 3, ZeroMQ's wire protocol. Each function has a time
-limit, and each error names a remedy.
+The checks are name resolution, a connection, and the greeting of ZMTP 3, ZeroMQ's wire protocol. Each has a time limit, and
+each error names a remedy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from rl4sys_zmq.transports.address import Address
 
 GREETING_BYTES = 64
 _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-"""Signature and version of ZMTP 3.1. libzmq replies to this with its whole greeting. Nothing more is sent, so that the ZeroMQ
-handshake never completes."""
+"""Signature and version of ZMTP 3.1. libzmq replies with its whole greeting. Nothing more is sent, so that the ZeroMQ handshake
+never completes.
+"""
 
 _PROBE_S = 0.5
 _HTTP_PROBE = b"GET / HTTP/1.0\r\n\r\n"
@@ -37,12 +38,7 @@ _REMEDIES = {
 
 
 class LearnerUnreachable(RL4SysError):
-    """Raised if no learner can be reached at an address, or the learner refuses the connection or a request.
-
-    Attributes:
-        cause: The cause, as text for people.
-        remedy: What to do about it, as text for people.
-    """
+    """Raised if no learner can be reached at an address, or the learner refuses the connection or a request."""
 
     def __init__(self, cause: str, remedy: str) -> None:
         self.cause, self.remedy = cause, remedy
@@ -51,7 +47,7 @@ class LearnerUnreachable(RL4SysError):
 
 @dataclass(frozen=True, slots=True)
 class ZmtpGreeting:
-    """The first 64 bytes that a ZeroMQ socket sends on a connection: the greeting of ZMTP, ZeroMQ's wire protocol.
+    """The first 64 bytes that a ZeroMQ socket sends on a connection.
 
     Attributes:
         version: The version of ZMTP, such as ``3.1``.
@@ -63,14 +59,7 @@ class ZmtpGreeting:
 
 
 def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, int]]]:
-    """Resolve the host of a tcp address.
-
-    Returns:
-        Pairs of an address family, such as ``AF_INET``, and a socket address ``(IP address, port)``.
-
-    Raises:
-        LearnerUnreachable: If the name has no usable address, or is not resolved in time.
-    """
+    """Resolve the host of a tcp address to pairs of an address family and a socket address ``(IP address, port)``."""
     found: list[tuple[int, tuple[str, int]]] = []
     failures: list[OSError] = []
 
@@ -99,11 +88,7 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:
-    """Open a plain connection, without ZeroMQ, to a tcp or ipc address. The caller must close it.
-
-    Raises:
-        LearnerUnreachable: If the connection fails.
-    """
+    """Open a plain connection, without ZeroMQ, to a tcp or ipc address. The caller must close it."""
     deadline = time.monotonic() + timeout_s
     if address.scheme == "ipc":
         return _dial_path(address.name, timeout_s)
@@ -145,11 +130,7 @@ def _unreachable(error: OSError, where: str, timeout_s: float) -> LearnerUnreach
 
 
 def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
-    """Check that a ZeroMQ socket listens at an address, and return its greeting. Only the start of a greeting is sent.
-
-    Raises:
-        LearnerUnreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
-    """
+    """Check that a ZeroMQ socket listens at an address, and return its greeting. Only the start of a greeting is sent."""
     with dial(address, timeout_s) as raw:
         heard, closed = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
     if len(heard) >= GREETING_BYTES and heard[0] == 0xFF and heard[9] & 1:
@@ -164,14 +145,9 @@ def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
 
 
 def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
-    """Find out with plain sockets why no learner answers at an address. Return the cause and a remedy for people.
+    """Return the cause for which no learner answers at an address, and a remedy. Empty for an ``inproc`` address.
 
-    The call can take three times `timeout_s`. The text is empty for an ``inproc`` address.
-
-    Args:
-        uri: The address of the learner.
-        has_keys: True if this side uses CURVE keys.
-        timeout_s: Longest time for one check, in seconds.
+    The call can take three times `timeout_s`.
     """
     address = Address.parse(uri)
     if address.scheme == "inproc":
@@ -190,11 +166,7 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
 
 
 def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
-    """Send bytes, and read up to `at_most` bytes until the timeout.
-
-    Returns:
-        The received bytes, and True if the peer closed the connection.
-    """
+    """Send bytes, and read up to `at_most` bytes until the timeout. Return them, and True if the peer closed the connection."""
     deadline = time.monotonic() + timeout_s
     heard = b""
     try:

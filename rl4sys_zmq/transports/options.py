@@ -24,10 +24,10 @@ from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context
 
 ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
-"""The largest frame that a ROUTER receives by default, in bytes. It limits what an actor can send to a learner."""
+"""The largest frame that a ROUTER receives by default. It limits what an actor can send to a learner."""
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""The largest frame that a DEALER, SUB or PULL receives by default, in bytes. All weights of a large policy fit."""
+"""The largest frame that a DEALER, SUB or PULL receives by default. All weights of a large policy fit."""
 
 Options = Mapping[int, int]
 
@@ -57,17 +57,8 @@ _BOUND: dict[str, Options] = {"router": {zmq.ROUTER_MANDATORY: 1}, "xpub": {zmq.
 
 
 def configured(role: str, address: Address, options: Options, *, dials: bool, secure: Secure | None) -> zmq.Socket[bytes]:
-    """Return a new ZeroMQ socket with all options set. It is not bound or connected so far.
-
-    Args:
-        role: ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``.
-        address: The address to which the caller will bind or connect the socket.
-        options: Options for this socket, by ZeroMQ's numbers. They override the options that all sockets have.
-        dials: True if the socket will connect, False if it will be bound.
-        secure: A function that sets the security options, or None.
-
-    Raises:
-        TransportError: If no file descriptor is left.
+    """Return a new ZeroMQ socket with all options set, to be bound or, if it `dials`, connected. `options` override the common
+    ones.
     """
     try:
         raw = with_descriptor(lambda: context().socket(_KINDS[role]))

@@ -1,4 +1,4 @@
-"""Handles, in the host program, of ZeroMQ sockets in a separate process (the sidecar), and a poller for these handles."""
+"""Handles, in the host, of the ZeroMQ sockets of a sidecar, and a poller for these handles."""
 
 from __future__ import annotations
 
@@ -56,16 +56,11 @@ class SidecarLink(Protocol):
 
 
 class SidecarSocket(Resource):
-    """A handle of a ZeroMQ socket in the sidecar, a separate process. Its methods behave as those of `Socket`.
+    """A handle of a ZeroMQ socket in a sidecar. Its methods behave as those of `Socket`.
 
     `send` returns `FULL` when `SEND_WINDOW_BYTES` of messages were sent to the sidecar and the ZeroMQ socket has not accepted
-    them. Messages between host and ZeroMQ socket are lost when the socket is closed or the sidecar ends.
-
-    Attributes:
-        role: ``dealer`` or ``sub``.
-        address: The address to which the socket connects.
-        number: The number of the socket in the sidecar.
-        link: The `SidecarSocketFactory` that passes the messages.
+    them. `recv` raises `ProtocolError` for a message of more than `MAX_MESSAGE_BYTES`. Messages between host and ZeroMQ socket
+    are lost when the socket is closed or the sidecar ends.
     """
 
     def __init__(self, link: SidecarLink, number: int, role: str, address: Address) -> None:
@@ -90,13 +85,6 @@ class SidecarSocket(Resource):
         return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.link.unsent_bytes < SEND_WINDOW_BYTES
 
     def send(self, frames: Frames) -> SendResult:
-        """Queue one message, as a whole or not at all, without blocking. Frames are copied.
-
-        Raises:
-            TransportError: If the message is empty or too large for a sidecar, the role is ``sub``, another thread calls, the
-                socket has failed in the sidecar, or the sidecar has ended.
-            Closed: If the socket is closed.
-        """
         self._check()
         if not frames or self.role == "sub":
             raise TransportError(f"a {self.role} cannot send a message of {len(frames)} frame(s)")
@@ -111,14 +99,6 @@ class SidecarSocket(Resource):
         return SendResult.OK
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Receive one message without blocking. Return None if no message is waiting.
-
-        Raises:
-            TooManyFrames: If the message had more than `max_frames` frames. It is discarded.
-            ProtocolError: If the message had more than `MAX_MESSAGE_BYTES`. It is discarded.
-            TransportError: If another thread calls, the socket has failed in the sidecar, or the sidecar has ended.
-            Closed: If the socket is closed.
-        """
         self._check()
         if not self._inbox:
             self.link.exchange()
@@ -141,19 +121,17 @@ class SidecarSocket(Resource):
         return frames
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
         self._set_topic(SidecarCommandKind.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
         self._set_topic(SidecarCommandKind.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
-        """Return an empty list. The sidecar process does not report the events of connections."""
+        # the sidecar does not report the events of connections
         return []
 
     def on_command(self, said: SidecarCommand) -> None:
-        """Process a command from the sidecar process for this socket. `link` calls this in its thread."""
+        """Process a command from the sidecar for this socket."""
         if said.command in (SidecarCommandKind.MESSAGE, SidecarCommandKind.REFUSED):
             self._inbox.append(said)
         elif said.command == SidecarCommandKind.TAKEN:
@@ -162,11 +140,7 @@ class SidecarSocket(Resource):
             self._error = bytes(said.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the socket. A second call does nothing. If the sidecar process has ended, `close` does not raise.
-
-        Raises:
-            TransportError: If the calling thread is not the one that created the socket.
-        """
+        """Close the socket. If the sidecar has ended, this does not raise."""
         if not self._closed:
             self.link.close_connection(self.number)
             self._closed = True
@@ -190,17 +164,12 @@ class SidecarSocket(Resource):
 
 
 class _Interest(NamedTuple):
-    """The conditions in which the poller reports a socket: it has a message to read, or room to write."""
-
     read: bool
     write: bool
 
 
 class SidecarPoller(Resource):
-    """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2).
-
-    Closing the poller does not close the sockets and descriptors.
-    """
+    """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2)."""
 
     def __init__(self, link: SidecarLink) -> None:
         self._link = link
@@ -209,16 +178,6 @@ class SidecarPoller(Resource):
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source (a socket or a descriptor), or change the conditions in which `poll` reports it.
-
-        Args:
-            source: A socket of the same `SidecarSocketFactory`, a file descriptor, or an object with one.
-            read: Report the source when it has something to read.
-            write: Report the source when it has room to write.
-
-        Raises:
-            TransportError: If the source is a ZeroMQ socket of this process, or a socket of another `SidecarSocketFactory`.
-        """
         self._link.check_owner()
         if isinstance(source, SidecarSocket) and source.link is self._link:
             self._connections[source] = _Interest(read, write)
@@ -228,7 +187,6 @@ class SidecarPoller(Resource):
         self._sources[fd] = source if isinstance(source, int) else _with_descriptor(source)
 
     def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
-        """Remove a source. Do this before it is closed. An unknown source is ignored."""
         if isinstance(source, SidecarSocket):
             self._connections.pop(source, None)
             return
@@ -237,16 +195,6 @@ class SidecarPoller(Resource):
             self._raw.unregister(fd)
 
     def poll(self, timeout_s: float | None) -> set[ConnectingSocket | HasFileno | int]:
-        """Wait until a source is ready, and return the sources that are ready.
-
-        A descriptor or socket is also ready when it has failed. Reading then raises or shows the error.
-
-        Args:
-            timeout_s: Longest time to wait, in seconds. 0: return at once. None: without limit.
-
-        Raises:
-            TransportError: If a descriptor was closed before `unregister`, the sidecar has ended, or another thread calls.
-        """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             ready = self._ready_lines()
@@ -257,16 +205,15 @@ class SidecarPoller(Resource):
                 return ready
 
     def close(self) -> None:
-        """Remove all sockets and file descriptors from the poller. They stay open."""
         for fd in self._sources:
             self._raw.unregister(fd)
         self._sources.clear()
         self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
-        """Wait once for the file descriptors and the sidecar process, exchange data with it, and return the ready descriptors.
+        """Wait once for the file descriptors and the sidecar, exchange data with it, and return the ready descriptors.
 
-        The sidecar's sockets are not in the result. The exchange delivers their messages, and `_ready_lines` then finds them.
+        The exchange delivers the messages of the sidecar's sockets, and `_ready_lines` then finds them.
         """
         self._link.check_owner()
         pair = self._link.fileno()

@@ -1,8 +1,7 @@
-"""The program of a sidecar: a process that holds ZeroMQ sockets for its host, the program that embeds the actor.
+"""The program of a sidecar: ``python -m rl4sys_zmq.transports.sidecar_process FD``, with the descriptor of the socketpair.
 
-It runs as ``python -m rl4sys_zmq.transports.sidecar_process FD``. FD is the descriptor of the socketpair to the host. The process
-has one Python thread and does not interpret messages. It ends when the host sends `QUIT`, when the host's end of the socketpair
-is closed, or (on Linux) when the thread of the host that started the process ends.
+It has one Python thread and does not interpret messages. It ends when the host sends `QUIT`, when the host's end of the
+socketpair is closed, or (on Linux) when the thread of the host that started the process ends.
 """
 
 from __future__ import annotations
@@ -43,11 +42,9 @@ _READS_PER_TURN = 16
 
 
 class _SidecarSocket:
-    """A ZeroMQ socket of the sidecar process, with the data of its flow control to and from the host program.
+    """A ZeroMQ socket of the sidecar, with the data of its flow control.
 
     Attributes:
-        number: The number by which commands name the socket.
-        socket: The socket.
         held: Messages of the host that the socket has not accepted so far.
         taken_bytes: Bytes of messages from the host that the socket has accepted.
         reported_bytes: The value of `taken_bytes` that was last reported to the host.
@@ -66,8 +63,6 @@ class _SidecarSocket:
 
 
 class _SidecarLoop:
-    """The poll loop of the sidecar process. It passes messages between the host program and the ZeroMQ sockets."""
-
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
         self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
@@ -75,12 +70,7 @@ class _SidecarLoop:
         self._done = False
 
     def serve(self) -> None:
-        """Pass messages between the host program and the ZeroMQ sockets until the host sends `QUIT`.
-
-        Raises:
-            EOFError: If a read finds that the host has closed the socketpair.
-            ConnectionError: If a write finds that the host has closed the socketpair.
-        """
+        """Pass messages until the host sends `QUIT`. Raise EOFError or ConnectionError if the host has closed the socketpair."""
         with Poller() as poller:
             self._poller = poller
             self._output.put(SidecarCommandKind.PONG, 0)
@@ -97,7 +87,7 @@ class _SidecarLoop:
                 self._close(line)
 
     def _update_interest(self) -> None:
-        """Set which sockets the poller watches. A socket is not read while the host program cannot take its messages."""
+        """Set which sockets the poller watches. A socket is not read while the host cannot take its messages."""
         self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
         for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
@@ -166,10 +156,7 @@ class _SidecarLoop:
         self._connections[said.line] = _SidecarSocket(said.line, made)
 
     def _take(self, line: _SidecarSocket, frames: list[Frame]) -> None:
-        """Count the bytes of a message that the ZeroMQ socket has accepted.
-
-        After each `SEND_WINDOW_BYTES` / 2 bytes, report the count to the host program with `TAKEN`, so that it can send more.
-        """
+        """Count the bytes of a message that the ZeroMQ socket has accepted, and report them after each half of the window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
@@ -218,10 +205,7 @@ class _SidecarLoop:
 
 
 def main() -> None:
-    """Run the sidecar, a process that holds the ZeroMQ sockets of another program, and then end this process.
-
-    The first argument of the command line is the descriptor of the socketpair to that program.
-    """
+    """Run the sidecar, and then end this process."""
     begin_child(signal.SIGINT)
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)

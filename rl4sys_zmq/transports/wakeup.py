@@ -23,11 +23,6 @@ class Wakeup(Resource):
     """
 
     def __init__(self) -> None:
-        """Open the pair of sockets.
-
-        Raises:
-            TransportError: If the process has no file descriptors left.
-        """
         try:
             self._reader, self._writer = socket.socketpair()
         except OSError as exc:

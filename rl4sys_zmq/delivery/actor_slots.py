@@ -12,9 +12,6 @@ class ActorSlots:
     An actor has a slot while it is *live* (connected), and keeps it for `lease_s` seconds of silence after that. A stream is
     *empty* if its actor is not live and no segment was ever received: to discard it loses no data. No method iterates over all
     actors.
-
-    Attributes:
-        spooled: The ids of the actors that keep their segments in a spool.
     """
 
     def __init__(self, max_actors: int, lease_s: float) -> None:
@@ -22,7 +19,7 @@ class ActorSlots:
         self._live: set[str] = set()
         self._silent: dict[str, SegmentStream] = {}  # in the order in which the actors became silent; so is `_empty`
         self._empty: dict[str, SegmentStream] = {}
-        self.spooled: set[str] = set()
+        self.spooled: set[str] = set()  # ids of the actors that keep their segments in a spool
 
     def take(self, stream: SegmentStream) -> None:
         """Give a slot to the actor of a stream, which is now live."""

@@ -14,59 +14,48 @@ from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import LearnerThreadBacklog
 from rl4sys_zmq.wire.messages import Ack
 
+# Segments that actors may have waiting for one learner thread, those included that the journal is writing. With a quarter of
+# it, one fast actor had to wait for credit.
 CREDIT_ITEMS = 4096
-"""Number of segments that actors may have waiting for one learner thread, those included that the journal is writing. With a
-quarter of it, one fast actor had to wait for credit.
-"""
 
+# The same for the size of their messages.
 CREDIT_BYTES = 256 << 20
-"""Size of the messages that actors may have waiting for one learner thread, in bytes."""
 
+# Hard limit on the segments that wait for one learner thread; messages beyond it are refused. It is higher than the credit,
+# because each actor can exceed its credit by one segment.
 QUEUE_ITEMS = 8192
-"""Hard limit on the number of segments that wait for one learner thread; messages beyond it are refused. It is higher than the
-credit, because each actor can exceed its credit by one segment.
-"""
 
+# Space for some messages without segments.
 QUEUE_MESSAGES = QUEUE_ITEMS + 16
-"""Length of the queue of messages to one learner thread, with space for some messages without segments."""
 
+# Segments that a new actor can send before the learner has accepted its first one.
 NEWCOMER_ITEMS = 64
-"""Number of segments that a new actor can send before the learner has accepted its first one."""
 
+# A new actor gets credit for at most this part of the steps that the learner thread can still use, or for one segment if that
+# is more. The limit grows with the actor's rate (`CreditAllocator.limit_request`).
 FIRST_REQUEST_DIVISOR = 64
-"""A new actor gets credit for at most this part of the steps that the learner thread can still use, or for one segment if that
-is more. The limit grows with the actor's rate (`CreditAllocator.limit_request`).
-"""
 
+# In addition to one segment, an actor can hold credit for the steps that it delivers in this time.
 AHEAD_S = 1.0
-"""In addition to one segment, an actor can hold credit for the steps that it delivers in this time, in seconds."""
 
+# Limits of the times for which one actor leaves credit to another one: the shortest pace that is compared, the least delay
+# after which a due delivery counts as late, and the time after which any delivery does. Delays of the network and of the
+# system are often longer than the interval between two messages of a fast actor.
 MIN_PACE_S, LATE_S, IDLE_S = 5e-3, 0.05, 1.0
-"""Limits of the times for which one actor leaves credit to another one, in seconds: the shortest pace that is compared, the
-least delay after which a due delivery counts as late, and the time after which any delivery does. Delays of the network and
-of the system are often longer than the interval between two messages of a fast actor.
-"""
 
+# Time after which the allocator looks again if an actor has no credit because others have it.
 RETRY_S = 5e-3
-"""Time in seconds after which the allocator looks again if an actor has no credit because others have it."""
 
 
 class CreditAllocator:
-    """The credit that one learner thread grants to its actors, from the thread's start to its end.
-
-    Attributes:
-        transit: The counts of the data between the gateway and the learner thread.
-        limit_steps: The total number of steps that the learner thread can use, counted from its start. It never decreases.
-        min_version: The lowest policy version with which actors should start a segment.
-        retry_at: The time, in seconds, at which `grant` should be called again even without news; infinity for none.
-        grants: The number of times that an actor got credit.
-    """
+    """The credit that one learner thread grants to its actors, from the thread's start to its end."""
 
     def __init__(self) -> None:
-        self.retry_at = math.inf
+        self.retry_at = math.inf  # call `grant` again at this time even without news
         self.transit = LearnerThreadBacklog()
-        self.limit_steps = self.grants = 0
-        self.min_version = 0
+        self.limit_steps = 0  # the steps that the learner thread can use, counted from its start. It never decreases.
+        self.grants = 0
+        self.min_version = 0  # the lowest policy version with which actors should start a segment
 
     @property
     def usable_steps(self) -> int:
@@ -131,12 +120,10 @@ class CreditAllocator:
         return granted
 
     def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
-        """Return the number of free steps that an actor of this pace leaves to the `credited` ones.
-
-        These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor
-        never waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a later
-        batch, and it leaves nothing.
-        """
+        """Return the number of free steps that an actor of this pace leaves to the `credited` ones."""
+        # These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor
+        # never waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a
+        # later batch, and it leaves nothing.
         faster = sum(s.rate for s in streams if 4 * s.pace_s < pace_s and now - s.ready_at < IDLE_S)
         if faster * pace_s >= self.free_steps:
             return 0.0

@@ -43,8 +43,8 @@ from rl4sys_zmq.resource import Worker
 
 log = get_logger(__name__)
 
+# Interval at which an idle journal checks that its files were not deleted, moved or replaced.
 CHECK_S = 1.0
-"""The interval at which an idle journal checks that its files were not deleted, moved or replaced, in seconds."""
 
 
 class DiskJournal(Worker):
@@ -81,14 +81,8 @@ class DiskJournal(Worker):
     ) -> None:
         """Create the journal. Call `open` to start it.
 
-        Args:
-            path: The file, in a folder that exists. A lock on `path` + ".lock" excludes other processes.
-            fsync: With "normal", commits survive the end of the process; with "always", also a loss of power.
-            max_bytes: The limit on the size of all stored entries, in bytes.
-            wake: The journal's thread calls it when `committed` has results, or when a problem starts or ends.
-            retry_s: The delay between retries after a failure, in seconds.
-            connect: A function that opens the SQLite connection.
-            recovery: The rules for `open` if the journal lacks data.
+        The journal's thread calls `wake` when `committed` has results, or when a problem starts or ends. `max_bytes` limits the
+        size of all stored entries. A lock on `path` + ".lock" excludes other processes.
         """
         super().__init__("rl4sys-journal")
         self.journal_id = 0

@@ -9,14 +9,12 @@ from __future__ import annotations
 import random
 
 RANDOM_BITS = 24
+# The limit on an incarnation that is made from the time: Unix time in nanoseconds in the year 2116.
 MAX_FIRST = 1 << 62
-"""The limit on an incarnation that is made from the time: Unix time in nanoseconds in the year 2116."""
 
+# The largest allowed difference between a new incarnation and the one on record, or `MAX_FIRST` if that is higher. Without
+# this limit, a faulty or hostile peer could use up all numbers.
 MAX_STEP = 1 << RANDOM_BITS
-"""The largest allowed difference between a new incarnation and the one on record, or `MAX_FIRST` if that is higher.
-
-Without this limit, a faulty or hostile peer could use up all numbers.
-"""
 
 
 def first_incarnation(unix_s: float, rng: random.Random) -> int:

@@ -16,37 +16,24 @@ from rl4sys_zmq.wire.messages import Frame, Submit
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """The result of `take_submit`.
+    """The result of `take_submit`."""
 
-    Attributes:
-        entry: The entry to append to the journal, or None if the message contains only duplicates.
-        duplicates: The number of segments that were received before.
-        refused: The errors of the malformed new segments. These segments keep their sequence numbers.
-        accepted: The number of new segments that were accepted.
-    """
-
-    entry: JournalEntry | None
-    duplicates: int
-    refused: tuple[ProtocolError, ...]
-    accepted: int
+    entry: JournalEntry | None  # entry to append to the journal, or None if the message contains only duplicates
+    duplicates: int  # number of segments that were received before
+    refused: tuple[ProtocolError, ...]  # errors of the malformed new segments. These segments keep their sequence numbers.
+    accepted: int  # number of new segments that were accepted
 
 
 def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
     """Validate a message from an actor, and accept its new segments.
 
     Segments below `SegmentStream.received` are duplicates; the new ones advance it. If a new segment is malformed, only that
-    segment is refused, and it keeps its sequence number.
-
-    Args:
-        stream: The stream of the actor that sent the message.
-        schema: The columns that the client's segments must have.
-        message: The decoded message.
-        frames: The frames of the message, which the journal stores.
+    segment is refused, and it keeps its sequence number. The journal stores the `frames`.
 
     Raises:
-        ProtocolError: If the whole message is refused, with the code ``GAP`` (segments before it are missing),
-            ``EQUIVOCATION`` (a duplicate has other content), ``FEATURE`` (the message has images, and Pillow is not
-            installed), or the code for a malformed message. `SegmentStream.received` is then unchanged.
+        ProtocolError: If the whole message is refused, with the code ``GAP`` (segments before it are missing), ``EQUIVOCATION``
+            (a duplicate has other content), ``FEATURE`` (the message has images, and Pillow is not installed), or the code for
+            a malformed message. `SegmentStream.received` is then unchanged.
     """
     batch = SegmentBatchReader(message)
     if batch.has_images and not has_pillow():
@@ -71,15 +58,10 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """The part of a journal entry that is sent again to a learner thread after a rollback.
+    """The part of a journal entry that is sent again to a learner thread after a rollback."""
 
-    Attributes:
-        skip: The number of segments at the start of the stored message that the learner thread must ignore.
-        load: The amount of data in the part, without refused segments.
-    """
-
-    skip: int
-    load: DataAmount
+    skip: int  # number of segments at the start of the stored message that the learner thread must ignore
+    load: DataAmount  # amount of data in the part, without refused segments
 
 
 def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ReplayPart | None:

@@ -16,26 +16,17 @@ from rl4sys_zmq.wire.messages import Frame
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """The journal's record of the new segments in one `Submit` message.
-
-    Attributes:
-        first_seq: The sequence number of the first new segment.
-        end_seq: One past the sequence number of the last segment.
-        steps: The number of steps in the new segments, without refused segments.
-        skip: The number of segments at the start of the message that are duplicates.
-        refused: The number of new segments that were refused because they are malformed.
-        frames: The frames of the message, as received.
-    """
+    """The journal's record of the new segments in one `Submit` message."""
 
     client_id: str
     actor_id: str
     origin: int
-    first_seq: int
-    end_seq: int
-    steps: int
-    skip: int
-    refused: int
-    frames: tuple[Frame, ...]
+    first_seq: int  # sequence number of the first new segment
+    end_seq: int  # one past the sequence number of the last segment
+    steps: int  # number of steps in the new segments, without refused segments
+    skip: int  # number of segments at the start of the message that are duplicates
+    refused: int  # number of new segments that were refused because they are malformed
+    frames: tuple[Frame, ...]  # frames of the message, as received
 
     @property
     def accepted(self) -> int:
@@ -50,49 +41,33 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """The journal's record of one stream.
-
-    Attributes:
-        incarnation: The actor's latest start on record; 0 after an operator dropped the actor.
-        first_seq: The sequence number at which this record began. `accepted_steps` and `refused` count only segments from here
-            on.
-        received: The next sequence number that the learner expects.
-        submits: True if the actor sends segments. An actor for evaluation sends none.
-        spooled: True if the actor has a spool, so that the stream continues after the actor restarts.
-        owner: The user that the stream belongs to; empty if the learner uses no keys.
-    """
+    """The journal's record of one stream."""
 
     client_id: str
     actor_id: str
     origin: int
-    incarnation: int
+    incarnation: int  # actor's latest start on record; 0 after an operator dropped the actor
+    # sequence number at which this record began. `accepted_steps` and `refused` count only segments from here on.
     first_seq: int
-    received: int
+    received: int  # next sequence number that the learner expects
     accepted_steps: int
     refused: int
-    submits: bool
-    spooled: bool
-    owner: str = ""
+    submits: bool  # True if the actor sends segments. An actor for evaluation sends none.
+    spooled: bool  # True if the actor has a spool, so that the stream continues after the actor restarts
+    owner: str = ""  # user that the stream belongs to; empty if the learner uses no keys
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """The journal's record of one client.
-
-    Attributes:
-        settings: The JSON values that the learner needs to create the client again.
-        accepted: The number of accepted segments in all streams that ever existed, including `gap`.
-        gap: The number of segments that actors have discarded as acknowledged and that this journal has no record of.
-        expired: The highest origin of all streams that were discarded.
-    """
+    """The journal's record of one client."""
 
     client_id: str
     generation: int
-    settings: dict[str, Any]
-    accepted: int
+    settings: dict[str, Any]  # the JSON values that the learner needs to create the client again
+    accepted: int  # number of accepted segments in all streams that ever existed, including `gap`
     refused: int
-    gap: int
-    expired: int = 0
+    gap: int  # number of segments that actors have discarded as acknowledged and that this journal has no record of
+    expired: int = 0  # highest origin of all streams that were discarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,52 +81,33 @@ class JournalContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """A part of a client's journal entries: the result of one `Journal.read`.
-
-    Attributes:
-        token: The token that was passed to `read`.
-        entries: The entries, in the order in which they were committed.
-        last_row: The value to pass as `after_row` to read the next page.
-        more: True if the client has further entries after this page.
-        damaged: The number of entries that are missing in this page because their checksums are wrong.
-    """
+    """A part of a client's journal entries: the result of one `Journal.read`."""
 
     client_id: str
-    token: int
-    entries: tuple[JournalEntry, ...]
-    last_row: int
-    more: bool
-    damaged: int
+    token: int  # token that was passed to `read`
+    entries: tuple[JournalEntry, ...]  # entries, in the order in which they were committed
+    last_row: int  # value to pass as `after_row` to read the next page
+    more: bool  # True if the client has further entries after this page
+    damaged: int  # number of entries that are missing in this page because their checksums are wrong
 
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """A report of the condition of a journal.
-
-    Attributes:
-        used_bytes: The size of all stored entries, in bytes.
-        max_bytes: The limit on `used_bytes`; 0 for no limit.
-        queued_bytes: The size of the entries that are not committed so far.
-        queued_items: The number of operations that are not done so far.
-        error: The reason why the journal cannot commit at present, in one line; empty if there is no problem.
-        failures: The number of failed attempts to commit, those because the journal was full included.
-        commit_s: The duration of the last transaction, in seconds.
-        damaged: The number of damaged entries, plus the number of damaged rows of clients and streams that were repaired.
-        lost: The number of acknowledged segments that were missing when the journal was opened and that the operator gave up.
-        rescued: The number of times that the journal's file was deleted or replaced, and was written again from the open file.
-    """
+    """A report of the condition of a journal."""
 
     durable: bool
-    used_bytes: int
-    max_bytes: int
-    queued_bytes: int
-    queued_items: int
-    error: str
+    used_bytes: int  # size of all stored entries, in bytes
+    max_bytes: int  # limit on `used_bytes`; 0 for no limit
+    queued_bytes: int  # size of the entries that are not committed so far
+    queued_items: int  # number of operations that are not done so far
+    error: str  # reason why the journal cannot commit at present, in one line; empty if there is no problem
     commits: int
-    failures: int
-    commit_s: float
-    damaged: int
+    failures: int  # number of failed attempts to commit, those because the journal was full included
+    commit_s: float  # duration of the last transaction, in seconds
+    damaged: int  # number of damaged entries, plus the number of damaged rows of clients and streams that were repaired
+    # number of acknowledged segments that were missing when the journal was opened and that the operator gave up
     lost: int = 0
+    # number of times that the journal's file was deleted or replaced, and was written again from the open file
     rescued: int = 0
 
 

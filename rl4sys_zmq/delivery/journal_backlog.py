@@ -19,8 +19,8 @@ from rl4sys_zmq.delivery.journal_rows import (
 )
 
 GROUP_ITEMS = 512
+# Bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log.
 GROUP_BYTES = 8 << 20
-"""The largest number of bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""
 
 Operation = Write | PageRequest
 

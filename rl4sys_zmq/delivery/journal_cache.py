@@ -9,8 +9,8 @@ from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
 
+# SQLite would convert a larger sum to a float.
 MOST = (1 << 63) - 1
-"""The largest integer that a column can store. SQLite would convert a larger sum to a float."""
 
 RowKey = tuple[str, str, int]
 """The key of a stream: the client's id, the actor's id, and the origin."""
@@ -18,14 +18,10 @@ RowKey = tuple[str, str, int]
 
 @dataclass(slots=True)
 class ClientAndStreamRows:
-    """The rows of a journal, or of ``journal.marks``, about its clients and streams.
+    """The rows of a journal, or of ``journal.marks``, about its clients and streams."""
 
-    Attributes:
-        journal_id: 0 if unknown.
-        lineages: The ids of the journals whose data an operator has given up with ``--resume accept-loss``.
-    """
-
-    journal_id: int = 0
+    journal_id: int = 0  # 0 if unknown
+    # ids of the journals whose data an operator has given up with ``--resume accept-loss``
     lineages: set[int] = field(default_factory=set)
     clients: dict[str, ClientRow] = field(default_factory=dict)
     streams: dict[RowKey, StreamRow] = field(default_factory=dict)
@@ -42,19 +38,15 @@ class ClientAndStreamRows:
 
 @dataclass(slots=True)
 class RowChanges:
-    """The changes of one transaction to the rows.
+    """The changes of one transaction to the rows."""
 
-    Attributes:
-        clients: The new content of each added or changed client row, by client id.
-        streams: The new content of each added or changed stream row, by key.
-        dropped_streams: The streams that were removed on purpose, so that their absence does not count as a loss.
-        dropped_clients: The clients that were removed on purpose, with all their streams.
-    """
-
+    # new content of each added or changed client row, by client id
     clients: dict[str, ClientRow] = field(default_factory=dict)
+    # new content of each added or changed stream row, by key
     streams: dict[RowKey, StreamRow] = field(default_factory=dict)
+    # streams that were removed on purpose, so that their absence does not count as a loss
     dropped_streams: set[RowKey] = field(default_factory=set)
-    dropped_clients: set[str] = field(default_factory=set)
+    dropped_clients: set[str] = field(default_factory=set)  # clients that were removed on purpose, with all their streams
 
     def __bool__(self) -> bool:
         return bool(self.clients or self.streams or self.dropped_streams or self.dropped_clients)
@@ -73,16 +65,11 @@ class RowChanges:
 
 
 class JournalCache:
-    """The rows of one journal in memory. The methods change only `changes`, until `commit`. Sequence numbers never decrease.
-
-    Attributes:
-        rows: The committed clients and streams.
-        changes: The changes of the present transaction.
-    """
+    """The rows of one journal in memory. The methods change only `changes`, until `commit`. Sequence numbers never decrease."""
 
     def __init__(self, rows: ClientAndStreamRows) -> None:
-        self.rows = rows
-        self.changes = RowChanges()
+        self.rows = rows  # committed clients and streams
+        self.changes = RowChanges()  # changes of the present transaction
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
     def commit(self) -> RowChanges:

@@ -26,16 +26,14 @@ log = get_logger(__name__)
 Fsync = Literal["normal", "always"]
 Connect = Callable[[Path], sqlite3.Connection]
 
+# Messages are long, so larger pages reduce SQLite's overhead.
 PAGE_BYTES = 16_384
-"""The page size of a new file. Messages are long, so larger pages reduce SQLite's overhead."""
+# The size of the write-ahead log at which SQLite moves its content to the main file. A lost log file loses as much.
 CHECKPOINT_BYTES = 4 << 20
-"""The size of the write-ahead log at which SQLite moves its content to the main file. A lost log file loses as much."""
 
+# The age at which a folder's modification time is reliable. File system times are coarse: a younger time can hide a second
+# change right after the first one.
 SETTLED_NS = 2_000_000_000
-"""The age, in ns, at which a folder's modification time is reliable.
-
-File system times are coarse. A younger time can hide a second change right after the first one.
-"""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -45,16 +43,13 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @dataclass(frozen=True, slots=True)
 class JournalLossPolicy:
-    """The rules for opening a journal that lacks data.
+    """The rules for opening a journal that lacks data."""
 
-    Attributes:
-        accept_loss: True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
-        witnesses: The information about the journal in the newest checkpoints. A comparison with it detects missing data.
-        remedy: The advice to the user in the error message.
-    """
-
+    # True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
     accept_loss: bool = False
+    # information about the journal in the newest checkpoints. A comparison with it detects missing data.
     witnesses: Sequence[JournalStateInCheckpoint] = ()
+    # advice to the user in the error message
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
@@ -73,22 +68,16 @@ class JournalOpenOptions:
 
 @dataclass(slots=True)
 class JournalFile:
-    """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object.
-
-    Attributes:
-        used_bytes: The size of all entries when the journal was opened, in bytes.
-        loss: The lost data that the operator accepted when the journal was opened.
-        repaired: The number of damaged rows that were restored from ``journal.marks``.
-    """
+    """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object."""
 
     opening: JournalOpenOptions
     lock: JournalLock
     db: sqlite3.Connection
     tables: JournalTables
     marks: JournalMarksFileWriter
-    used_bytes: int
-    loss: JournalLoss | None = None
-    repaired: int = 0
+    used_bytes: int  # size of all entries when the journal was opened, in bytes
+    loss: JournalLoss | None = None  # lost data that the operator accepted when the journal was opened
+    repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
     _places: dict[str, tuple[int, int]] = field(default_factory=dict)
     _folder: tuple[int, int, int] = (0, 0, 0)
 
@@ -106,14 +95,9 @@ class JournalFile:
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a file, other than ``journal.marks``, that was deleted, moved or replaced; empty if there is
-        none.
-
-        Unless `thorough`, check the files only if the folder's modification time has changed: each check of a file releases
-        the GIL, and to acquire it again can take 5 ms.
-        """
+        """Return the path of a file (except ``journal.marks``) that was deleted, moved or replaced; empty if there is none."""
         folder = self._folder_now()
-        if not thorough and folder == self._folder:
+        if not thorough and folder == self._folder:  # each check of a file releases the GIL: to acquire it again can take 5 ms
             return ""
         for name, identity in self._places.items():
             try:
@@ -172,26 +156,17 @@ def damaged(path: Path, error: object) -> JournalError:
 
 @dataclass(slots=True)
 class JournalInspection:
-    """The findings about a journal's file before it is opened for writing.
+    """The findings about a journal's file before it is opened for writing."""
 
-    Attributes:
-        known: The clients and streams that the journal will have after it is opened.
-        is_new: True if there is no journal at the path.
-        used_bytes: The size of all entries, in bytes.
-        broken: The reason why the file cannot be read; empty if it can be read.
-        rewrite: True if the clients and streams in the file differ from `known` and must be written again.
-        repaired: The number of damaged rows that were restored from ``journal.marks``.
-        loss: The missing data, if the operator accepts the loss.
-    """
-
+    # clients and streams that the journal will have after it is opened
     known: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
-    is_new: bool = False
-    used_bytes: int = 0
+    is_new: bool = False  # True if there is no journal at the path
+    used_bytes: int = 0  # size of all entries, in bytes
     last_row: int = 0
-    broken: str = ""
-    rewrite: bool = False
-    repaired: int = 0
-    loss: JournalLoss | None = None
+    broken: str = ""  # reason why the file cannot be read; empty if it can be read
+    rewrite: bool = False  # True if the clients and streams in the file differ from `known` and must be written again
+    repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
+    loss: JournalLoss | None = None  # missing data, if the operator accepts the loss
 
 
 def _examine(opening: JournalOpenOptions) -> JournalInspection:
@@ -359,18 +334,14 @@ def rebuild(path: Path, found: JournalInspection) -> None:
 
 
 def reopen(opened: JournalFile) -> None:
-    """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file.
-
-    The open connection can still read the old file. If there is another file at the path now, it is renamed and kept. If the
-    new file cannot be written, the old connection stays open.
-    """
+    """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file."""
     opening, path = opened.opening, opened.opening.path
     make_private(path.parent)
     opened.lock.renew()
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
-        opened.db.backup(db)
-    put_aside(path, "replaced")
+        opened.db.backup(db)  # the open connection can still read the old file
+    put_aside(path, "replaced")  # if there is another file at the path now
     put_in_place(new, path)
     opened.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
     db = opened.db = opening.connect(path)

@@ -15,38 +15,27 @@ from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowKey
 
 @dataclass(frozen=True, slots=True)
 class JournalStateInCheckpoint:
-    """The information about the journal in a client's checkpoint.
-
-    Attributes:
-        journal_id: The journal that the learner used when it wrote the checkpoint.
-        judged: The number of accepted segments that the checkpoint covers.
-        marks: The sequence number below which the checkpoint covers all segments, by (actor_id, origin) of the stream.
-    """
+    """The information about the journal in a client's checkpoint."""
 
     client_id: str
-    journal_id: int
-    judged: int
+    journal_id: int  # journal that the learner used when it wrote the checkpoint
+    judged: int  # number of accepted segments that the checkpoint covers
+    # sequence number below which the checkpoint covers all segments, by (actor_id, origin) of the stream
     marks: Mapping[tuple[str, int], int]
 
 
 @dataclass(slots=True)
 class JournalLoss:
-    """The data that a journal lacks. It is false (as a bool) if no data is missing.
+    """The data that a journal lacks. It is false (as a bool) if no data is missing."""
 
-    Attributes:
-        whole: True if there is no readable journal, although ``journal.marks`` has a record of one.
-        segments: The number of accepted segments that the journal lacks, by client id.
-        uncovered: The number of missing segments that no checkpoint covers, and that are therefore lost, by client id. A
-            client is absent if the number cannot be determined.
-        streams: The number of streams in which the journal lacks segments that were acknowledged to the actor.
-        unknown_lineages: The ids of other journals: ``journal.marks`` or a checkpoint was written for them, and this journal
-            does not continue them.
-    """
-
-    whole: bool = False
+    whole: bool = False  # True if there is no readable journal, although ``journal.marks`` has a record of one
+    # number of accepted segments that the journal lacks, by client id
     segments: dict[str, int] = field(default_factory=dict)
+    # number of missing segments that no checkpoint covers, and that are therefore lost, by client id. A client is absent if
+    # number cannot be determined
     uncovered: dict[str, int] = field(default_factory=dict)
-    streams: int = 0
+    streams: int = 0  # number of streams in which the journal lacks segments that were acknowledged to the actor
+    # ids of other journals: ``journal.marks`` or a checkpoint was written for them, and this journal does not continue them
     unknown_lineages: set[int] = field(default_factory=set)
 
     def __bool__(self) -> bool:

@@ -21,8 +21,8 @@ from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
 from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges
 from rl4sys_zmq.private import sync_folder
 
+# The smallest number of bytes that a new file reserves for later changes.
 SPARE_BYTES = 256 << 10
-"""The smallest number of bytes that a new file reserves for later changes."""
 
 ROWS_PER_LINE = 64
 _DIGITS = 16
@@ -30,15 +30,10 @@ _DIGITS = 16
 
 @dataclass(slots=True)
 class JournalMarksFileContent:
-    """The content of ``journal.marks``.
+    """The content of ``journal.marks``."""
 
-    Attributes:
-        rows: Their `journal_id` is 0 if no line could be read.
-        damaged: The number of lines with a wrong checksum.
-    """
-
-    rows: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
-    damaged: int = 0
+    rows: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)  # their `journal_id` is 0 if no line could be read
+    damaged: int = 0  # number of lines with a wrong checksum
 
 
 def marks_path(journal: Path) -> Path:
@@ -78,10 +73,8 @@ def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
 
 
 class JournalMarksFileWriter:
-    """The writer of ``journal.marks``, in the journal's thread.
-
-    Each change is written at once, so that it survives the end of the process. With `flush`, it is also on the disk when the
-    call returns.
+    """The writer of ``journal.marks``, in the journal's thread. Each change is written at once. With `flush`, it is also on the
+    disk.
     """
 
     def __init__(self, path: Path, rows: ClientAndStreamRows, *, flush: bool) -> None:
@@ -114,19 +107,15 @@ class JournalMarksFileWriter:
         self._identity = status.st_dev, status.st_ino
 
     def drop(self, changes: RowChanges) -> None:
-        """Write which clients and streams a transaction removes. Call this before the commit.
-
-        In this order, an intended removal never looks like a loss of data, even if the process ends in between.
-        """
+        """Write which clients and streams a transaction removes. Call this before the commit."""
+        # In this order, an intended removal never looks like a loss of data, even if the process ends in between.
         if changes.dropped_streams or changes.dropped_clients:
             gone = RowChanges({}, {}, changes.dropped_streams, changes.dropped_clients)
             self._append(self._line(gone, {}))
 
     def note(self, changes: RowChanges) -> None:
-        """Write the changes of a transaction. Call this after the commit, and before it is reported.
-
-        If it fails, a later `renew` replaces this call, because it writes all present rows.
-        """
+        """Write the changes of a transaction. Call this after the commit, and before it is reported."""
+        # If it fails, a later `renew` replaces this call, because it writes all present rows.
         if not changes.clients and not changes.streams:
             return
         fresh = {c.client_id: c.settings for c in changes.clients.values() if self._settings.get(c.client_id) is not c.settings}

@@ -18,13 +18,10 @@ from rl4sys_zmq.wire.messages import Frame
 log = get_logger(__name__)
 
 SCHEMA_VERSION = 3
+# Old entries that are deleted in one transaction, at most.
 TRIM_ROWS = 2_000
-"""The largest number of old entries that are deleted in one transaction."""
+# Rows that one SQL statement inserts, at most. Each statement releases the GIL, and to acquire it again can take 5 ms.
 INSERT_ROWS = 64
-"""The largest number of rows that one SQL statement inserts.
-
-Each statement releases the GIL, and to acquire it again can take 5 ms.
-"""
 
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
@@ -87,10 +84,8 @@ class CountSegmentsLostByJournal:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCoveredEntries:
-    """Remove entries that are no longer needed.
-
-    Each element of `marks` is ((actor_id, origin), mark): in this stream, the entries whose segments are all below the sequence
-    number `mark` are removed.
+    """Remove entries that a checkpoint covers: of each stream ((actor_id, origin), mark), those with all segments below the
+    mark.
     """
 
     client_id: str
@@ -148,18 +143,14 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
 
 
 class JournalTables:
-    """The SQLite tables of one journal. The caller begins and ends the transactions.
-
-    Attributes:
-        cache: The clients and streams in memory. `apply` changes them, and writes each changed row to the table.
-        damaged: The row numbers of the damaged entries that were found so far.
-    """
+    """The SQLite tables of one journal. The caller begins and ends the transactions."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
+        # clients and streams in memory. `apply` changes them, and writes each changed row to the table.
         self.cache = JournalCache(ClientAndStreamRows())
-        self.damaged: set[int] = set()
+        self.damaged: set[int] = set()  # row numbers of the damaged entries that were found so far
 
     def create(self, known: ClientAndStreamRows) -> None:
         """Create the tables in an empty file, and store the given clients and streams."""
@@ -176,10 +167,7 @@ class JournalTables:
                 raise sqlite3.DatabaseError(f"its definition of {' '.join(statement.split()[1:3])} is damaged")
 
     def known(self) -> tuple[ClientAndStreamRows, int]:
-        """Read the clients and streams. Return them, and the number of damaged rows, which are left out.
-
-        The `journal_id` of the result is 0 if its row is damaged.
-        """
+        """Read the clients and streams. Return them, and the number of damaged rows, which are left out. A damaged id is 0."""
         meta = dict(self._sound("SELECT * FROM meta"))
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
         rows = ClientAndStreamRows(meta.get("journal_id", 0), lineages)

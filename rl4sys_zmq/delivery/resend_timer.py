@@ -10,10 +10,10 @@ import random
 
 from rl4sys_zmq.liveness import SEGMENT_RESEND, Backoff, jittered
 
+# The weights of a new measurement in the running mean and in the running mean deviation (RFC 6298, section 2).
 MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
-"""The weights of a new measurement in the running mean and in the running mean deviation (RFC 6298, section 2)."""
+# The pause is the mean time to an acknowledgement and this many mean deviations.
 DEVIATIONS = 4
-"""The pause is the mean time to an acknowledgement and this many mean deviations."""
 
 
 class ResendTimer:
@@ -22,15 +22,12 @@ class ResendTimer:
     The pause doubles each time that it passes without an acknowledgement, up to `SEGMENT_RESEND.most_s`. It stays so long until
     a segment that was sent only once is acknowledged: the acknowledgement of a resent segment does not show which of its sends
     it answers. After a refusal any acknowledgement is enough, because the learner then was not slow.
-
-    Attributes:
-        at: The time of the next resend, in seconds; 0.0 if the timer is stopped.
     """
 
     __slots__ = ("_deviation_s", "_mean_s", "_measured", "_pause_s", "_refused", "_resends", "_rng", "at")
 
     def __init__(self, rng: random.Random) -> None:
-        self.at = 0.0
+        self.at = 0.0  # time of the next resend, in seconds; 0.0 if the timer is stopped
         self._rng = rng
         self._mean_s = self._deviation_s = 0.0
         self._pause_s = SEGMENT_RESEND.first_s

@@ -69,11 +69,11 @@ _TEMPORARY = {
     RefusalReason.GAP,
     RefusalReason.CHECKSUM,
 }
+# The value of `Refused.field` if the actor lacks a right. The learner then refuses the session, not only one message.
 FIELD_RIGHTS = "keys"
-"""The value of `Refused.field` if the actor lacks a right. The learner then refuses the session, not only one message."""
 
+# The value of `Refused.field` if a rate limit was exceeded. The learner accepts the same message later.
 FIELD_RATE = "rate"
-"""The value of `Refused.field` if a rate limit was exceeded. The learner accepts the same message later."""
 
 _SESSION_LOST = {RefusalReason.NO_SESSION, RefusalReason.CLOSING}
 
@@ -131,10 +131,7 @@ class StreamRestarted:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceSockets:
-    """Action: replace the sockets, because this start took a higher incarnation.
-
-    On the new sockets, no reply to a message with the lower number can arrive.
-    """
+    """Action: replace the sockets, because this start took a higher incarnation. So no reply to the lower one can arrive."""
 
     incarnation: int
 
@@ -153,41 +150,28 @@ class _InFlight:
 
 
 class ActorSession:
-    """The session of one actor with one learner. The actor's I/O thread makes all calls; other threads only read.
-
-    Attributes:
-        credit_steps: The total number of steps that the actor may have sent; 0 before the handshake.
-        sent_steps: The total number of steps that the learner has accepted or that are in flight.
-        min_version: The lowest policy version with which the actor should start a segment.
-        leaving: True if the actor is about to leave. It then also sends segments for which it has no credit in steps, as many
-            as the learner can store.
-        generation: 0 before the first handshake.
-        journal_id: The journal of the learner that last sent a `Welcome`; 0 before the first one.
-        in_doubt: The number of segments in doubt.
-    """
+    """The session of one actor with one learner. The actor's I/O thread makes all calls; other threads only read."""
 
     def __init__(
         self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False, images: ImageFormat | None = None
     ) -> None:
         """Create a session whose sequence numbers start at ``hello.first_seq``.
 
-        Args:
-            hello: The first message. With a spool, its `first_seq` is the number of the oldest segment in the spool. After the
-                first `Welcome`, pass the segments of the spool in order: those that the learner has received to `recover`, then
-                the others to `take`.
-            counters: The counters to update.
-            rng: The source of random variation of the pauses between retries.
-            coded: True to compress message bodies where possible.
-            images: The codec for observations that are large images. Each segment is encoded once, before its first send.
+        With a spool, that is the number of the oldest segment in the spool. After the first `Welcome`, pass the segments of the
+        spool in order: those that the learner has received to `recover`, then the others to `take`. `rng` varies the pauses
+        between retries. With `coded`, message bodies are compressed where possible. `images` encodes each segment once, before
+        its first send.
         """
         self.state = SessionState.JOINING
-        self.credit_steps = 0
-        self.sent_steps = 0
-        self.min_version = 0
+        self.credit_steps = 0  # total number of steps that the actor may have sent; 0 before the handshake
+        self.sent_steps = 0  # total number of steps that the learner has accepted or that are in flight
+        self.min_version = 0  # lowest policy version with which the actor should start a segment
+        # True if the actor is about to leave. It then also sends segments for which it has no credit in steps, as many as the
+        # learner can store
         self.leaving = False
         self.received = self.durable = hello.first_seq
-        self.journal_id = hello.journal_id
-        self.in_doubt = 0
+        self.journal_id = hello.journal_id  # journal of the learner that last sent a `Welcome`; 0 before the first one
+        self.in_doubt = 0  # number of segments in doubt
         self._hello = hello
         self._counters = counters
         self._rng = rng
@@ -195,7 +179,7 @@ class ActorSession:
         self._window: deque[_InFlight] = deque()
         self._next_seq = hello.first_seq
         self._taken_steps = self._taken_bytes = 0
-        self.generation = 0
+        self.generation = 0  # 0 before the first handshake
         self._credit_items = 0
         self._credit_bytes = 0
         self._recovers = hello.spooled

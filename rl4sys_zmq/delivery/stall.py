@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from rl4sys_zmq.delivery.credit import CreditAllocator
 from rl4sys_zmq.delivery.stream import SegmentStream
 
+# The time without progress after which a client counts as stalled.
 STALL_S = 1.0
-"""The time in seconds without progress after which a client counts as stalled."""
 
 
 def stall_reason(pool: CreditAllocator, live: Sequence[SegmentStream]) -> str:
@@ -42,12 +42,9 @@ class StallTimer:
         self._since = 0.0
 
     def look(self, now: float, progress: object, reason: str) -> float:
-        """Return the seconds since the first call that found the client stalled. Call this regularly.
+        """Return the seconds since the first call that found the client stalled (`stall_reason`). Call this regularly.
 
-        Args:
-            now: The time, in seconds.
-            progress: A value that differs from the last one if there was any progress.
-            reason: The result of `stall_reason`.
+        `progress` is a value that differs from the last one if there was any progress.
         """
         if not reason or progress != self._progress:
             self._progress, self._since = progress if reason else None, now

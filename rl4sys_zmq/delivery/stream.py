@@ -20,31 +20,6 @@ class SegmentStream:
     """The learner's record of one stream.
 
     `received`, `durable`, `trained` and `checkpointed` are marks. A refused segment keeps its sequence number.
-
-    Attributes:
-        incarnation: The actor's present start. It differs from `origin` if the actor has a spool, or had to take a higher
-            number.
-        spooled: True if the actor continues the numbering after a restart. The learner must then never discard `received`.
-        owner: The user that the stream belongs to; empty without keys.
-        library: The name and version of the actor's library, as the actor reports it; empty before its first session.
-        relay: The URI of the first relay that the actor should use; empty for none.
-        received: The next sequence number that the learner expects. Segments below it were accepted or refused.
-        durable: All segments below this number are in the journal.
-        trained: All segments below this number have a verdict.
-        checkpointed: All segments below this number are covered by a checkpoint of the learner.
-        accepted_end: One past the number of the last accepted segment; 0 for none. `received` can be above it, because the
-            actor can begin later or give up segments. A restored stream has `received` here.
-        accepted_steps: The number of steps in all segments below `received`.
-        credit_steps: The credit, as a total since the stream began. The actor may send a segment while the steps accepted and
-            in flight are fewer than this.
-        want_steps: The credit that the actor requests, as a total like `credit_steps`.
-        last_seen: The time of the actor's last message, in seconds.
-        useful: False if the last verdict was quarantined or refused. The stream's data are then no progress.
-        ready_at: The time of the actor's last useful delivery, or of a later grant of credit after it had none, in seconds.
-        ready_steps: The value of `accepted_steps` at the last such grant; -1 before the first. An actor that returns its credit
-            and requests it again gets no new `ready_at`.
-        pace_s: The mean time from `ready_at` to the next useful delivery, in seconds.
-        burst_steps: The mean number of steps of a useful delivery.
     """
 
     # Instances with more than 30 attributes share no keys in CPython: without slots, each would need a kilobyte more.
@@ -95,23 +70,42 @@ class SegmentStream:
         submits: bool = True,
         spooled: bool = False,
     ) -> None:
+        # owner: user that the stream belongs to; empty without keys
+        # library: name and version of the actor's library, as the actor reports it; empty before its first session
+        # relay: URI of the first relay that the actor should use; empty for none
         self.owner = self.library = self.relay = ""
         self.client_id = client_id
         self.actor_id = actor_id
+        # the actor's present start. It differs from `origin` if the actor has a spool, or had to take a higher number.
         self.incarnation = incarnation
         self.origin = origin or incarnation
         self.submits = submits
+        # True if the actor continues the numbering after a restart. The learner must then never discard `received`.
         self.spooled = spooled
+        # received: next sequence number that the learner expects. Segments below it were accepted or refused.
+        # durable: all segments below this number are in the journal
+        # trained: all segments below this number have a verdict
         self.received = self.durable = self.trained = first_seq
-        self.checkpointed = 0
+        self.checkpointed = 0  # all segments below this number are covered by a checkpoint of the learner
+        # accepted_end: one past the number of the last accepted segment; 0 for none. `received` can be above it, because the
+        # actor can begin later or give up segments. A restored stream has `received` here.
+        # accepted_steps: number of steps in all segments below `received`
         self.accepted_end = self.accepted_steps = 0
         self.refused = 0
+        # the credit, as a total since the stream began. The actor may send a segment while the steps accepted and in flight are
+        # fewer than this
         self.credit_steps = 0
-        self.want_steps = 0
+        self.want_steps = 0  # credit that the actor requests, as a total like `credit_steps`
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
+        # last_seen: time of the actor's last message, in seconds
+        # ready_at: time of the actor's last useful delivery, or of a later grant of credit after it had none, in seconds
         self.last_seen = self.ready_at = now
-        self.useful = True
+        self.useful = True  # False if the last verdict was quarantined or refused. The stream's data are then no progress.
+        # value of `accepted_steps` at the last such grant; -1 before the first. An actor that returns its credit and
+        # requests it again gets no new `ready_at`
         self.ready_steps = -1
+        # pace_s: mean time from `ready_at` to the next useful delivery, in seconds
+        # burst_steps: mean number of steps of a useful delivery
         self.pace_s, self.burst_steps = FIRST_PACE_S, FIRST_STEPS
         self._disposed: set[int] = set()
         self._holes: dict[int, int] = {}

@@ -6,6 +6,7 @@ Fencing refuses a start of an actor (`RefusalReason.FENCED`) if a newer start of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.actor_slots import ActorSlots
 from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
@@ -15,40 +16,29 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.wire.messages import Hello
 
+# Streams of dropped actors whose next sequence numbers are still kept in memory, at most.
 MAX_DROPPED = 1_024
-"""The largest number of streams of dropped actors whose next sequence numbers are still kept in memory."""
 
+# A client's actors with a spool, connected or not. The learner keeps their sequence numbers until an operator drops the actor.
 MAX_SPOOLED = 65_536
-"""The largest number of a client's actors with a spool, connected or not.
 
-The learner keeps the sequence numbers of these actors until an operator drops the actor.
-"""
-
+# Earlier streams that are kept for each actor with a spool. An actor can start again with an old spool. Its old stream then
+# continues from the sequence number on record.
 EARLIER_SPOOLS = 8
-"""The number of earlier streams that are kept for each actor with a spool.
 
-An actor can start again with an old spool. Its old stream then continues from the sequence number on record.
-"""
-
+# Missing segments that an actor can report when it opens a session. A larger number is refused.
 MAX_GAP = 1 << 40
-"""The largest number of missing segments that an actor can report when it opens a session. A larger number is refused."""
 
 
+@dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """The result of an accepted HELLO.
+    """The result of an accepted HELLO."""
 
-    Attributes:
-        stream: The stream of the actor's segments.
-        previous_peer: The routing id of the actor's previous connection, if there was another one; else None.
-        gap: The number of segments that the actor has discarded as acknowledged and that the journal lacks.
-        fresh: True if the stream was created now.
-        evicted: The streams that were discarded to free a slot. Their actors are not connected, and no segment was received.
-    """
-
-    def __init__(
-        self, stream: SegmentStream, previous_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[SegmentStream] = ()
-    ) -> None:
-        self.stream, self.previous_peer, self.gap, self.fresh, self.evicted = stream, previous_peer, gap, fresh, evicted
+    stream: SegmentStream
+    previous_peer: bytes | None  # the routing id of the actor's previous connection, if there was another one
+    gap: int  # segments that the actor has discarded as acknowledged and that the journal lacks
+    fresh: bool  # True if the stream was created now
+    evicted: Sequence[SegmentStream]  # empty streams that were discarded to free a slot
 
 
 class StreamTable:
@@ -57,26 +47,18 @@ class StreamTable:
     Each actor has one *current* stream. Its earlier streams stay while some of their segments are pending or in the journal. An
     actor is *live* while the table has a routing id for it, which is only an address for replies. A stream is *retired* (its
     incarnation is 0) after an operator dropped its actor. A retired stream is not current until the actor joins again.
-
-    Attributes:
-        expired: The highest origin of all streams that were discarded.
     """
 
     def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, journal_id: int = 0) -> None:
         """Create an empty table.
 
-        Args:
-            client_id: The id of the client.
-            silence_s: The time in seconds after which a silent actor is no longer live.
-            lease_s: The time in seconds after which the slot of a silent actor is free. The learner then discards the actor's
-                sequence numbers, unless the actor has a spool.
-            max_actors: The number of actor slots.
-            journal_id: The id of the journal that records the streams.
+        After `silence_s` seconds a silent actor is no longer live. After `lease_s` its slot is free, and the learner discards
+        its sequence numbers, unless it has a spool. `journal_id` is the journal that records the streams.
         """
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
         self._slots = ActorSlots(max_actors, lease_s)
-        self.expired = 0
+        self.expired = 0  # highest origin of all streams that were discarded
         self._streams: dict[Key, SegmentStream] = {}
         self._current: dict[str, SegmentStream] = {}
         self._peers: dict[str, bytes] = {}
@@ -142,21 +124,17 @@ class StreamTable:
         return OpenedSession(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
-        """Raise ProtocolError if a HELLO does not come from the latest start of its actor.
-
-        Each start takes its incarnation from its clock, and clocks can be wrong. So a number below the one on record has two
-        possible reasons:
-
-        - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
-          contains the number on record. The actor takes a higher one and tries again.
-        - The start has received a `Welcome` before. A later start has replaced it. The refusal (``FENCED``) is final while the
-          later start is live or has been silent for less than `lease_s`, and also if both have the same origin, which means
-          that a spool was copied. Otherwise the refusal contains the number on record, as above.
-
-        A HELLO with the incarnation and the origin on record normally comes from the same start and is accepted. It is refused
-        (``FENCED``) if it shows that another start uses the same incarnation. A higher incarnation is refused (``CONFLICT``)
-        while the start on record is live, and accepted after that.
-        """
+        """Raise ProtocolError if a HELLO does not come from the latest start of its actor."""
+        # Each start takes its incarnation from its clock, and clocks can be wrong. So a number below the one on record has two
+        # possible reasons:
+        # - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
+        #   contains the number on record. The actor takes a higher one and tries again.
+        # - The start has received a `Welcome` before. A later start has replaced it. The refusal (``FENCED``) is final while the
+        #   later start is live or has been silent for less than `lease_s`, and also if both have the same origin, which means that
+        #   a spool was copied. Otherwise the refusal contains the number on record, as above.
+        # A HELLO with the incarnation and the origin on record normally comes from the same start and is accepted. It is refused
+        # (``FENCED``) if it shows that another start uses the same incarnation. A higher incarnation is refused (``CONFLICT``)
+        # while the start on record is live, and accepted after that.
         if hello.incarnation == current.incarnation and origin == current.origin:
             if hello.previously_welcomed or hello.spooled or not current.received:
                 return

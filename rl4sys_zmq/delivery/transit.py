@@ -14,17 +14,11 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
 @dataclass(slots=True)
 class DataAmount:
-    """An amount of data.
+    """An amount of data."""
 
-    Attributes:
-        steps: The number of environment steps, without the steps of refused segments.
-        items: The number of segments, without refused segments.
-        nbytes: The size of the whole messages, in bytes.
-    """
-
-    steps: int = 0
-    items: int = 0
-    nbytes: int = 0
+    steps: int = 0  # number of environment steps, without the steps of refused segments
+    items: int = 0  # number of segments, without refused segments
+    nbytes: int = 0  # size of the whole messages, in bytes
 
     def add(self, other: DataAmount) -> None:
         """Add another amount, in place."""
@@ -46,20 +40,13 @@ class DataAmount:
 
 
 class LearnerThreadBacklog:
-    """The data between the gateway and one learner thread.
-
-    Attributes:
-        waiting: Accepted, but not sent so far, because the journal must commit it first.
-        in_transit: Sent, but not reported as received so far.
-        taken: Received by the learner thread since its start.
-        messages: The number of messages that the learner thread has received since its start.
-    """
+    """The data between the gateway and one learner thread."""
 
     def __init__(self) -> None:
-        self.waiting = DataAmount()
-        self.in_transit = DataAmount()
-        self.taken = DataAmount()
-        self.messages = 0
+        self.waiting = DataAmount()  # accepted, but not sent so far, because the journal must commit it first
+        self.in_transit = DataAmount()  # sent, but not reported as received so far
+        self.taken = DataAmount()  # received by the learner thread since its start
+        self.messages = 0  # number of messages that the learner thread has received since its start
         self._queue: deque[DataAmount] = deque()
 
     @property

@@ -13,8 +13,8 @@ from rl4sys_zmq.wire.messages import AnyBytes, Beacon, Frame, WeightsReply
 from rl4sys_zmq.wire.thread_messages import PolicyPublished
 
 RING_ITEMS = 64
+# Versions whose weights are kept, and their size. The last two are always kept.
 RING_BYTES = 64 << 20
-"""Limits on the versions whose weights are kept: their number, and their total size in bytes. The last two are always kept."""
 DIGESTS_KEPT = 16_384
 
 Frames = tuple[Frame, ...]
@@ -26,19 +26,13 @@ class WeightHistory:
 
     An update is encoded when the first actor requests it, and kept until the next version. An update over several versions is
     one diff between the old and the new weights.
-
-    Attributes:
-        generation: The generation of all these versions.
-        version: Number of the newest version; -1 before the first one.
-        digest: Checksum (xxh3-64) of the newest weights.
-        nbytes: Total size of the weights that are kept, in bytes.
     """
 
     def __init__(self, generation: int) -> None:
-        self.generation = generation
-        self.version = -1
-        self.digest = 0
-        self.nbytes = 0
+        self.generation = generation  # generation of all these versions
+        self.version = -1  # number of the newest version; -1 before the first one
+        self.digest = 0  # checksum (xxh3-64) of the newest weights
+        self.nbytes = 0  # total size of the weights that are kept, in bytes
         self._policy_id = b""
         self._tag_key = b""
         self._tags: dict[int, bytes] = {}
@@ -70,13 +64,9 @@ class WeightHistory:
         return (*update, tag) if tag else update
 
     def add(self, snapshot: PolicySnapshot, head: WeightsHeader, update: Frames, tag: bytes) -> None:
-        """Add a new version with the update that leads to it. A relay calls this after it has verified the update.
+        """Add a new version with the update that leads to it: its decoded `head`, and the header and payload as received.
 
-        Args:
-            snapshot: The weights of the version.
-            head: The header of the update, decoded.
-            update: The header and the payload of the update, as they were received.
-            tag: The tag of the version; empty if there is none.
+        A relay calls this after it has verified the update. An empty tag means none.
         """
         self.version, self.digest = snapshot.version, snapshot.digest
         self._digests[snapshot.version] = snapshot.digest

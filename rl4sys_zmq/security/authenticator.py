@@ -30,39 +30,25 @@ _numbers = itertools.count()
 
 
 class AccessListWatcher(Worker):
-    """The access list, and the thread that reads it again when its file changes.
-
-    Attributes:
-        access: The access list in use. Any thread can read this attribute. A changed list replaces the whole object.
-        problem: The reason why the present file is invalid and an older list is in use; empty if the file is valid.
-        loads: The number of lists that have been in use, the first included.
-        changed: The function that the thread calls with each new list.
-        warnings: A text for each file or folder that other accounts can change, with the remedy.
-    """
+    """The access list, and the thread that reads it again when its file changes."""
 
     def __init__(self, path: Path) -> None:
-        """Read the access list for the first time. `start` then starts the thread.
-
-        Raises:
-            ConfigError: If the file cannot be read or is invalid.
-        """
+        """Read the access list for the first time. Raise ConfigError if that fails. `start` then starts the thread."""
         super().__init__("rl4sys-access")
-        self.problem = ""
-        self.loads = 1
+        self.problem = ""  # reason why the present file is invalid and an older list is in use; empty if the file is valid
+        self.loads = 1  # number of lists that have been in use, the first included
+        # function that the thread calls with each new list
         self.changed: Callable[[AccessList], None] = lambda access: None
         self._path = path
         self._seen = _signature(path)
+        # access list in use. Any thread can read this attribute. A changed list replaces the whole object.
         self.access = load_access(path)
-        self.warnings: list[str] = []
+        self.warnings: list[str] = []  # a text for each file or folder that other accounts can change, with the remedy
         self._warn()
         self._stopping = threading.Event()
 
     def check(self, credentials: PeerCredentials) -> str | Denied:
-        """Return the public key of a connecting peer if it is in the access list, else the denial. The ZAP thread calls this.
-
-        The returned key becomes the user id of the connection. The user's name would not do, because a user can get another key
-        while a connection with the old key is open.
-        """
+        """Return the public key of a connecting peer if it is in the access list, else the denial. The ZAP thread calls this."""
         user = self.access.by_key.get(credentials.key_z85)
         if user is None:
             return Denied("unlisted")
@@ -116,26 +102,20 @@ class Authenticator(Resource):
     """The authentication of the peers of one server: only peers with a key in the access list can connect.
 
     Call `open` before the server's sockets are bound, and `close` after they are closed.
-
-    Attributes:
-        watcher: The access list in use, and the thread that reads changes.
-        secure: Pass it to the functions of `Socket` that create bound sockets, so that this object authenticates their peers.
     """
 
     def __init__(self, keys: Path, users_file: Path | None = None) -> None:
-        """Read the keys and the access list, and start to answer libzmq's authentication requests.
-
-        Args:
-            keys: The folder with the server's keys.
-            users_file: The access list. None: ``users.toml`` in `keys`.
+        """Read the keys and the access list (by default ``users.toml`` in `keys`), and start to answer authentication requests.
 
         Raises:
             ConfigError: If a file is missing or invalid, or if other accounts can read the secret.
         """
         pair = read_server_keys(keys / LEARNER_SECRET)
+        # access list in use, and the thread that reads changes
         self.watcher = AccessListWatcher(users_file or keys / USERS_FILE)
         name = f"rl4sys-{os.getpid()}-{next(_numbers)}"
         self._domain = register_domain(name, self.watcher.check)
+        # pass it to the functions of `Socket` that create bound sockets, so that this object authenticates their peers
         self.secure: Secure = curve_server(pair, name)
 
     def open(self, changed: Callable[[AccessList], None]) -> None:

@@ -17,7 +17,6 @@ from rl4sys_zmq.wire.messages import Hello
 
 READ_ROLE = "read_weights"
 READERS = frozenset({READ_ROLE, "relay"})
-"""The roles that allow a user to receive weights."""
 
 
 class Authorizer:
@@ -60,11 +59,6 @@ class Authorizer:
 
     def admit(self, key: str, nbytes: int, now: float) -> User | None:
         """Return the user of a message before it is decoded, or None if there is no access list.
-
-        Args:
-            key: The public key of the connection.
-            nbytes: The size of the message, in bytes.
-            now: The time on the monotonic clock, in seconds.
 
         Raises:
             ProtocolError: ``FORBIDDEN`` if the key is no longer in the access list or has expired, ``QUOTA`` if the user has
@@ -133,13 +127,10 @@ class Authorizer:
     # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
-        """Check that an actor may join: that its user has the rights, owns the actor's name and has not too many actors.
+        """Check that an actor may join.
 
-        Args:
-            user: The user of the connection.
-            hello: The actor's handshake message.
-            owner: The name of the user that has used this ``actor_id`` before; empty if no user has.
-            live: The number of other actors of this user that are connected.
+        `owner` is the user that has used this ``actor_id`` before, and `live` the number of other connected actors of this
+        user.
 
         Raises:
             ProtocolError: ``IDENTITY`` if the user may not act for the client, or the ``actor_id`` belongs to another user;

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The capacity of a token bucket, as the time in which it refills.
 BURST_S = 2.0
-"""The capacity of a token bucket, as the number of seconds in which it refills."""
 
 
 @dataclass(frozen=True, kw_only=True)

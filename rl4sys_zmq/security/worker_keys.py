@@ -37,18 +37,16 @@ class WorkerAccess(Resource):
     """The access of one worker to two sockets of a learner, by a key pair that is accepted nowhere else.
 
     Call `close` after the sockets are closed.
-
-    Attributes:
-        keys: The worker's public key, its secret key, and the learner's public key. They are secret.
-        secure: Sets the CURVE options on a socket that is about to be bound, so that only this worker can connect to it.
     """
 
     def __init__(self, own: ServerKeys) -> None:
         pair = new_key_pair()
+        # worker's public key, its secret key, and the learner's public key. They are secret.
         self.keys: Keys = (pair.public, pair.secret, own.learner.public)
         self._revoked = False
         name = f"rl4sys-worker-{os.getpid()}-{next(_numbers)}"
         self._domain = register_domain(name, self._check)
+        # sets the CURVE options on a socket that is about to be bound, so that only this worker can connect to it
         self.secure: Secure = curve_server(own, name)
 
     def _check(self, credentials: PeerCredentials) -> str | Denied:

@@ -60,13 +60,9 @@ class PeerCredentials:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer.
+    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer."""
 
-    Attributes:
-        reason: 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
-    """
-
-    reason: str
+    reason: str  # 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
 
 
 Check = Callable[[PeerCredentials], "str | Denied"]
@@ -78,16 +74,13 @@ peer. The function runs in the handler's thread, for one peer at a time, so it m
 
 
 class ZapDomain(Resource):
-    """A registered ZAP domain. Close it after its sockets are closed. No peer can then connect to a socket of this domain.
-
-    Attributes:
-        counters: The numbers of peers: ``accepted``, ``denied.mechanism`` (not CURVE), ``denied.error`` (the check function has
-            raised an error), and ``denied.REASON`` for each reason that the check function gives.
-    """
+    """A registered ZAP domain. Close it after its sockets are closed. No peer can then connect to a socket of this domain."""
 
     def __init__(self, name: str, check: Check, handler: _ZapThread) -> None:
         self.name = name
         self.check = check
+        # numbers of peers: ``accepted``, ``denied.mechanism`` (not CURVE), ``denied.error`` (the check function has raised
+        # an error), and ``denied.REASON`` for each reason that the check function gives
         self.counters = Counters()
         self._handler = handler
         self._pid = os.getpid()
@@ -120,10 +113,6 @@ class ZapDomain(Resource):
 
 def register_domain(name: str, check: Check) -> ZapDomain:
     """Register a function that checks the keys of all peers that connect to the sockets of a ZAP domain.
-
-    Args:
-        name: The name of the domain, 1 to 255 bytes in UTF-8.
-        check: The function that accepts or denies each connecting peer.
 
     Raises:
         ConfigError: If the name is empty or has more than 255 bytes.

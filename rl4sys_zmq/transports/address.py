@@ -12,8 +12,8 @@ from rl4sys_zmq.errors import TransportError
 SOCKET_NAME_BYTES = 12
 SCHEMES = ("tcp", "ipc", "inproc")
 
+# The system allows 108 bytes with the terminating zero.
 MAX_IPC_PATH_BYTES = 107
-"""The largest length of an ipc path. The system allows 108 bytes with the terminating zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,7 @@ class Address:
         return self.port == 0 if self.scheme == "tcp" else self.name == "*"
 
     def with_port(self, port: int) -> Self:
-        """Return a tcp address with the same host and another port.
-
-        Raises:
-            TransportError: If the port is outside 0 to 65535, or the address has no port.
-        """
+        """Return a tcp address with the same host and another port. Raise TransportError for others, and outside 0 to 65535."""
         if self.scheme != "tcp":
             raise TransportError(f"{self.uri} has no port to change; only tcp addresses have one")
         if not 0 <= port <= 65535:

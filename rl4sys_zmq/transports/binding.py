@@ -19,8 +19,8 @@ from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address, make_socket_folder
 
+# Longest time to wait for an address that this process has just released: libzmq closes sockets in the background.
 REBIND_WAIT_S = 2.0
-"""Longest time to wait for an address that this process has just released: libzmq closes sockets in the background."""
 
 _RETRY_S = 0.002
 _released: dict[str, float] = {}
@@ -115,11 +115,10 @@ def _just_released(uri: str) -> bool:
 
 
 class _IpcPathLock(Resource):
-    """A lock on the path of an ipc address, so that only one process binds there. The lock file has the suffix ``.lock``.
+    """A lock on the path of an ipc address, in a file with the suffix ``.lock``. The file is removed before it is released."""
 
-    Without the lock, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors
-    of the first learner would then connect to the second one. The lock file is removed before the lock is released.
-    """
+    # Without the lock, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors
+    # of the first learner would then connect to the second one.
 
     def __init__(self, address: Address) -> None:
         self._folder: str | None = None

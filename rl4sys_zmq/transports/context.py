@@ -100,12 +100,10 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Close the sockets of ended threads, and terminate the context if no open socket remains.
-
-    The socket of a thread that still runs cannot be closed here, because libzmq would then abort the process. Terminating the
-    context would wait for such a socket. In that case the process ends without terminating the context. That is safe, because
-    all sockets discard their unsent messages when they are closed.
-    """
+    """Close the sockets of ended threads, and terminate the context if no open socket remains."""
+    # The socket of a thread that still runs cannot be closed here, because libzmq would then abort the process. Terminating the
+    # context would wait for such a socket. In that case the process ends without terminating the context. That is safe, because
+    # all sockets discard their unsent messages when they are closed.
     if _process.pid != os.getpid() or _process.context is None:
         return
     left = tracked()

@@ -19,13 +19,12 @@ from rl4sys_zmq.transports.peers import open_descriptors
 
 log = get_logger(__name__)
 
+# Descriptors that connections leave free; a quarter of the limit if that is less.
 RESERVE = 256
-"""The number of descriptors that connections leave free; a quarter of the limit if that is less."""
 
+# The time from one look to the next, and the same while descriptors are scarce. Each look interrupts the other threads: at 50
+# a second, a busy learner received several percent less.
 LOOK_S, SCARCE_LOOK_S = 0.1, 0.005
-"""The time from one look to the next, in seconds, and the same while descriptors are scarce. Each look interrupts the other
-threads: at 50 a second, a busy learner received several percent less.
-"""
 
 WARN_S = 60.0
 
@@ -80,10 +79,8 @@ def _lowest_free(limit: int) -> int:
 
 
 def _shed(count: int, more: int, keep: int) -> int:
-    """Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`.
-
-    Close up to `more` further ones that have completed no message, since each search is expensive beside a flood.
-    """
+    # Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`. Close
+    # up to `more` further ones that have completed no message, since each search is expensive beside a flood.
     sockets = [socket for socket in tracked() if isinstance(socket, Endpoint)]
     found = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
     found.sort(key=lambda entry: entry[:2])

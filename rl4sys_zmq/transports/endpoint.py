@@ -27,11 +27,9 @@ from rl4sys_zmq.transports.peers import (
 )
 
 _NO_OWNER = -1
+# The flags for sending the last frame of a message, and the earlier frames: plain numbers, because combining pyzmq's flag
+# objects takes as long as sending.
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-"""The flags for sending the last frame of a message, and the earlier frames.
-
-They are plain numbers, because combining pyzmq's flag objects takes as long as sending.
-"""
 
 
 class Endpoint(TrackedResource):

@@ -19,10 +19,9 @@ from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.transports.address import Address
 
 GREETING_BYTES = 64
+# Signature and version of ZMTP 3.1. libzmq replies with its whole greeting. Nothing more is sent, so that the ZeroMQ handshake
+# never completes.
 _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-"""Signature and version of ZMTP 3.1. libzmq replies with its whole greeting. Nothing more is sent, so that the ZeroMQ handshake
-never completes.
-"""
 
 _PROBE_S = 0.5
 _HTTP_PROBE = b"GET / HTTP/1.0\r\n\r\n"
@@ -47,15 +46,10 @@ class LearnerUnreachable(RL4SysError):
 
 @dataclass(frozen=True, slots=True)
 class ZmtpGreeting:
-    """The first 64 bytes that a ZeroMQ socket sends on a connection.
+    """The first 64 bytes that a ZeroMQ socket sends on a connection."""
 
-    Attributes:
-        version: The version of ZMTP, such as ``3.1``.
-        mechanism: The security mechanism: ``NULL``, ``CURVE`` or another.
-    """
-
-    version: str
-    mechanism: str
+    version: str  # version of ZMTP, such as ``3.1``
+    mechanism: str  # security mechanism: ``NULL``, ``CURVE`` or another
 
 
 def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, int]]]:

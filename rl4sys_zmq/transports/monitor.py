@@ -189,10 +189,7 @@ _LEARNER = {
 
 
 def _without_detail(code: int, actor: bool) -> str:
-    """Return the explanation of a handshake failure for which libzmq reports only an errno.
-
-    EFAULT: no ZAP handler runs. EAGAIN: `HANDSHAKE_IVL` passed. EPIPE: the other side closed the connection.
-    """
+    # EFAULT: no ZAP handler runs. EAGAIN: `HANDSHAKE_IVL` passed. EPIPE: the other side closed the connection.
     if code == errno.EAGAIN:
         who = "the learner" if actor else "a peer"
         return f"{who} did not finish the handshake in time; it is overloaded, or does not speak our protocol"

@@ -23,11 +23,11 @@ from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context
 
+# It limits what an actor can send to a learner.
 ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
-"""The largest frame that a ROUTER receives by default. It limits what an actor can send to a learner."""
 
+# All weights of a large policy fit.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""The largest frame that a DEALER, SUB or PULL receives by default. All weights of a large policy fit."""
 
 Options = Mapping[int, int]
 
@@ -79,11 +79,8 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
 
 
 def _reconnect_options() -> Options:
-    """Return the reconnect options of one socket, with random intervals.
-
-    libzmq does not vary its intervals at random if ``RECONNECT_IVL_MAX`` is set. With equal options, all actors of a restarted
-    learner would try to reconnect at the same moments.
-    """
+    # libzmq does not vary its intervals at random if ``RECONNECT_IVL_MAX`` is set. With equal options, all actors of a restarted
+    # learner would try to reconnect at the same moments.
     return {
         zmq.CONNECT_TIMEOUT: 3_000,
         zmq.RECONNECT_IVL: _rng.randint(*RECONNECT_MS),

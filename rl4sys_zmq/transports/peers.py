@@ -18,23 +18,16 @@ from rl4sys_zmq.transports.address import Address
 
 _TCP_TIMES = struct.Struct("=I4xI")  # tcpi_last_data_sent, tcpi_last_data_recv, at 44 in Linux's tcp_info
 
+# Subscriptions that can be refused on one connection before it is closed. libzmq keeps each requested topic until the
+# connection ends, also a refused one: 200,000 topics of 4 bytes take 143 MiB, 50,000 topics of 100 bytes take 257 MiB.
 MAX_UNGRANTED = 64
-"""The number of subscriptions that can be refused on one connection before it is closed.
-
-libzmq keeps each requested topic until the connection ends, also a refused one: 200,000 topics of 4 bytes take 143 MiB, 50,000
-topics of 100 bytes take 257 MiB.
-"""
 
 
 class SubscriptionControl:
-    """The control of subscriptions on an XPUB socket: a subscription takes effect only if `grant` allows it.
-
-    One that was not granted before the next message counts as refused. `cuts` counts the connections that were closed for more
-    than `MAX_UNGRANTED` of these.
-    """
+    """The control of subscriptions on an XPUB socket: a subscription takes effect only if `grant` allows it."""
 
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
-        self.cuts = 0
+        self.cuts = 0  # connections that were closed for too many refused subscriptions
         self._raw = raw
         self._address = address
         self._asked: bytes | None = None
@@ -43,7 +36,7 @@ class SubscriptionControl:
 
     def note(self, frame: zmq.Frame) -> None:
         """Put an unsubscription into effect at once, and keep a subscription for `grant`."""
-        if self._asked is not None and self._frame is not None:
+        if self._asked is not None and self._frame is not None:  # not granted before this message
             self._refuse(self._frame)
         notice = frame.bytes
         self._asked, self._frame = None, None
@@ -92,13 +85,11 @@ def host_of(frame: zmq.Frame) -> str:
 
 
 def cut_off(fd: int, bound: Address) -> bool:
-    """Shut down the connection with this file descriptor, if it is a connection to the address `bound`. Return True if so.
-
-    libzmq has no function to close one connection, but it reports the descriptor of the connection of a message. When the
-    connection is shut down, libzmq treats the peer as disconnected. If the connection has already ended, another connection to
-    `bound` can have the descriptor. It is then shut down by mistake, and its peer reconnects.
-    """
+    """Shut down the connection with this file descriptor, if it is a connection to the address `bound`. Return True if so."""
     with suppress(OSError), _socket_of(fd) as connection:
+        # libzmq has no function to close one connection, but treats the peer as disconnected after a shutdown. If the connection
+        # has already ended, another connection to `bound` can have the descriptor. It is then shut down by mistake, and its
+        # peer reconnects.
         if _is_connection_to(connection, bound):
             connection.shutdown(socket.SHUT_RDWR)
             return True
@@ -143,7 +134,7 @@ def inode(fd: int) -> int:
 
 @contextmanager
 def _socket_of(fd: int) -> Iterator[socket.socket]:
-    """Yield a socket object for a file descriptor, which stays open. This needs no free descriptor."""
+    # the descriptor stays open; this needs no free one
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
     connection = socket.socket(fileno=fd)

@@ -24,8 +24,8 @@ from rl4sys_zmq.transports.sidecar_pipe import SidecarCommand, SidecarCommandKin
 
 log = get_logger(__name__)
 
+# Longest time that the host waits for the end of a sidecar after `QUIT`. Then it kills the process.
 CLOSE_WAIT_S = 0.5
-"""Longest time that the host waits for the end of a sidecar after `QUIT`, in seconds. Then it kills the process."""
 
 _MODULE = "rl4sys_zmq.transports.sidecar_process"
 

@@ -25,21 +25,16 @@ from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
 MAX_MESSAGE_FRAMES = 1024
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
+# A socket's limits in `OPEN`: two high-water marks (send, receive) in messages, largest frame in bytes.
 LIMITS = struct.Struct("<IIQ")
-"""The format of a socket's limits in `OPEN`: two high-water marks (send, receive) in messages, largest frame in bytes."""
+# A frame with one number. In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a
+# lower bound on the number of frames of a message that had too many frames, or 0 for a message that had too many bytes.
 TOTAL = struct.Struct("<Q")
-"""The format of a frame with one number.
 
-In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a lower bound on the number of
-frames of a message that had too many frames, or 0 for a message that had too many bytes.
-"""
-
+# The limit for messages from the host that the ZeroMQ socket has not accepted so far.
 SEND_WINDOW_BYTES = 64 * 1024 * 1024
-"""The limit for messages from the host that the ZeroMQ socket has not accepted so far."""
+# The limit for messages that the host has not received so far. When it is reached, the sidecar does not read the ZeroMQ socket.
 RECEIVE_WINDOW_BYTES = 16 * 1024 * 1024
-"""The limit for messages that the host has not received so far. When it is reached, the sidecar does not read the ZeroMQ
-socket.
-"""
 
 _HEAD = struct.Struct("<BII")
 _STAGE_BYTES = 256 * 1024

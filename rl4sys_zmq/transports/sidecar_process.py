@@ -42,24 +42,19 @@ _READS_PER_TURN = 16
 
 
 class _SidecarSocket:
-    """A ZeroMQ socket of the sidecar, with the data of its flow control.
-
-    Attributes:
-        held: Messages of the host that the socket has not accepted so far.
-        taken_bytes: Bytes of messages from the host that the socket has accepted.
-        reported_bytes: The value of `taken_bytes` that was last reported to the host.
-        sent_bytes: Bytes of received messages that were sent to the host.
-        confirmed_bytes: The part of `sent_bytes` that the host has reported as processed.
-        interest: Two booleans: the poller watches the socket for reading, and for writing.
-    """
+    """A ZeroMQ socket of the sidecar, with the data of its flow control."""
 
     def __init__(self, number: int, socket: Socket) -> None:
         self.number = number
         self.socket = socket
-        self.held: deque[list[Frame]] = deque()
+        self.held: deque[list[Frame]] = deque()  # messages of the host that the socket has not accepted so far
+        # taken_bytes: bytes of messages from the host that the socket has accepted
+        # reported_bytes: value of `taken_bytes` that was last reported to the host
         self.taken_bytes = self.reported_bytes = 0
+        # sent_bytes: bytes of received messages that were sent to the host
+        # confirmed_bytes: part of `sent_bytes` that the host has reported as processed
         self.sent_bytes = self.confirmed_bytes = 0
-        self.interest = (False, False)
+        self.interest = (False, False)  # two booleans: the poller watches the socket for reading, and for writing
 
 
 class _SidecarLoop:

@@ -16,12 +16,10 @@ from rl4sys_zmq.transports.peers import SubscriptionControl
 
 _NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake, a PUSH only the handshake
 
+# The receive high-water mark of an XPUB with ``grants=True``, in subscription messages. A small limit keeps a flood of
+# subscriptions outside the process until the connection is closed. With a limit of 64, a flood took up to 125 MiB of memory;
+# with 4 it takes 2 MiB. With 1, subscriptions over CURVE never arrive.
 _PUBLICATION_HWM = 4
-"""The receive high-water mark of an XPUB with ``grants=True``, in subscription messages.
-
-A small limit keeps a flood of subscriptions outside the process until the connection is closed. With a limit of 64, a flood
-took up to 125 MiB of memory; with 4 it takes 2 MiB. With 1, subscriptions over CURVE never arrive.
-"""
 
 
 class Socket(Endpoint):

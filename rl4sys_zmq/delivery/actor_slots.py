@@ -21,7 +21,7 @@ class ActorSlots:
         self._empty: dict[str, SegmentStream] = {}
         self.spooled: set[str] = set()  # ids of the actors that keep their segments in a spool
 
-    def take(self, stream: SegmentStream) -> None:
+    def occupy(self, stream: SegmentStream) -> None:
         """Give a slot to the actor of a stream, which is now live."""
         self.drop(stream.actor_id)
         self._live.add(stream.actor_id)
@@ -55,5 +55,5 @@ class ActorSlots:
 
     def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
         """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor."""
-        found = (stream for stream in self._empty.values() if stream.spooled or not spooled)
-        return next(found, None)
+        empty = (stream for stream in self._empty.values() if stream.spooled or not spooled)
+        return next(empty, None)

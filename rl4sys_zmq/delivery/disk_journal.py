@@ -328,7 +328,7 @@ class DiskJournal(Worker):
         fresh: list[JournalEntry | JournalPage]
         rest: list[DeleteCoveredEntries] = []
         if isinstance(group[0], PageRequest):
-            fresh, grown, seconds = [self._file.tables.read(group[0])], 0, None
+            fresh, grown, seconds = [self._file.tables.page(group[0])], 0, None
         else:
             began = time.monotonic()
             grown, rest = self._transact([operation for operation in group if not isinstance(operation, PageRequest)])

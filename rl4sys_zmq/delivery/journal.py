@@ -96,15 +96,15 @@ class JournalHealth:
     """A report of the condition of a journal."""
 
     durable: bool
-    used_bytes: int  # size of all stored entries, in bytes
-    max_bytes: int  # limit on `used_bytes`; 0 for no limit
-    queued_bytes: int  # size of the entries that are not committed so far
-    queued_items: int  # number of operations that are not done so far
-    error: str  # reason why the journal cannot commit at present, in one line; empty if there is no problem
-    commits: int
-    failures: int  # number of failed attempts to commit, those because the journal was full included
-    commit_s: float  # duration of the last transaction, in seconds
-    damaged: int  # number of damaged entries, plus the number of damaged rows of clients and streams that were repaired
+    used_bytes: int = 0  # size of all stored entries, in bytes
+    max_bytes: int = 0  # limit on `used_bytes`; 0 for no limit
+    queued_bytes: int = 0  # size of the entries that are not committed so far
+    queued_items: int = 0  # number of operations that are not done so far
+    error: str = ""  # reason why the journal cannot commit at present, in one line; empty if there is no problem
+    commits: int = 0
+    failures: int = 0  # number of failed attempts to commit, those because the journal was full included
+    commit_s: float = 0.0  # duration of the last transaction, in seconds
+    damaged: int = 0  # number of damaged entries, plus the number of damaged rows of clients and streams that were repaired
     # number of acknowledged segments that were missing when the journal was opened and that the operator gave up
     lost: int = 0
     # number of times that the journal's file was deleted or replaced, and was written again from the open file
@@ -240,18 +240,7 @@ class MemoryJournal:
         self._fresh.append(JournalPage(client_id, token, (), after_row, more=False, damaged=0))
 
     def state(self) -> JournalHealth:
-        return JournalHealth(
-            durable=False,
-            used_bytes=0,
-            max_bytes=0,
-            queued_bytes=0,
-            queued_items=0,
-            error="",
-            commits=self._commits,
-            failures=0,
-            commit_s=0.0,
-            damaged=0,
-        )
+        return JournalHealth(durable=False, commits=self._commits)
 
     def queued(self, client_id: str) -> int:
         return 0

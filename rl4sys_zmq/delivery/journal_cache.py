@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
@@ -14,6 +15,10 @@ MOST = (1 << 63) - 1
 
 RowKey = tuple[str, str, int]
 """The key of a stream: the client's id, the actor's id, and the origin."""
+
+
+# The order of a stream's columns in SQLite and in ``journal.marks``.
+stream_fields = attrgetter(*(f.name for f in fields(StreamRow)))
 
 
 @dataclass(slots=True)
@@ -171,19 +176,8 @@ class JournalCache:
     @staticmethod
     def stream_values(row: StreamRow) -> tuple[object, ...]:
         """Return the columns of a stream's row, without the checksum."""
-        return (
-            row.client_id,
-            row.actor_id,
-            row.origin,
-            row.incarnation,
-            row.first_seq,
-            row.received,
-            row.accepted_steps,
-            row.refused,
-            int(row.submits),
-            int(row.spooled),
-            row.owner,
-        )
+        *values, submits, spooled, owner = stream_fields(row)
+        return (*values, int(submits), int(spooled), owner)
 
 
 def _sum(a: int, b: int) -> int:

@@ -124,12 +124,12 @@ def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
     path = opening.path
     with contextlib.closing(JournalLock(path)) as lock:
         with _convert_errors(path):
-            found = _examine(opening)
-            if found.broken:
-                rebuild(path, found)
-            elif found.loss and found.is_new:
+            inspection = _examine(opening)
+            if inspection.broken:
+                rebuild(path, inspection)
+            elif inspection.loss and inspection.is_new:
                 put_aside(path, "damaged")
-            opened = _open(opening, lock, found)
+            opened = _open(opening, lock, inspection)
         with contextlib.closing(opened):
             yield opened
 
@@ -175,26 +175,26 @@ def _examine(opening: JournalOpenOptions) -> JournalInspection:
     remembered = read_marks(marks_path(path)) or JournalMarksFileContent()
     if remembered.damaged:
         log.warning("%s: %d lines are damaged and are ignored", marks_path(path), remembered.damaged)
-    found = look_into(path)
-    if found.repaired:
-        _repair(path, found, remembered.rows)
-    usable = None if found.is_new or found.broken else found.known
+    inspection = inspect(path)
+    if inspection.repaired:
+        _repair(path, inspection, remembered.rows)
+    usable = None if inspection.is_new or inspection.broken else inspection.known
     loss = find_loss(usable, remembered.rows, recovery.witnesses)
-    if found.broken and not loss and not recovery.accept_loss:
-        raise damaged(path, found.broken)
-    if loss or found.broken:
-        _report_loss(opening, found, loss)
-        found.loss, found.rewrite = loss, True
-        found.known = merge(usable or ClientAndStreamRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
-    found.known.journal_id = found.known.journal_id or new_journal_id()
-    return found
+    if inspection.broken and not loss and not recovery.accept_loss:
+        raise damaged(path, inspection.broken)
+    if loss or inspection.broken:
+        _report_loss(opening, inspection, loss)
+        inspection.loss, inspection.rewrite = loss, True
+        inspection.known = merge(usable or ClientAndStreamRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
+    inspection.known.journal_id = inspection.known.journal_id or new_journal_id()
+    return inspection
 
 
-def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: JournalLoss) -> None:
+def _report_loss(opening: JournalOpenOptions, inspection: JournalInspection, loss: JournalLoss) -> None:
     path = opening.path
-    if found.broken:
-        what = f"is damaged ({found.broken})"
-    elif found.is_new:
+    if inspection.broken:
+        what = f"is damaged ({inspection.broken})"
+    elif inspection.is_new:
         what = "is missing or empty" if loss.whole else "is missing, but there are checkpoints"
     elif loss.unknown_lineages:
         what = "is not the one of the checkpoints, or of journal.marks in the same folder"
@@ -206,13 +206,13 @@ def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Jo
     log.warning("%s %s; the loss is accepted (resume: accept-loss)", path, problem)
 
 
-def look_into(path: Path) -> JournalInspection:
+def inspect(path: Path) -> JournalInspection:
     """Examine a journal's file and its write-ahead log without changing them."""
     if not path.exists() or not path.stat().st_size:
         return JournalInspection(is_new=True)
     try:
         with read_only(path) as db:
-            return _look(path, db)
+            return _inspect_open(path, db)
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         # SQLite reports a missing table and a failing disk both as an OperationalError. A missing table is damage.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -236,7 +236,7 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
             index.unlink(missing_ok=True)
 
 
-def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
+def _inspect_open(path: Path, db: sqlite3.Connection) -> JournalInspection:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
         return JournalInspection(is_new=True)
@@ -250,9 +250,9 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
     return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
 
 
-def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRows) -> None:
-    """Replace damaged rows by their copies from ``journal.marks``. If a damaged row has no copy, set ``found.broken``."""
-    known = found.known
+def _repair(path: Path, inspection: JournalInspection, remembered: ClientAndStreamRows) -> None:
+    """Replace damaged rows by their copies from ``journal.marks``. If a damaged row has no copy, set ``inspection.broken``."""
+    known = inspection.known
     if remembered.journal_id and known.journal_id in (0, remembered.journal_id):
         filled = int(not known.journal_id)
         known.journal_id = remembered.journal_id
@@ -260,17 +260,17 @@ def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRow
             filled += known.clients.setdefault(client_id, row) is row
         for key, stream in remembered.streams.items():
             filled += known.streams.setdefault(key, stream) is stream
-        if filled >= found.repaired:
-            found.rewrite = True
-            log.error("%s: %d damaged rows are restored from %s", path, found.repaired, marks_path(path))
+        if filled >= inspection.repaired:
+            inspection.rewrite = True
+            log.error("%s: %d damaged rows are restored from %s", path, inspection.repaired, marks_path(path))
             return
-    found.broken, found.repaired = f"{found.repaired} rows of clients and streams do not match their checksums", 0
+    inspection.broken, inspection.repaired = f"{inspection.repaired} rows of clients and streams do not match their checksums", 0
 
 
 # ---- opening
 
 
-def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspection) -> JournalFile:
+def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalInspection) -> JournalFile:
     path = marks_path(opening.path)
     create_private(opening.path)  # SQLite creates its other files with the same mode
     with contextlib.ExitStack() as stack:
@@ -278,21 +278,21 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspecti
         configure(db, opening.fsync)
         tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
-        if found.is_new:
-            tables.create(found.known)
-        elif found.rewrite and not found.broken:
-            tables.replace(found.known)
+        if inspection.is_new:
+            tables.create(inspection.known)
+        elif inspection.rewrite and not inspection.broken:
+            tables.replace(inspection.known)
         used_bytes, last_row = tables.size()
-        tables.restore(found.known, last_row)
+        tables.restore(inspection.known, last_row)
         db.execute("COMMIT")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        if found.is_new:
+        if inspection.is_new:
             sync_folder(opening.path.parent)
-        if not path.exists() and found.known.clients and not found.loss:
+        if not path.exists() and inspection.known.clients and not inspection.loss:
             log.warning("%s is missing; it is written again from the journal", path)
         marks = JournalMarksFileWriter(path, tables.cache.rows, flush=opening.fsync == "always")
         stack.callback(marks.close)
-        opened = JournalFile(opening, lock, db, tables, marks, used_bytes, found.loss, found.repaired)
+        opened = JournalFile(opening, lock, db, tables, marks, used_bytes, inspection.loss, inspection.repaired)
         opened.record_identities()
         stack.pop_all()  # from here on, `JournalFile.close` closes them
     return opened
@@ -316,14 +316,14 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 # ---- replacement of a damaged or missing file
 
 
-def rebuild(path: Path, found: JournalInspection) -> None:
+def rebuild(path: Path, inspection: JournalInspection) -> None:
     """Replace a damaged file by a new one with all readable entries. The damaged file is kept under another name."""
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
-        tables.create(found.known)
+        tables.create(inspection.known)
         with contextlib.suppress(sqlite3.DatabaseError, ValueError), read_only(path) as old:  # as far as it can be read
             tables.take_over(JournalTables(old).sound_entries())
         (count,) = db.execute("SELECT count(*) FROM entries").fetchone()

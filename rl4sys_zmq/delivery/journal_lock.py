@@ -19,7 +19,7 @@ class JournalLock(Resource):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = self._take()
+        self._file = self._acquire()
         call_in_child(self, JournalLock.abandon)
 
     def renew(self) -> None:
@@ -30,7 +30,7 @@ class JournalLock(Resource):
         except FileNotFoundError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
-            file = self._take()
+            file = self._acquire()
             self._release()
             self._file = file
 
@@ -50,7 +50,7 @@ class JournalLock(Resource):
             fcntl.flock(file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor
             os.close(file)
 
-    def _take(self) -> int:
+    def _acquire(self) -> int:
         lock = f"{self._path}.lock"
         try:
             fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -63,17 +63,17 @@ class JournalLoss:
 
 
 def find_loss(
-    found: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
+    journal: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> JournalLoss:
     """Compare a journal (None if unreadable) with ``journal.marks`` (None if missing) and the newest checkpoints.
 
     Clients and streams that were removed on purpose are in neither file, because they are removed from ``journal.marks``
     first.
     """
-    loss = JournalLoss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
-    known = found or remembered or ClientAndStreamRows()
+    loss = JournalLoss(whole=journal is None and remembered is not None and bool(remembered.clients or remembered.streams))
+    known = journal or remembered or ClientAndStreamRows()
     ours = {known.journal_id, *known.lineages}
-    have = found or ClientAndStreamRows()
+    have = journal or ClientAndStreamRows()
     if remembered is not None and remembered.journal_id:
         if remembered.journal_id == known.journal_id:
             _compare(have, remembered, loss)
@@ -128,14 +128,14 @@ def _count_uncovered(
 
 
 def merge(
-    found: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
+    journal: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> ClientAndStreamRows:
     """Return the clients and streams with which a journal continues after an accepted loss of data.
 
     They have the highest numbers in the journal, ``journal.marks`` and the checkpoints, so the segments that the journal lacks
     count as rolled back. A record of another journal is ignored, and the id of that journal is added to `lineages`.
     """
-    rows = ClientAndStreamRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
+    rows = ClientAndStreamRows(journal.journal_id, set(journal.lineages), dict(journal.clients), dict(journal.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:
         rows.lineages |= remembered.lineages
         for client_id, row in remembered.clients.items():

@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
-from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges
+from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowChanges, stream_fields
 from rl4sys_zmq.private import sync_folder
 
 # The smallest number of bytes that a new file reserves for later changes.
@@ -47,28 +47,28 @@ def read_marks(path: Path) -> JournalMarksFileContent | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    found = JournalMarksFileContent()
+    content = JournalMarksFileContent()
     for line in data.rstrip(b"\0").split(b"\n"):
         if line:
-            found.damaged += not _read_line(line, found.rows)
-    return found
+            content.damaged += not _read_line(line, content.rows)
+    return content
 
 
 def _read_line(line: bytes, rows: ClientAndStreamRows) -> bool:
     """Apply the changes in a line to the rows. Return False if the checksum of the line is wrong."""
     if xxhash.xxh3_64_hexdigest(line[_DIGITS:]).encode() != line[:_DIGITS]:
         return False
-    said = json.loads(line[_DIGITS:])
-    settings = {**{client_id: row.settings for client_id, row in rows.clients.items()}, **said["settings"]}
+    record = json.loads(line[_DIGITS:])
+    settings = {**{client_id: row.settings for client_id, row in rows.clients.items()}, **record["settings"]}
     changes = RowChanges(
-        {c[0]: ClientRow(c[0], c[1], settings.get(c[0], {}), *c[2:]) for c in said["clients"]},
-        {(s[0], s[1], s[2]): StreamRow(*s) for s in said["streams"]},
-        {(client_id, actor_id, origin) for client_id, actor_id, origin in said["gone"]},
-        set(said["gone_clients"]),
+        {c[0]: ClientRow(c[0], c[1], settings.get(c[0], {}), *c[2:]) for c in record["clients"]},
+        {(s[0], s[1], s[2]): StreamRow(*s) for s in record["streams"]},
+        {(client_id, actor_id, origin) for client_id, actor_id, origin in record["gone"]},
+        set(record["gone_clients"]),
     )
     changes.apply_to(rows.clients, rows.streams)
-    rows.journal_id = said["journal"]
-    rows.lineages |= set(said["lineages"])
+    rows.journal_id = record["journal"]
+    rows.lineages |= set(record["lineages"])
     return True
 
 
@@ -157,22 +157,17 @@ class JournalMarksFileWriter:
             yield self._line(RowChanges(streams=dict(streams)), {})
 
     def _line(self, changes: RowChanges, settings: dict[str, dict[str, Any]]) -> bytes:
-        said = {
+        record = {
             "journal": self._rows.journal_id,
             "lineages": sorted(self._rows.lineages),
             "clients": [[c.client_id, c.generation, c.accepted, c.refused, c.gap, c.expired] for c in changes.clients.values()],
             "settings": settings,
-            "streams": [_values(s) for s in changes.streams.values()],
+            "streams": [stream_fields(s) for s in changes.streams.values()],
             "gone": sorted(changes.dropped_streams),
             "gone_clients": sorted(changes.dropped_clients),
         }
-        text = json.dumps(said, separators=(",", ":")).encode()
+        text = json.dumps(record, separators=(",", ":")).encode()
         return xxhash.xxh3_64_hexdigest(text).encode() + text + b"\n"
-
-
-def _values(s: StreamRow) -> list[Any]:
-    marks = [s.incarnation, s.first_seq, s.received, s.accepted_steps, s.refused]
-    return [s.client_id, s.actor_id, s.origin, *marks, s.submits, s.spooled, s.owner]
 
 
 def _chunks(items: list[Any]) -> Iterator[list[Any]]:

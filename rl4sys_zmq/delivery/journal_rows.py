@@ -161,9 +161,9 @@ class JournalTables:
 
     def check_schema(self) -> None:
         """Raise sqlite3.DatabaseError if a table or index is missing or differs, such as by a flipped bit in a name."""
-        found = {text for (text,) in self._db.execute("SELECT sql FROM sqlite_master")}
+        stored = {text for (text,) in self._db.execute("SELECT sql FROM sqlite_master")}
         for statement in _SCHEMA:
-            if statement not in found:
+            if statement not in stored:
                 raise sqlite3.DatabaseError(f"its definition of {' '.join(statement.split()[1:3])} is damaged")
 
     def known(self) -> tuple[ClientAndStreamRows, int]:
@@ -347,35 +347,35 @@ class JournalTables:
         freed, room = 0, TRIM_ROWS
         for place, ((actor_id, origin), mark) in enumerate(trim.marks):
             key = (trim.client_id, actor_id, origin)
-            found = self._db.execute(
+            old = self._db.execute(
                 f"SELECT end_seq, nbytes FROM entries WHERE {_OF_STREAM} AND end_seq <= ? ORDER BY end_seq LIMIT ?",
                 (*key, mark, room + 1),
             ).fetchall()
-            end = found[room][0] - 1 if len(found) > room else mark
-            gone = [nbytes for end_seq, nbytes in found if end_seq <= end]
+            end = old[room][0] - 1 if len(old) > room else mark
+            gone = [nbytes for end_seq, nbytes in old if end_seq <= end]
             if gone:
                 self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM} AND end_seq <= ?", (*key, end))
                 freed += sum(gone)
-            if len(found) > room:
+            if len(old) > room:
                 return freed, [DeleteCoveredEntries(trim.client_id, trim.marks[place:])]
-            room -= len(found)
+            room -= len(old)
         return freed, []
 
-    def read(self, read: PageRequest) -> JournalPage:
+    def page(self, request: PageRequest) -> JournalPage:
         """Read a page of a client's entries. It counts damaged entries, but does not contain them."""
         entries: list[JournalEntry] = []
-        last, size, damaged, more = read.after_row, 0, 0, False
+        last, size, damaged, more = request.after_row, 0, 0, False
         # This query reads only the index, so that a damaged page of the table loses only its own entries.
         rows = self._db.execute(
             "SELECT row FROM entries INDEXED BY entries_by_client WHERE client_id = ? AND row > ? ORDER BY row",
-            (read.client_id, read.after_row),
+            (request.client_id, request.after_row),
         )
         for (row,) in rows:
             entry = self._entry(row)
             if entry is None:
                 damaged += 1
                 self.damaged.add(row)
-            elif entries and size + entry.nbytes > read.max_bytes:
+            elif entries and size + entry.nbytes > request.max_bytes:
                 more = True
                 break
             else:
@@ -383,12 +383,12 @@ class JournalTables:
                 size += entry.nbytes
             last = row
         rows.close()
-        return JournalPage(read.client_id, read.token, tuple(entries), last, more, damaged)
+        return JournalPage(request.client_id, request.token, tuple(entries), last, more, damaged)
 
     def _entry(self, row: int) -> JournalEntry | None:
         """Read the entry with a row number. Return None if there is no such row, or if it is damaged."""
         try:
-            found = self._db.execute(
+            columns = self._db.execute(
                 "SELECT client_id, actor_id, origin, first_seq, end_seq, steps, skip, refused, checksum, frames"
                 " FROM entries WHERE row = ?",
                 (row,),
@@ -398,9 +398,9 @@ class JournalTables:
             if code & 0xFF != sqlite3.SQLITE_CORRUPT:
                 raise
             return None
-        if found is None:
+        if columns is None:
             return None
-        *metadata, checksum, blob = found
+        *metadata, checksum, blob = columns
         if type(blob) is not bytes or _checksum(tuple(metadata), blob) != checksum:
             return None
         return JournalEntry(*(*metadata, _unpack(blob)))

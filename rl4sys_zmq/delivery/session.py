@@ -376,9 +376,7 @@ class ActorSession:
     def _on_ack(self, now: float, ack: Ack) -> None:
         if self.state is SessionState.JOINED and ack.generation > self.generation:
             # A later generation of the learner thread has this actor in a session, and its Welcome was lost.
-            self._counters.add("sessions_lost.learner")
-            self.state = SessionState.JOINING
-            self._next_hello = now
+            self._lose_session(now)
         stale = self.state is not SessionState.JOINED or ack.generation != self.generation
         if stale or not self.durable <= ack.durable <= ack.received <= self._next_seq:
             self._counters.add("ignored.ack")
@@ -402,6 +400,11 @@ class ActorSession:
                 self._verdicts[verdict] = max(0, count)
         self._release()
 
+    def _lose_session(self, now: float) -> None:
+        self._counters.add("sessions_lost.learner")
+        self.state = SessionState.JOINING
+        self._next_hello = now
+
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
         try:
             code = RefusalReason(refused.code)
@@ -412,9 +415,7 @@ class ActorSession:
             if code is RefusalReason.GAP:
                 return self._on_gap(now, refused.expected_seq)
             if code in _SESSION_LOST:
-                self._counters.add("sessions_lost.learner")
-                self.state = SessionState.JOINING
-                self._next_hello = now
+                self._lose_session(now)
                 return []
             if code is not RefusalReason.FAILED and refused.field != FIELD_RIGHTS:
                 self._resend_timer.refused()

@@ -141,10 +141,6 @@ class SegmentStream:
         self.verdicts[Verdict.DUPLICATE] += skip
         return skip
 
-    def accept(self, steps: int, checksum: int) -> None:
-        """Record that the next segment was accepted."""
-        self.accept_all(steps, [checksum])
-
     def accept_all(self, steps: int, checksums: Sequence[int]) -> None:
         """Record that the next segments were accepted, one per checksum. Together they have `steps` steps."""
         kept = checksums[-CHECKSUMS_KEPT:]

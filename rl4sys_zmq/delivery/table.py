@@ -120,7 +120,7 @@ class StreamTable:
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
-        self._slots.take(stream)
+        self._slots.occupy(stream)
         return OpenedSession(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
@@ -130,8 +130,8 @@ class StreamTable:
         # - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
         #   contains the number on record. The actor takes a higher one and tries again.
         # - The start has received a `Welcome` before. A later start has replaced it. The refusal (``FENCED``) is final while the
-        #   later start is live or has been silent for less than `lease_s`, and also if both have the same origin, which means that
-        #   a spool was copied. Otherwise the refusal contains the number on record, as above.
+        #   later start is live or has been silent for less than `lease_s`, and also if both have the same origin, which means
+        #   that a spool was copied. Otherwise the refusal contains the number on record, as above.
         # A HELLO with the incarnation and the origin on record normally comes from the same start and is accepted. It is refused
         # (``FENCED``) if it shows that another start uses the same incarnation. A higher incarnation is refused (``CONFLICT``)
         # while the start on record is live, and accepted after that.
@@ -145,8 +145,8 @@ class StreamTable:
         if hello.incarnation < current.incarnation:
             ended = not live and silent_s >= self._lease_s and origin != current.origin
             known = current.incarnation if ended or not hello.previously_welcomed else 0
-            words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
-            reason = f"{words}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
+            known_start = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
+            reason = f"{known_start}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
             raise ProtocolError(RefusalReason.FENCED, reason, incarnation=known)
         if live:
             raise ProtocolError(RefusalReason.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
@@ -296,9 +296,9 @@ class StreamTable:
 
     def _earlier_spools(self) -> set[Key]:
         """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
-        found: dict[str, list[SegmentStream]] = {}
+        earlier: dict[str, list[SegmentStream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:
-                found.setdefault(stream.actor_id, []).append(stream)
-        latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in found.values())
+                earlier.setdefault(stream.actor_id, []).append(stream)
+        latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in earlier.values())
         return {stream.key for streams in latest for stream in streams}

@@ -172,10 +172,10 @@ def _quota(name: str, table: object) -> Quota:
     if not isinstance(table, dict):
         raise ConfigError(f"{name}.quota: expected a table [{name}.quota]", key=f"{name}.quota")
     valid = [f.name for f in fields(Quota)]
-    given: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for key, value in table.items():
         if key not in valid:
             raise unknown_key(key, valid, f"{name}.quota")
         check = integer(1) if key in ("actors", "segment_steps") else number(0, 1e15, above=True)
-        given[key] = check_value(f"{name}.quota.{key}", value, check)
-    return Quota(**given)
+        limits[key] = check_value(f"{name}.quota.{key}", value, check)
+    return Quota(**limits)

@@ -85,11 +85,11 @@ class AccessListWatcher(Worker):
 
     def _warn(self) -> None:
         """Log a warning, once, if other accounts can change the file or its folder, and so add their own keys."""
-        found = others_can_write(self._path, self._path.resolve().parent)
-        for warning in found:
+        warnings = others_can_write(self._path, self._path.resolve().parent)
+        for warning in warnings:
             if warning not in self.warnings:
                 log.warning("%s", warning)
-        self.warnings = found
+        self.warnings = warnings
 
 
 def _describe_change(before: set[str], now: set[str]) -> str:
@@ -149,7 +149,7 @@ class Authenticator(Resource):
 def _signature(path: Path) -> tuple[int, ...]:
     """Return numbers that change when the file is changed or replaced; an empty tuple if there is no file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

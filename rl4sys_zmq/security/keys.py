@@ -182,11 +182,11 @@ def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
         ConfigError: As `read_server_keys` does, or if the name is missing or invalid.
     """
     source = str(path)
-    found = _read(Path(path), secret=True)
-    name = found.get("name")
+    table = _read(Path(path), secret=True)
+    name = table.get("name")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
         raise ConfigError("name: missing or invalid; create new keys", key="name", source=source)
-    return name, UserKeys(_pair(found, source), _key(found, "learner", source))
+    return name, UserKeys(_pair(table, source), _key(table, "learner", source))
 
 
 def _read(path: Path, *, secret: bool) -> dict[str, object]:
@@ -212,22 +212,22 @@ def _read(path: Path, *, secret: bool) -> dict[str, object]:
         raise ConfigError("is damaged (not TOML); copy it again, or create new keys", source=source) from None
 
 
-def _check_access(found: os.stat_result, source: str, *, secret: bool) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_access(status: os.stat_result, source: str, *, secret: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise ConfigError("is not a regular file; give another", source=source)
     if not secret:
         return
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise ConfigError(
-            f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs this; chown {os.geteuid()} {source}", source=source
+            f"belongs to user {status.st_uid}, not to {os.geteuid()} who runs this; chown {os.geteuid()} {source}", source=source
         )
-    if found.st_mode & _OTHERS:
-        mode = stat.S_IMODE(found.st_mode)
+    if status.st_mode & _OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(f"other accounts can access this secret (mode {mode:04o}); chmod 600 {source}", source=source)
 
 
-def _key(found: Mapping[str, object], name: str, source: str) -> str:
-    value = found.get(name)
+def _key(table: Mapping[str, object], name: str, source: str) -> str:
+    value = table.get(name)
     if not isinstance(value, str):
         raise ConfigError(f"{name}: missing; copy the file again, or create new keys", key=name, source=source)
     if not is_key(value):
@@ -237,8 +237,8 @@ def _key(found: Mapping[str, object], name: str, source: str) -> str:
     return value
 
 
-def _pair(found: Mapping[str, object], source: str) -> KeyPair:
-    pair = KeyPair(_key(found, "public", source), _key(found, "secret", source))
+def _pair(table: Mapping[str, object], source: str) -> KeyPair:
+    pair = KeyPair(_key(table, "public", source), _key(table, "secret", source))
     try:
         belongs = zmq.curve_public(pair.secret.encode("ascii")).decode("ascii") == pair.public
     except (ValueError, zmq.ZMQError):  # some texts of 40 characters of Z85 do not decode to 32 bytes

@@ -12,7 +12,6 @@ Use tcp or ipc if a socket must reconnect to a restarted peer. An inproc socket 
 from __future__ import annotations
 
 from rl4sys_zmq.transports.address import Address, make_socket_folder
-from rl4sys_zmq.transports.call_queue import CallQueue
 from rl4sys_zmq.transports.context import context, open_sockets, raise_descriptor_limit
 from rl4sys_zmq.transports.descriptors import RESERVE, ConnectionLimitThread
 from rl4sys_zmq.transports.frames import (
@@ -29,6 +28,7 @@ from rl4sys_zmq.transports.peers import MAX_UNGRANTED
 from rl4sys_zmq.transports.poller import HasFileno, Poller, Source
 from rl4sys_zmq.transports.sockets import Socket
 from rl4sys_zmq.transports.subscriptions import read_subscription, subscribed_topics
+from rl4sys_zmq.transports.thread_calls import ThreadCalls
 from rl4sys_zmq.transports.wakeup import Wakeup
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
     "Socket",
     "Source",
     "TooManyFrames",
-    "CallQueue",
+    "ThreadCalls",
     "Wakeup",
     "context",
     "explain",

@@ -130,7 +130,7 @@ class _IpcPathLock(Resource):
             self.address = address
             self._lock = address.name + ".lock"
             os.makedirs(os.path.dirname(address.name) or ".", mode=0o700, exist_ok=True)
-            self._fd = self._take()
+            self._fd = self._acquire()
             self._check_vacant()
         except OSError as exc:
             self._release()
@@ -150,7 +150,7 @@ class _IpcPathLock(Resource):
             os.close(self._fd)
         self._fd, self._folder = -1, None
 
-    def _take(self) -> int:
+    def _acquire(self) -> int:
         while True:
             fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:

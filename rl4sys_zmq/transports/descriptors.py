@@ -82,8 +82,8 @@ def _shed(count: int, more: int, keep: int) -> int:
     # Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`. Close
     # up to `more` further ones that have completed no message, since each search is expensive beside a flood.
     sockets = [socket for socket in tracked() if isinstance(socket, Endpoint)]
-    found = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
-    found.sort(key=lambda entry: entry[:2])
-    silent = sum(not heard for heard, _, _, _ in found)
-    most = max(min(silent, count + more), min(count, len(found) - keep))
-    return sum(socket.cut(fd) for _, _, fd, socket in found[:most])
+    candidates = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
+    candidates.sort(key=lambda entry: entry[:2])
+    silent = sum(not heard for heard, _, _, _ in candidates)
+    most = max(min(silent, count + more), min(count, len(candidates) - keep))
+    return sum(socket.cut(fd) for _, _, fd, socket in candidates[:most])

@@ -54,13 +54,13 @@ class ZmtpGreeting:
 
 def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, int]]]:
     """Resolve the host of a tcp address to pairs of an address family and a socket address ``(IP address, port)``."""
-    found: list[tuple[int, tuple[str, int]]] = []
+    addresses: list[tuple[int, tuple[str, int]]] = []
     failures: list[OSError] = []
 
     def ask() -> None:
         try:
             for family, _, _, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
-                found.append((family, (str(where[0]), int(where[1]))))
+                addresses.append((family, (str(where[0]), int(where[1]))))
         except (OSError, UnicodeError) as exc:
             failures.append(exc if isinstance(exc, OSError) else OSError(str(exc)))
 
@@ -74,9 +74,9 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
     if failures:
         raise LearnerUnreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", remedy)
     # As in libzmq: a name means IPv4, and only an address in brackets means IPv6.
-    usable = [pair for pair in dict.fromkeys(found) if address.is_v6 or pair[0] == socket.AF_INET]
+    usable = [pair for pair in dict.fromkeys(addresses) if address.is_v6 or pair[0] == socket.AF_INET]
     if not usable:
-        others = ", ".join(sorted({where[0] for _, where in found}))
+        others = ", ".join(sorted({where[0] for _, where in addresses}))
         raise LearnerUnreachable(f"the name {address.host!r} has IPv6 addresses only ({others})", "use one of them, in brackets")
     return usable
 
@@ -147,10 +147,10 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
     if address.scheme == "inproc":
         return ""
     try:
-        found = greet(address, timeout_s)
+        greeting = greet(address, timeout_s)
     except LearnerUnreachable as exc:
         return str(exc)
-    if has_keys != (found.mechanism == "CURVE"):
+    if has_keys != (greeting.mechanism == "CURVE"):
         return (
             "the learner has no keys, but this side has: remove the option keys"
             if has_keys
@@ -159,12 +159,12 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
     return f"a ZeroMQ socket answers, but no learner: correct the port, or {'the keys' if has_keys else 'see its log'}"
 
 
-def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
+def _exchange(raw: socket.socket, request: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
     """Send bytes, and read up to `at_most` bytes until the timeout. Return them, and True if the peer closed the connection."""
     deadline = time.monotonic() + timeout_s
     heard = b""
     try:
-        raw.sendall(words)
+        raw.sendall(request)
         while len(heard) < at_most and (left_s := deadline - time.monotonic()) > 0:
             raw.settimeout(left_s)
             data = raw.recv(at_most - len(heard))

@@ -106,23 +106,23 @@ class Monitor(Resource):
         """
         if self._pair is None and (time.monotonic() < self._resumes_s or not self._resumed()):
             return []
-        found: list[MonitorEvent] = []
+        events: list[MonitorEvent] = []
         exhausted = False
         for _ in range(limit):
             event = self._next()
             if event is None:
-                return found
+                return events
             if event.name == "accept_failed" and event.detail in _NO_DESCRIPTORS:
                 # libzmq retries at once, tens of thousands of times a second. One such event is enough.
                 exhausted = True
-                found.append(event)
+                events.append(event)
                 break
-            found.append(event)
+            events.append(event)
         if exhausted or (self._pair is not None and self._pair.poll(0)):
             self._stop()
             self._resumes_s = time.monotonic() + PAUSE_S
-            found.append(MonitorEvent("lost"))
-        return found
+            events.append(MonitorEvent("lost"))
+        return events
 
     def close(self) -> None:
         """Stop monitoring. Call this before the monitored socket is closed."""

@@ -98,12 +98,12 @@ def cut_off(fd: int, bound: Address) -> bool:
 
 def connections(bound: Address) -> list[int]:
     """Return the file descriptors of all connections to a bound address; [] on inproc, or without ``/proc``."""
-    found: list[int] = []
+    descriptors: list[int] = []
     for fd in () if bound.scheme == "inproc" else open_descriptors():
         with suppress(OSError), _socket_of(fd) as connection:
             if _is_connection_to(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.append(fd)
-    return found
+                descriptors.append(fd)
+    return descriptors
 
 
 def open_descriptors() -> list[int]:

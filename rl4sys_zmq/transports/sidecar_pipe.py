@@ -61,7 +61,7 @@ class SidecarCommandKind(IntEnum):
 class SidecarCommand(NamedTuple):
     """A received command. `line` is the number of the socket; 0 for the sidecar itself."""
 
-    command: int
+    kind: int
     line: int
     frames: list[Frame]
 
@@ -124,7 +124,7 @@ class SidecarCommandReader:
     def __init__(self) -> None:
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._begin = self._end = 0
-        self._said: SidecarCommand | None = None
+        self._partial: SidecarCommand | None = None
         self._sizes: tuple[int, ...] = ()
         self._large: memoryview | None = None
         self._filled = 0
@@ -151,8 +151,8 @@ class SidecarCommandReader:
         if not got:
             raise EOFError
         done: list[SidecarCommand] = []
-        while (said := self._next()) is not None:
-            done.append(said)
+        while (command := self._next()) is not None:
+            done.append(command)
         return done
 
     def _compact(self) -> None:
@@ -162,23 +162,23 @@ class SidecarCommandReader:
             self._begin, self._end = 0, left
 
     def _next(self) -> SidecarCommand | None:
-        if self._said is None and not self._read_head():
+        if self._partial is None and not self._read_head():
             return None
-        said = self._said
-        assert said is not None
-        while len(said.frames) < len(self._sizes):
-            frame = self._read_frame(self._sizes[len(said.frames)])
+        command = self._partial
+        assert command is not None
+        while len(command.frames) < len(self._sizes):
+            frame = self._read_frame(self._sizes[len(command.frames)])
             if frame is None:
                 return None
-            said.frames.append(frame)
-        self._said = None
-        return said
+            command.frames.append(frame)
+        self._partial = None
+        return command
 
     def _read_head(self) -> bool:
         have = self._end - self._begin
         if have < _HEAD.size:
             return False
-        command, line, count = _HEAD.unpack_from(self._stage, self._begin)
+        kind, line, count = _HEAD.unpack_from(self._stage, self._begin)
         if count > MAX_MESSAGE_FRAMES:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"a command of {count} frames")
         if have < _HEAD.size + 4 * count:
@@ -187,7 +187,7 @@ class SidecarCommandReader:
         if fault := size_fault(self._sizes):
             raise ProtocolError(RefusalReason.TOO_LARGE, fault)
         self._begin += _HEAD.size + 4 * count
-        self._said = SidecarCommand(command, line, [])
+        self._partial = SidecarCommand(kind, line, [])
         return True
 
     def _read_frame(self, size: int) -> Frame | None:

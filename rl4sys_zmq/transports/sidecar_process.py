@@ -104,39 +104,39 @@ class _SidecarLoop:
             done = self._input.read(self._pair)
             if done is None:
                 return
-            for said in done:
-                self._do(said)
+            for command in done:
+                self._do(command)
 
-    def _do(self, said: SidecarCommand) -> None:
-        if said.command == SidecarCommandKind.OPEN:
-            self._open(said)
-        elif said.command == SidecarCommandKind.QUIT:
+    def _do(self, command: SidecarCommand) -> None:
+        if command.kind == SidecarCommandKind.OPEN:
+            self._open(command)
+        elif command.kind == SidecarCommandKind.QUIT:
             self._done = True
-        elif said.command == SidecarCommandKind.PING:
+        elif command.kind == SidecarCommandKind.PING:
             self._output.put(SidecarCommandKind.PONG, 0)
-        elif (line := self._connections.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
+        elif (line := self._connections.get(command.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
-                self._do_on_line(line, said)
+                self._do_on_line(line, command)
             except TransportError as exc:
                 self._fail(line, exc)
 
-    def _do_on_line(self, line: _SidecarSocket, said: SidecarCommand) -> None:
-        if said.command == SidecarCommandKind.MESSAGE:
-            if line.held or not line.socket.send(said.frames):
-                line.held.append(said.frames)
+    def _do_on_line(self, line: _SidecarSocket, command: SidecarCommand) -> None:
+        if command.kind == SidecarCommandKind.MESSAGE:
+            if line.held or not line.socket.send(command.frames):
+                line.held.append(command.frames)
             else:
-                self._take(line, said.frames)
-        elif said.command == SidecarCommandKind.TAKEN:
-            (line.confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == SidecarCommandKind.SUBSCRIBE:
-            line.socket.subscribe(bytes(said.frames[0]))
-        elif said.command == SidecarCommandKind.UNSUBSCRIBE:
-            line.socket.unsubscribe(bytes(said.frames[0]))
-        elif said.command == SidecarCommandKind.CLOSE:
+                self._count_accepted(line, command.frames)
+        elif command.kind == SidecarCommandKind.TAKEN:
+            (line.confirmed_bytes,) = TOTAL.unpack(command.frames[0])
+        elif command.kind == SidecarCommandKind.SUBSCRIBE:
+            line.socket.subscribe(bytes(command.frames[0]))
+        elif command.kind == SidecarCommandKind.UNSUBSCRIBE:
+            line.socket.unsubscribe(bytes(command.frames[0]))
+        elif command.kind == SidecarCommandKind.CLOSE:
             self._close(line)
 
-    def _open(self, said: SidecarCommand) -> None:
-        role, address, limits, *keys = (bytes(frame) for frame in said.frames)
+    def _open(self, command: SidecarCommand) -> None:
+        role, address, limits, *keys = (bytes(frame) for frame in command.frames)
         send_hwm, recv_hwm, most = LIMITS.unpack(limits)
         secure = secure_with((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
         try:
@@ -146,11 +146,11 @@ class _SidecarLoop:
             else:
                 made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
         except TransportError as exc:
-            self._output.put(SidecarCommandKind.FAILED, said.line, [str(exc).encode()])
+            self._output.put(SidecarCommandKind.FAILED, command.line, [str(exc).encode()])
             return
-        self._connections[said.line] = _SidecarSocket(said.line, made)
+        self._connections[command.line] = _SidecarSocket(command.line, made)
 
-    def _take(self, line: _SidecarSocket, frames: list[Frame]) -> None:
+    def _count_accepted(self, line: _SidecarSocket, frames: list[Frame]) -> None:
         """Count the bytes of a message that the ZeroMQ socket has accepted, and report them after each half of the window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
@@ -162,7 +162,7 @@ class _SidecarLoop:
     def _serve_connection(self, line: _SidecarSocket) -> None:
         try:
             while line.held and line.socket.send(line.held[0]):
-                self._take(line, line.held.popleft())
+                self._count_accepted(line, line.held.popleft())
             for _ in range(_MESSAGES_PER_TURN):
                 if not (self._may_receive(line) and self._receive(line)):
                     return

@@ -35,13 +35,13 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._connections: dict[int, SidecarSocket] = {}
         self._opened = 0
         self._closed = False
-        self._sidecar = Sidecar()
+        self.sidecar = Sidecar()
         track(self)
 
     @property
     def pid(self) -> int:
         """The process id of the sidecar."""
-        return self._sidecar.pid
+        return self.sidecar.pid
 
     def dealer(
         self,
@@ -81,26 +81,17 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
 
     # ---- for the sockets and pollers of this sidecar
 
-    def fileno(self) -> int:
-        """Return the descriptor of the socketpair to the sidecar."""
-        return self._sidecar.fileno()
-
-    @property
-    def unsent_bytes(self) -> int:
-        """The number of bytes that are queued because the socketpair is full."""
-        return self._sidecar.unsent_bytes
-
     def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
         """Send a command to a socket in the sidecar, or to the sidecar itself (0)."""
         self.check_owner()
-        self._sidecar.send_command(command, line, frames)
+        self.sidecar.send_command(command, line, frames)
 
     def exchange(self) -> None:
         """Write queued data to the sidecar, and pass the commands received from it to their sockets. Never block."""
         self.check_owner()
-        for said in self._sidecar.exchange():
-            if (line := self._connections.get(said.line)) is not None:
-                line.on_command(said)
+        for command in self.sidecar.exchange():
+            if (line := self._connections.get(command.line)) is not None:
+                line.on_command(command)
 
     def close_connection(self, number: int) -> None:
         """Close the socket with this number in the sidecar."""
@@ -110,7 +101,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._connections.pop(number, None)
         if not self._closed:
             with contextlib.suppress(TransportError):  # the sidecar has ended, so its sockets are closed
-                self._sidecar.send_command(SidecarCommandKind.CLOSE, number)
+                self.sidecar.send_command(SidecarCommandKind.CLOSE, number)
 
     def check_thread(self) -> None:
         """Raise TransportError if the calling thread did not create this object, or the process is a forked child."""
@@ -124,7 +115,7 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self.check_thread()
         if self._closed:
             raise Closed("the sidecar is closed")
-        self._sidecar.check()
+        self.sidecar.check()
 
     # ---- closing
 
@@ -139,11 +130,11 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._closed = True
         self._connections.clear()
         try:
-            self._sidecar.close()
+            self.sidecar.close()
         finally:
             untrack(self)
 
     def abandon(self) -> None:
         """Mark the factory as unusable in a forked child, and close the child's copy of the socketpair."""
         self.owner = _NO_OWNER
-        self._sidecar.abandon()
+        self.sidecar.abandon()

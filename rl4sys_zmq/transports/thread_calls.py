@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class CallQueue:
+class ThreadCalls:
     """The functions that other threads want a thread to call, and the request to stop.
 
     The thread polls `wakeup` together with its sockets. After each poll it calls `serve`, until `stopping` is True. At its end

@@ -68,11 +68,7 @@ class CreditAllocator:
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record a learner thread's report: the steps that it can still use, and the messages received since its start.
-
-        Raises:
-            ProtocolError: If `messages` is more than the number of messages sent, or less than in an earlier report.
-        """
+        """Record a learner thread's report: the steps that it can still use, and the messages received since its start."""
         self.transit.take(messages)
         self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
         self.min_version = max(self.min_version, min_version)

@@ -18,17 +18,11 @@ MAX_STEP = 1 << RANDOM_BITS
 
 
 def first_incarnation(unix_s: float, rng: random.Random) -> int:
-    """Return the Unix time in nanoseconds, with `RANDOM_BITS` random low bits (17 ms).
-
-    An incorrect time is allowed. The clock must not seed `rng`.
-    """
+    """Return the Unix time in nanoseconds, which may be incorrect, with `RANDOM_BITS` random low bits (17 ms)."""
     ticks = min(max(int(unix_s * 1e9), 0), MAX_FIRST - 1) >> RANDOM_BITS
     return ticks << RANDOM_BITS | (rng.getrandbits(RANDOM_BITS) or 1)
 
 
 def next_incarnation(known: int, rng: random.Random) -> int:
-    """Return a random incarnation above `known`, the one that the learner has on record.
-
-    Because it is random, two starts of an actor that both received `known` get different incarnations.
-    """
+    """Return a random incarnation above `known`, so that two starts of an actor that both received `known` get different ones."""
     return known + 1 + rng.getrandbits(RANDOM_BITS)

@@ -65,10 +65,7 @@ class ReplayPart:
 
 
 def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ReplayPart | None:
-    """Prepare a journal entry for a learner thread that was rolled back to a checkpoint.
-
-    If the checkpoint covers the first segments of the entry, they are skipped and not counted. Return None if it covers all.
-    """
+    """Prepare a journal entry for a learner thread that was rolled back. Return None if the checkpoint covers the whole entry."""
     known = stream.replay(entry.first_seq, entry.end_seq)
     if known is None:
         return None

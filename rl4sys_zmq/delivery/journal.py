@@ -130,9 +130,8 @@ class Journal(Protocol):
         """Append entries. Each also advances the sequence number and the totals of its stream and of its client."""
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries that were committed, and the pages that were read, since the last call, in order.
-
-        The learner acknowledges the segments of these entries as durable.
+        """Return the entries that were committed, and so are durable, and the pages that were read, since the last call, in
+        order.
         """
 
     def put_client(self, row: ClientRow) -> None:
@@ -161,10 +160,7 @@ class Journal(Protocol):
         """
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count `count` segments as accepted that an earlier journal acknowledged and that this journal does not have.
-
-        If `stream` is given, its record is added or updated in the same transaction.
-        """
+        """Count `count` segments as accepted that an earlier journal acknowledged and that this one lacks, and put the stream."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Remove entries that are no longer needed, for example because a checkpoint covers their segments.

@@ -31,11 +31,6 @@ class ClientAndStreamRows:
     clients: dict[str, ClientRow] = field(default_factory=dict)
     streams: dict[RowKey, StreamRow] = field(default_factory=dict)
 
-    @staticmethod
-    def read_settings(text: str) -> dict[str, Any]:
-        """Parse the stored settings of a client. Raise ValueError if the text is not JSON."""
-        return dict(json.loads(text))
-
     def restored(self) -> JournalContent:
         """Return the rows as a `JournalContent`."""
         return JournalContent(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))

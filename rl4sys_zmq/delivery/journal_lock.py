@@ -31,12 +31,8 @@ class JournalLock(Resource):
             there = None
         if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
             file = self._acquire()
-            self._release()
+            self.close()
             self._file = file
-
-    def close(self) -> None:
-        """Release the lock."""
-        self._release()
 
     def abandon(self) -> None:
         """Close the descriptor in a forked child. The parent keeps the lock, and its end releases it although the child runs."""
@@ -44,7 +40,8 @@ class JournalLock(Resource):
         if file >= 0:
             os.close(file)
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        """Release the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             fcntl.flock(file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -172,7 +173,7 @@ class JournalTables:
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
         rows = ClientAndStreamRows(meta.get("journal_id", 0), lineages)
         for client_id, generation, settings, *totals in self._sound("SELECT * FROM clients"):
-            rows.clients[client_id] = ClientRow(client_id, generation, rows.read_settings(settings), *totals)
+            rows.clients[client_id] = ClientRow(client_id, generation, dict(json.loads(settings)), *totals)
         for *numbers, submits, spooled, owner in self._sound("SELECT * FROM streams"):
             row = StreamRow(*(*numbers, bool(submits), bool(spooled), owner))
             rows.streams[row.client_id, row.actor_id, row.origin] = row
@@ -181,7 +182,7 @@ class JournalTables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """Return the size of all entries in bytes, and the row number of the last one. Both are 0 if there are no entries.
+        """Return the size of all entries in bytes, and the row number of the last one; 0 if there is none.
 
         This reads both indexes of the entries as a whole, and not the entries, and raises sqlite3.DatabaseError if they differ.
         """
@@ -244,10 +245,12 @@ class JournalTables:
 
     def _put(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
         """Insert or replace rows of a table, with their checksums, in few SQL statements."""
-        whole = [(*row, _checksum(row, b"")) for row in rows]
-        for chunk in (whole[i : i + INSERT_ROWS] for i in range(0, len(whole), INSERT_ROWS)):
+        self._insert_rows(f"REPLACE INTO {table}", [(*row, _checksum(row, b"")) for row in rows])
+
+    def _insert_rows(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
+        for chunk in (rows[i : i + INSERT_ROWS] for i in range(0, len(rows), INSERT_ROWS)):
             places = ", ".join([f"({', '.join('?' * len(chunk[0]))})"] * len(chunk))
-            self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
+            self._db.execute(f"{statement} VALUES {places}", [value for row in chunk for value in row])
 
     def apply(self, operations: Sequence[Write]) -> tuple[int, list[DeleteCoveredEntries]]:
         """Carry out operations in order, within the present transaction. Then call ``cache.commit`` or ``cache.revert``.
@@ -322,9 +325,7 @@ class JournalTables:
             rows.append((self._next_row, *metadata, len(blob), _checksum(metadata, blob), blob))
             self._next_row += 1
             grown += len(blob)
-        for chunk in (rows[i : i + INSERT_ROWS] for i in range(0, len(rows), INSERT_ROWS)):
-            places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(chunk))
-            self._db.execute(f"INSERT INTO entries VALUES {places}", [value for row in chunk for value in row])
+        self._insert_rows("INSERT INTO entries", rows)
         return grown
 
     def _drop(self, drop: DropStream) -> int:

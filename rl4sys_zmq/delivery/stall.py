@@ -1,7 +1,6 @@
 """The detection of a stalled client: its learner thread can use data, its actors request credit, but no data moves.
 
-A stall is a fault of this library, never of the network: if the network loses a message, the actor still has credit, or sends
-the message again.
+A stall is a fault of this library, never of the network: after a lost message, the actor still has credit, or sends it again.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ class StallTimer:
         self._since = 0.0
 
     def look(self, now: float, progress: object, reason: str) -> float:
-        """Return the seconds since the first call that found the client stalled (`stall_reason`). Call this regularly.
-
-        `progress` is a value that differs from the last one if there was any progress.
-        """
+        """Return the seconds since the first call that found the client stalled. `progress` differs after any progress."""
         if not reason or progress != self._progress:
             self._progress, self._since = progress if reason else None, now
         return now - self._since

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
@@ -16,103 +17,59 @@ Key = tuple[str, int]
 """The key of a stream within its client: the actor's id, and the origin."""
 
 
+# Slots: instances with more than 30 attributes share no keys in CPython, so each would need a kilobyte more.
+@dataclass(slots=True, eq=False, repr=False)
 class SegmentStream:
     """The learner's record of one stream.
 
     `received`, `durable`, `trained` and `checkpointed` are marks. A refused segment keeps its sequence number.
     """
 
-    # Instances with more than 30 attributes share no keys in CPython: without slots, each would need a kilobyte more.
-    __slots__ = (
-        "_checksums",
-        "_disposed",
-        "_holes",
-        "_refused_late",
-        "_replay_end",
-        "_replayed",
-        "_uncounted",
-        "accepted_end",
-        "accepted_steps",
-        "actor_id",
-        "burst_steps",
-        "checkpointed",
-        "client_id",
-        "credit_steps",
-        "durable",
-        "incarnation",
-        "last_seen",
-        "library",
-        "origin",
-        "owner",
-        "pace_s",
-        "ready_at",
-        "ready_steps",
-        "received",
-        "refused",
-        "relay",
-        "spooled",
-        "submits",
-        "trained",
-        "useful",
-        "verdicts",
-        "want_steps",
-    )
+    client_id: str
+    actor_id: str
+    incarnation: int  # the actor's present start. It differs from `origin` with a spool, or after a higher number was taken.
+    first_seq: InitVar[int]
+    now: InitVar[float]
+    _: KW_ONLY
+    origin: int = 0
+    submits: bool = True
+    spooled: bool = False  # the actor continues the numbering after a restart. Never discard `received` then.
+    owner: str = field(default="", init=False)  # the user that the stream belongs to; empty without keys
+    library: str = field(default="", init=False)  # name and version, as the actor reports it
+    relay: str = field(default="", init=False)  # the URI of the first relay that the actor should use; empty for none
+    received: int = field(init=False)  # the next number that the learner expects. Those below were accepted or refused.
+    durable: int = field(init=False)  # all segments below this number are in the journal
+    trained: int = field(init=False)  # all segments below this number have a verdict
+    checkpointed: int = field(default=0, init=False)  # a checkpoint covers all segments below this number
+    # One past the number of the last accepted segment; 0 for none. `received` can be above it, because the actor can begin
+    # later or give up segments. A restored stream has `received` here.
+    accepted_end: int = field(default=0, init=False)
+    accepted_steps: int = field(default=0, init=False)  # the steps in all segments below `received`
+    refused: int = field(default=0, init=False)
+    # Totals since the stream began. The actor may send a segment while its steps accepted and in flight are below the credit.
+    credit_steps: int = field(default=0, init=False)
+    want_steps: int = field(default=0, init=False)
+    verdicts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Verdict.ALL, 0), init=False)
+    last_seen: float = field(init=False)  # the time of the actor's last message
+    useful: bool = field(default=True, init=False)  # False after the verdict quarantined or refused: no progress
+    ready_at: float = field(init=False)  # the last useful delivery, or a later grant of credit after it had none
+    # `accepted_steps` at the last such grant. An actor that returns its credit and requests it again gets no new `ready_at`.
+    ready_steps: int = field(default=-1, init=False)
+    pace_s: float = field(default=FIRST_PACE_S, init=False)  # the mean time from `ready_at` to the next useful delivery
+    burst_steps: float = field(default=FIRST_STEPS, init=False)  # the mean number of steps of a useful delivery
+    _disposed: set[int] = field(default_factory=set, init=False)
+    _holes: dict[int, int] = field(default_factory=dict, init=False)
+    _refused_late: list[int] = field(default_factory=list, init=False)
+    _uncounted: set[int] = field(default_factory=set, init=False)
+    _checksums: OrderedDict[int, int] = field(default_factory=OrderedDict, init=False)
+    _replayed: int = field(init=False)
+    _replay_end: int = field(init=False)
 
-    def __init__(
-        self,
-        client_id: str,
-        actor_id: str,
-        incarnation: int,
-        first_seq: int,
-        now: float,
-        *,
-        origin: int = 0,
-        submits: bool = True,
-        spooled: bool = False,
-    ) -> None:
-        # owner: user that the stream belongs to; empty without keys
-        # library: name and version of the actor's library, as the actor reports it; empty before its first session
-        # relay: URI of the first relay that the actor should use; empty for none
-        self.owner = self.library = self.relay = ""
-        self.client_id = client_id
-        self.actor_id = actor_id
-        # the actor's present start. It differs from `origin` if the actor has a spool, or had to take a higher number.
-        self.incarnation = incarnation
-        self.origin = origin or incarnation
-        self.submits = submits
-        # True if the actor continues the numbering after a restart. The learner must then never discard `received`.
-        self.spooled = spooled
-        # received: next sequence number that the learner expects. Segments below it were accepted or refused.
-        # durable: all segments below this number are in the journal
-        # trained: all segments below this number have a verdict
+    def __post_init__(self, first_seq: int, now: float) -> None:
+        self.origin = self.origin or self.incarnation
         self.received = self.durable = self.trained = first_seq
-        self.checkpointed = 0  # all segments below this number are covered by a checkpoint of the learner
-        # accepted_end: one past the number of the last accepted segment; 0 for none. `received` can be above it, because the
-        # actor can begin later or give up segments. A restored stream has `received` here.
-        # accepted_steps: number of steps in all segments below `received`
-        self.accepted_end = self.accepted_steps = 0
-        self.refused = 0
-        # the credit, as a total since the stream began. The actor may send a segment while the steps accepted and in flight are
-        # fewer than this
-        self.credit_steps = 0
-        self.want_steps = 0  # credit that the actor requests, as a total like `credit_steps`
-        self.verdicts = dict.fromkeys(Verdict.ALL, 0)
-        # last_seen: time of the actor's last message, in seconds
-        # ready_at: time of the actor's last useful delivery, or of a later grant of credit after it had none, in seconds
-        self.last_seen = self.ready_at = now
-        self.useful = True  # False if the last verdict was quarantined or refused. The stream's data are then no progress.
-        # value of `accepted_steps` at the last such grant; -1 before the first. An actor that returns its credit and
-        # requests it again gets no new `ready_at`
-        self.ready_steps = -1
-        # pace_s: mean time from `ready_at` to the next useful delivery, in seconds
-        # burst_steps: mean number of steps of a useful delivery
-        self.pace_s, self.burst_steps = FIRST_PACE_S, FIRST_STEPS
-        self._disposed: set[int] = set()
-        self._holes: dict[int, int] = {}
-        self._refused_late: list[int] = []
-        self._uncounted: set[int] = set()
-        self._checksums: OrderedDict[int, int] = OrderedDict()
         self._replayed = self._replay_end = first_seq
+        self.last_seen = self.ready_at = now
 
     @property
     def key(self) -> Key:
@@ -251,11 +208,11 @@ class SegmentStream:
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """Record that the segments `first_seq` to `end_seq` - 1 are trained on again after a rollback.
+        """Record that the segments `first_seq` to `end_seq` - 1 are trained on again after a rollback, for each entry, in
+        order.
 
-        Call this for each entry of the journal, in order. Segments that the journal lacks between two entries will never get a
-        verdict and are no longer waited for. Return how many of the segments, from the first one on, the checkpoint already
-        covers; None if it covers all of them.
+        Segments that the journal lacks between two entries are no longer waited for. Return how many of the segments, from the
+        first one on, the checkpoint already covers; None if it covers all of them.
         """
         if end_seq <= self._replayed:
             return None

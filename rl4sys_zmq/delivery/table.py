@@ -50,11 +50,7 @@ class StreamTable:
     """
 
     def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, journal_id: int = 0) -> None:
-        """Create an empty table.
-
-        After `silence_s` seconds a silent actor is no longer live. After `lease_s` its slot is free, and the learner discards
-        its sequence numbers, unless it has a spool. `journal_id` is the journal that records the streams.
-        """
+        """Create an empty table. Silent actors are live for `silence_s` seconds, and keep their slots for `lease_s`."""
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
         self._slots = ActorSlots(max_actors, lease_s)

@@ -74,10 +74,7 @@ class LearnerThreadBacklog:
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
-        """Count one message sent to the learner thread, without the segments that it skips.
-
-        `waited` is False if the data was accepted before the learner thread's start, and is now replayed.
-        """
+        """Count one message sent to the learner thread. If it `waited`, `accept` has counted it; replayed data has not waited."""
         if waited:
             self.waiting.subtract(load)
         self.in_transit.add(load)

@@ -45,10 +45,7 @@ class Authorizer:
         return {name for name, user in old.by_name.items() if _reads_less(user, access.by_name.get(name))} if old else set()
 
     def lapsed(self, unix_s: float) -> set[str]:
-        """Return the names of the users who could read weights and whose keys have expired since the last call.
-
-        The caller then renames the subscription topics for the weights, so that these users receive no more messages.
-        """
+        """Return the names of the readers whose keys have expired since the last call. They must receive no more weights."""
         if self._access is None:
             return set()
         over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READERS & user.roles}
@@ -71,7 +68,7 @@ class Authorizer:
             raise ProtocolError(RefusalReason.FORBIDDEN, "this key is no longer in the list of users")
         if user.expired(time.time()):
             raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} has expired")
-        meter = self._meters.get(key) or self._new_meter(user, now)
+        meter = self._meter_of(user, now)
         if meter.messages is not None and not meter.messages.take(1, now):
             raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.messages_per_s:g} messages/s from {user.name}")
         if meter.nbytes is not None and not meter.nbytes.take(nbytes, now):
@@ -113,10 +110,7 @@ class Authorizer:
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user with this public key may subscribe to the weights of a client.
-
-        Without a client, only the role ``read_weights`` or ``relay`` is needed.
-        """
+        """Return True if the user with this public key may subscribe to the weights of a client, or of none in particular."""
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
@@ -155,7 +149,7 @@ class Authorizer:
         if user is None:
             return
         self.check_reader(user)
-        meter = self._meters.get(user.key) or self._new_meter(user, now)
+        meter = self._meter_of(user, now)
         if meter.fetches is not None and not meter.fetches.take(1, now):
             raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.fetches_per_min:g} fetches/min from {user.name}")
 
@@ -172,8 +166,9 @@ class Authorizer:
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(RefusalReason.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
-    def _new_meter(self, user: User, now: float) -> UserBuckets:
-        meter = self._meters[user.key] = UserBuckets(user.quota, now)
+    def _meter_of(self, user: User, now: float) -> UserBuckets:
+        if (meter := self._meters.get(user.key)) is None:
+            meter = self._meters[user.key] = UserBuckets(user.quota, now)
         return meter
 
 

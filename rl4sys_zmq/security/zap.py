@@ -6,8 +6,6 @@ domain and ends with the last.
 
 If the handler does not run, no peer can connect, because `curve_server` sets ZAP_ENFORCE_DOMAIN. A peer of a domain that is not
 registered is denied. Register a domain before its sockets are bound.
-
-pyzmq's authenticator is not used, because an exception in a callback ends its thread.
 """
 
 from __future__ import annotations
@@ -43,19 +41,12 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """The credentials of a connecting peer.
+    """The credentials of a connecting peer."""
 
-    Attributes:
-        domain: The name of the ZAP domain to which the peer connects.
-        address: The peer's IP address; empty over ipc.
-        mechanism: Always ``CURVE``. Peers with other mechanisms are denied before the check is called.
-        key_z85: The peer's public key, 40 characters of Z85. The peer has proved that it has the secret key.
-    """
-
-    domain: str
-    address: str
-    mechanism: str
-    key_z85: str
+    domain: str  # the name of the ZAP domain to which the peer connects
+    address: str  # the peer's IP address; empty over ipc
+    mechanism: str  # always ``CURVE``. Peers with other mechanisms are denied before the check is called.
+    key_z85: str  # the peer's public key, 40 characters of Z85. The peer has proved that it has the secret key.
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +133,7 @@ def _start_handler() -> _ZapThread:
     return handler
 
 
-class _ZapThread(Worker):
+class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an exception in a callback ends its thread
     """The thread that answers libzmq's requests for all ZAP domains of the process. A malformed one does not end the thread."""
 
     def __init__(self) -> None:

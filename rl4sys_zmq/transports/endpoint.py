@@ -33,24 +33,18 @@ _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 class Endpoint(TrackedResource):
-    """An open socket that sends and receives frames in the thread that created it.
-
-    Attributes:
-        owner: The identifier of the thread that created the socket.
-        role: ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``.
-        raw: The socket of pyzmq.
-        user: On an `authenticated` socket: the user id that the key check (`rl4sys_zmq.security.zap`) has given to the sender
-            of the last received message. Empty if that message is an unsubscription that the end of a connection caused. Always
-            empty on other sockets.
-    """
+    """An open socket that sends and receives frames in the thread that created it."""
 
     def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: SocketBinding | None) -> None:
-        self.owner = threading.get_ident()
-        self.role = role
-        self.raw = raw
+        self.owner = threading.get_ident()  # the identifier of the thread that created the socket
+        self.role = role  # ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``
+        self.raw = raw  # the socket of pyzmq
         self._address = address
         self._binding = binding
         self._fewest = 2 if role == "router" else 1
+        # on an `authenticated` socket: the user id that the key check (`rl4sys_zmq.security.zap`) has given to the sender of
+        # the last received message. Empty if that message is an unsubscription that the end of a connection caused. Always
+        # empty on other sockets.
         self.user = ""
         self._authenticated = False
         self._first: zmq.Frame | None = None

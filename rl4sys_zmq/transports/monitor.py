@@ -20,11 +20,6 @@ handshake_failed.no_detail 11, disconnected ..                                 d
 
 After ``handshake_failed.auth`` and after ``handshake_failed.protocol`` 0x11000002, libzmq never reconnects, and `send` of the
 dealer returns FULL for ever. The actor must create a new socket (`MonitorEvent.is_final`). inproc has no events.
-
-The queue of events has no limit in libzmq. A full queue would block libzmq's I/O thread, and so every socket of the process
-(measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). `Monitor` limits the queue in
-another way: if more events are waiting than one call of `events` returns, it stops monitoring for a second, discards the
-waiting events and reports ``lost``.
 """
 
 from __future__ import annotations
@@ -118,6 +113,9 @@ class Monitor(Resource):
                 events.append(event)
                 break
             events.append(event)
+        # The queue has no limit in libzmq (RCVHWM is 0). A full queue would block libzmq's I/O thread, and so every socket of the
+        # process (measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). Instead, if too
+        # many events are waiting, stop monitoring for a second and discard them.
         if exhausted or (self._pair is not None and self._pair.poll(0)):
             self._stop()
             self._resumes_s = time.monotonic() + PAUSE_S

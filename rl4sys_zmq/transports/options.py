@@ -45,14 +45,6 @@ _COMMON: Options = {
 
 _rng = random.SystemRandom()  # the global generator would give a forked actor the numbers of its parent
 
-_KINDS = {
-    "router": zmq.ROUTER,
-    "dealer": zmq.DEALER,
-    "xpub": zmq.XPUB,
-    "sub": zmq.SUB,
-    "push": zmq.PUSH,
-    "pull": zmq.PULL,
-}
 _BOUND: dict[str, Options] = {"router": {zmq.ROUTER_MANDATORY: 1}, "xpub": {zmq.XPUB_VERBOSER: 1}}
 
 
@@ -61,7 +53,7 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
     ones.
     """
     try:
-        raw = with_descriptor(lambda: context().socket(_KINDS[role]))
+        raw = with_descriptor(lambda: context().socket(zmq.SocketType[role.upper()]))
     except zmq.ZMQError as exc:
         raise TransportError(f"cannot create a {role}: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
     try:

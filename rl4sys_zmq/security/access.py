@@ -1,4 +1,4 @@
-"""The access list ``users.toml``: the users (holders of keys) that a server accepts, with their rights.
+"""The access list ``users.toml``: the users that a server accepts, with their rights.
 
 An example of an entry::
 

@@ -35,7 +35,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take `amount` if the bucket holds as much, or is full: its level can then be negative. Else take nothing, return False."""
+        """Take `amount` if the bucket holds as much, or is full: its level can then be negative. Else return False."""
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
         if self._level < min(amount, self._size):

@@ -1,26 +1,12 @@
-"""The delivery protocol, without network I/O: sequence numbers, acknowledgements, credit, and the journal.
+"""The delivery protocol: sequence numbers, acknowledgements, credit, and the journal.
 
-- `ActorSession`: the actor's side: handshake, sent segments that are not acknowledged, resends, credit.
-- `SegmentStream`: the learner's record of the segments of one actor. `StreamTable`: the streams of one client.
-- `take_submit`: separates the new, duplicate and malformed segments of a message. `replay_entry`: prepares segments of the
-  journal for the learner thread after a rollback to a checkpoint.
-- `CreditAllocator`: divides the steps that a learner thread can use among its actors. `LearnerThreadBacklog`: counts the data
-  between the gateway and that thread.
-- `StallTimer`: detects a client that makes no progress although it could.
-- `weight_history.WeightHistory`: the recent versions of a policy's weights, for peers that request them.
-- `Journal`: the interface of the record of accepted segments. `DiskJournal` writes a file, in a thread. `MemoryJournal` stores
-  nothing and reports every segment as committed at once.
-
-Terms:
-
-- A *segment* is consecutive steps of one episode. Actors send segments, and the learner trains on them.
-- A *client* is a policy with its learner thread.
-- A *stream* is the numbered segments of one actor for one client.
-- *Credit* is the number of steps that an actor may send.
-- An *incarnation* is the number of one start of an actor. The *origin* of a stream is the incarnation that began its numbering.
-- A *mark* is a sequence number: all segments below it are received, durable (in the journal), trained, or in a checkpoint.
-- A *verdict* is the result for a segment, such as trained or refused.
-- A *generation* is the number of one lifetime of a learner thread.
+- `ActorSession`: the actor's side: handshake, window, resends, credit.
+- `SegmentStream`: the learner's record of one stream. `StreamTable`: the streams of one client.
+- `take_submit` separates the new, duplicate and malformed segments of a message. `replay_entry` prepares entries of the
+  journal for training after a rollback.
+- `CreditAllocator`: divides the steps that a learner thread can use among its actors.
+- `weight_history.WeightHistory`: the recent versions of a policy's weights.
+- `Journal`: the seam of the record of accepted segments. `DiskJournal` writes a file, in a thread of its own.
 """
 
 from __future__ import annotations

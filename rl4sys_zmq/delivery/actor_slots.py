@@ -1,4 +1,4 @@
-"""The slots for the actors of one client (a policy with its learner). Their number limits how many actors can connect."""
+"""The slots for the actors of one client. Their number limits how many actors can connect."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ from rl4sys_zmq.liveness import is_silent
 
 
 class ActorSlots:
-    """The slots for the actors of one client (a policy with its learner).
+    """The slots for the actors of one client.
 
-    The number of slots limits how many actors can connect. An actor has a slot while it is *live* (connected), and keeps the
-    slot for `lease_s` seconds of silence after that. A stream (the segments of one actor) is *empty* if its actor is not live
-    and no segment was ever received. To discard an empty stream loses no data. No method iterates over all actors.
-
-    Attributes:
-        spooled: The ids of the actors that keep their segments in a spool (queue on disk).
+    An actor has a slot while it is *live* (connected), and keeps it for `lease_s` seconds of silence after that. A stream is
+    *empty* if its actor is not live and no segment was ever received: to discard it loses no data. No method iterates over all
+    actors.
     """
 
     def __init__(self, max_actors: int, lease_s: float) -> None:
-        """Create `max_actors` free slots. `lease_s` is the time in seconds after which a silent actor loses its slot."""
         self._max_actors, self._lease_s = max_actors, lease_s
         self._live: set[str] = set()
         self._silent: dict[str, SegmentStream] = {}  # in the order in which the actors became silent; so is `_empty`
         self._empty: dict[str, SegmentStream] = {}
-        self.spooled: set[str] = set()
+        self.spooled: set[str] = set()  # ids of the actors that keep their segments in a spool
 
-    def take(self, stream: SegmentStream) -> None:
-        """Give a slot to the actor that sends a stream of segments, because it is now live (connected)."""
+    def occupy(self, stream: SegmentStream) -> None:
+        """Give a slot to the actor of a stream, which is now live."""
         self.drop(stream.actor_id)
         self._live.add(stream.actor_id)
         if stream.spooled:
             self.spooled.add(stream.actor_id)
 
     def leave(self, stream: SegmentStream) -> None:
-        """Record that the actor of a stream is no longer connected. It keeps its slot for `lease_s` seconds of silence."""
+        """Record that the actor of a stream is no longer live. Its lease begins."""
         self.drop(stream.actor_id)
         self._silent[stream.actor_id] = stream
         if not stream.received:
@@ -49,7 +45,7 @@ class ActorSlots:
         self.spooled.discard(actor_id)
 
     def full(self, now: float) -> bool:
-        """Return True if no slot is free. First, release the slots of actors that were silent for longer than their lease."""
+        """Return True if no slot is free. First, release the slots whose leases are over."""
         while self._silent and len(self._live) + len(self._silent) >= self._max_actors:
             actor_id, stream = next(iter(self._silent.items()))
             if not is_silent(now, stream.last_seen, self._lease_s):
@@ -58,10 +54,6 @@ class ActorSlots:
         return len(self._live) >= self._max_actors
 
     def oldest_empty(self, *, spooled: bool = False) -> SegmentStream | None:
-        """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor.
-
-        A stream is empty if no segment was ever received. With `spooled`, only actors with a spool (queue of segments on disk)
-        are considered.
-        """
-        found = (stream for stream in self._empty.values() if stream.spooled or not spooled)
-        return next(found, None)
+        """Return the empty stream whose actor has been silent for longest, or None. Its slot can be given to a new actor."""
+        empty = (stream for stream in self._empty.values() if stream.spooled or not spooled)
+        return next(empty, None)

@@ -1,9 +1,8 @@
-"""The credit pool, which divides the steps that one learner thread can use among its actors.
+"""The credit that one learner thread grants to its actors.
 
-Credit is the total number of steps that an actor may have sent since the numbering of its segments began. Because it is a total
-and not an increment, a lost or repeated ack does no harm. An actor requests credit up to `want_steps`. The pool grants what the
-learner thread can use, and only to actors that request it. An actor below its limit may send a whole segment, so the last
-segment can exceed the limit. The pool therefore counts the steps received, not the steps granted.
+Credit is a total since the numbering of an actor's segments began, not an increment, so a lost or repeated ack does no harm.
+An actor below its limit may send a whole segment, so the last segment can exceed the limit. The allocator therefore counts the
+steps received, not the steps granted.
 """
 
 from __future__ import annotations
@@ -15,79 +14,61 @@ from rl4sys_zmq.delivery.stream import SegmentStream
 from rl4sys_zmq.delivery.transit import LearnerThreadBacklog
 from rl4sys_zmq.wire.messages import Ack
 
+# Segments that actors may have waiting for one learner thread, those included that the journal is writing. With a quarter of
+# it, one fast actor had to wait for credit.
 CREDIT_ITEMS = 4096
-"""Number of segments that actors are allowed to have waiting for one learner thread. It includes the segments that the journal is
-writing. With a quarter of it, one fast actor had to wait for credit."""
 
+# The same for the size of their messages.
 CREDIT_BYTES = 256 << 20
-"""Size of the messages that actors are allowed to have waiting for one learner thread, in bytes."""
 
+# Hard limit on the segments that wait for one learner thread; messages beyond it are refused. It is higher than the credit,
+# because each actor can exceed its credit by one segment.
 QUEUE_ITEMS = 8192
-"""Hard limit on the number of segments that wait for one learner thread. The learner refuses messages beyond this limit. It is
-higher than the credit, because each actor can exceed its credit by one segment."""
 
+# Space for some messages without segments.
 QUEUE_MESSAGES = QUEUE_ITEMS + 16
-"""The length of the queue of messages to one learner thread. It has space for some messages without segments."""
 
+# Segments that a new actor can send before the learner has accepted its first one.
 NEWCOMER_ITEMS = 64
-"""Largest number of segments that a new actor can send before the learner has accepted its first one."""
 
+# A new actor gets credit for at most this part of the steps that the learner thread can still use, or for one segment if that
+# is more. The limit grows with the actor's rate (`CreditAllocator.limit_request`).
 FIRST_REQUEST_DIVISOR = 64
-"""A new actor gets credit for at most 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use, or for one
-segment if that is more. The limit grows with the actor's rate (`CreditAllocator.limit_request`)."""
 
+# In addition to one segment, an actor can hold credit for the steps that it delivers in this time.
 AHEAD_S = 1.0
-"""An actor can hold credit for the steps that it delivers in this time, in seconds, in addition to one segment."""
 
+# Limits of the times for which one actor leaves credit to another one: the shortest pace that is compared, the least delay
+# after which a due delivery counts as late, and the time after which any delivery does. Delays of the network and of the
+# system are often longer than the interval between two messages of a fast actor.
 MIN_PACE_S, LATE_S, IDLE_S = 5e-3, 0.05, 1.0
-"""Limits of the times for which one actor leaves credit to another one, in seconds: the shortest pace that is compared, the least
-delay after which a due delivery counts as late, and the time after which any delivery does. Delays of the network and of the
-system are often longer than the interval between two messages of a fast actor."""
 
+# Time after which the allocator looks again if an actor has no credit because others have it.
 RETRY_S = 5e-3
-"""The time in seconds after which the allocator looks again if an actor has no credit because others have it."""
 
 
 class CreditAllocator:
-    """The credit (permission to send steps) that one learner thread grants to its actors, from the thread's start to its end.
-
-    Attributes:
-        transit: The counts of the data between the gateway (the learner's network thread) and the learner thread.
-        limit_steps: The total number of steps that the learner thread can use, counted from its start.
-        min_version: The lowest policy version with which actors should start a segment.
-        retry_at: The time, in seconds, at which `grant` should be called again even without news; infinity for none.
-        grants: The number of times that an actor got credit.
-    """
+    """The credit that one learner thread grants to its actors, from the thread's start to its end."""
 
     def __init__(self) -> None:
-        self.retry_at = math.inf
+        self.retry_at = math.inf  # call `grant` again at this time even without news
         self.transit = LearnerThreadBacklog()
-        self.limit_steps = self.grants = 0
-        self.min_version = 0
+        self.limit_steps = 0  # the steps that the learner thread can use, counted from its start. It never decreases.
+        self.grants = 0
+        self.min_version = 0  # the lowest policy version with which actors should start a segment
 
     @property
     def usable_steps(self) -> int:
-        """The number of steps that the learner thread can use in addition to the steps that it has received."""
+        """The number of steps that the learner thread can use beyond those that it has received."""
         return self.limit_steps - self.transit.taken.steps
 
     @property
     def free_steps(self) -> int:
-        """The number of further steps that the learner thread can use, after those received, waiting or in transit to it."""
+        """The number of steps that the learner thread can use beyond those received, waiting or in transit to it."""
         return self.usable_steps - self.transit.steps
 
     def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
-        """Record a learner thread's report of how much data it can use, so that `grant` can let actors send more.
-
-        `limit_steps` never decreases.
-
-        Args:
-            usable_steps: How many more steps the learner thread can use.
-            messages: How many messages the learner thread has received since its start.
-            min_version: The lowest policy version with which actors should start a segment.
-
-        Raises:
-            ProtocolError: If `messages` is more than the number of messages sent, or less than in an earlier report.
-        """
+        """Record a learner thread's report: the steps that it can still use, and the messages received since its start."""
         self.transit.take(messages)
         self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
         self.min_version = max(self.min_version, min_version)
@@ -95,12 +76,8 @@ class CreditAllocator:
     def grant(self, streams: Iterable[SegmentStream], now: float) -> list[SegmentStream]:
         """Raise the credit of actors that request more. Return their streams, and set `retry_at`.
 
-        The actor that has waited longest comes first. It gets an equal share, and at least one segment, of the steps that remain
-        after those that others are expected to deliver in the meantime (`_set_aside`).
-
-        Args:
-            streams: The streams of the connected actors.
-            now: Time on the monotonic clock, in seconds.
+        The actor that has waited longest comes first. It gets an equal share, and at least one segment, of the steps that
+        remain after those that others are expected to deliver in the meantime (`_set_aside`).
         """
         self.retry_at = math.inf
         free = self.free_steps
@@ -139,12 +116,10 @@ class CreditAllocator:
         return granted
 
     def _set_aside(self, streams: Sequence[SegmentStream], credited: Sequence[SegmentStream], pace_s: float, now: float) -> float:
-        """Return the number of free steps that an actor of this pace leaves to the `credited` ones, which have credit for them.
-
-        These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor never
-        waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a later batch,
-        and it leaves nothing.
-        """
+        """Return the number of free steps that an actor of this pace leaves to the `credited` ones."""
+        # These are the steps that actors of about the same pace or a faster one can deliver, unless they are late. An actor
+        # never waits for a slower one. If faster actors fill the batch before the actor can deliver, its steps belong to a
+        # later batch, and it leaves nothing.
         faster = sum(s.rate for s in streams if 4 * s.pace_s < pace_s and now - s.ready_at < IDLE_S)
         if faster * pace_s >= self.free_steps:
             return 0.0
@@ -152,19 +127,15 @@ class CreditAllocator:
 
     @staticmethod
     def reclaim(stream: SegmentStream) -> None:
-        """Take back the credit (permission to send steps) that a silent actor has not used, so that other actors can get it."""
+        """Take back the credit that a silent actor has not used, so that other actors can get it."""
         stream.credit_steps = min(stream.credit_steps, stream.accepted_steps)
         stream.want_steps = min(stream.want_steps, stream.accepted_steps)
 
     def shares(self, live: Sequence[SegmentStream], journal_bytes: int) -> tuple[int, int]:
         """Return the limits on the data that each actor can have in flight: a number of segments and a number of bytes.
 
-        The free segments are divided by the number of actors that have sent data. So an actor that has joined but sends nothing
-        does not reduce the limits of the others. The free bytes are divided by the number of all actors that can send.
-
-        Args:
-            live: The streams of the connected actors.
-            journal_bytes: Free space of the journal (the record of accepted segments), in bytes.
+        Free segments are divided by the number of actors that have sent data, so an actor that sends nothing takes nothing
+        from the others. Free bytes (`journal_bytes` in the journal) are divided by the number of all actors that can send.
         """
         senders = [s for s in live if s.submits]
         workers = sum(s.accepted_steps > 0 for s in senders)
@@ -177,27 +148,16 @@ class CreditAllocator:
     def limit_request(self, stream: SegmentStream, want_steps: int, rollout_length: int) -> int:
         """Return the credit that an actor can request at present: `want_steps`, up to a limit that protects the other actors.
 
-        The limit is the number of steps that the actor has sent, those that it delivers in `AHEAD_S` seconds, and the larger of
-        one segment and 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still use. Credit that was granted
-        stays: the actor may have used it already.
-
-        Args:
-            stream: The record of the actor's segments.
-            want_steps: The credit that the actor requests, in steps.
-            rollout_length: The largest number of steps of a segment.
+        The limit is the number of steps that the actor has sent, those that it delivers in `AHEAD_S` seconds, and the larger
+        of one segment (`rollout_length` steps) and 1/`FIRST_REQUEST_DIVISOR` of the steps that the learner thread can still
+        use. Credit that was granted stays: the actor may have used it already.
         """
         first = max(1, rollout_length, self.free_steps // FIRST_REQUEST_DIVISOR)
         delivered = stream.rate * AHEAD_S if stream.accepted_steps else 0
         return min(want_steps, max(stream.credit_steps, stream.accepted_steps + first + int(delivered)))
 
     def ack(self, stream: SegmentStream, generation: int, shares: tuple[int, int]) -> Ack:
-        """Return the `Ack` message, which tells an actor the segments that were received and the data that it can still send.
-
-        Args:
-            stream: The record of the actor's segments.
-            generation: The generation of the policy: the number of the learner thread.
-            shares: The limits on segments and bytes in flight, as the method `shares` returns them.
-        """
+        """Return the ack for a stream, with the limits that `shares` has returned."""
         items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
         return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=self.min_version)
 

@@ -1,4 +1,4 @@
-"""The journal (the learner's record of accepted segments) on disk: its thread, transactions, and reaction to disk errors."""
+"""The journal on disk: its thread, transactions, and reaction to disk errors."""
 
 from __future__ import annotations
 
@@ -43,30 +43,27 @@ from rl4sys_zmq.resource import Worker
 
 log = get_logger(__name__)
 
+# Interval at which an idle journal checks that its files were not deleted, moved or replaced.
 CHECK_S = 1.0
-"""The interval at which an idle journal checks that its files were not deleted, moved or replaced, in seconds."""
 
 
 class DiskJournal(Worker):
-    """A journal (the learner's record of accepted segments) in one SQLite file, which one thread writes.
+    """A journal in one SQLite file, which one thread writes.
 
-    Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order. The
-    journal's thread commits many queued operations in one transaction. `committed` returns the entries that have become durable
-    since its last call.
+    Call `open`, then make the calls of `Journal` from one thread, then call `stop` and `join`. Calls are queued in order, and
+    many are committed in one transaction.
 
-    - Full or failing disk: if the stored entries reach `max_bytes`, or the disk fails, no data is lost. Operations stay queued,
-      `state().error` contains the reason, and the thread retries every `retry_s` seconds. Removals and reads need not wait for
-      entries that do not fit. The queue has no limit, so the caller must watch `state().queued_bytes` and stop granting credit
-      to actors.
+    - Full or failing disk: if the stored entries reach `max_bytes`, or the disk fails, no data is lost. Operations stay
+      queued, `state().error` has the reason, and the thread retries every `retry_s` seconds. Removals and reads need not wait
+      for entries that do not fit. The queue has no limit: the caller must watch `state().queued_bytes` and stop granting
+      credit.
     - Lost data: the file ``journal.marks`` in the same folder records the result of each commit before `committed` returns the
-      entries. `open` compares the two files, and raises `JournalLost` if the journal lacks data, unless `recovery` accepts the
-      loss.
-    - Deleted or replaced file: the thread detects this at the next commit, or within a second. It writes the file again from
+      entries. `open` compares the two files.
+    - Deleted or replaced file: the thread detects this at the next commit, or within a second, and writes the file again from
       the open SQLite connection, which still has all data. Until then, `committed` returns nothing.
     - Size: `max_bytes` limits the stored messages, without SQLite's overhead of 200 to 300 bytes per entry and some MB for its
-      write-ahead log. The space of removed entries is used again, but the file never shrinks. An entry larger than `max_bytes`
-      is committed if no other entry is stored, so that it cannot block the journal forever. SQLite rejects an entry of 1 GB or
-      more.
+      write-ahead log. The file never shrinks. An entry larger than `max_bytes` is committed if no other entry is stored, so
+      that it cannot block the journal forever. SQLite rejects an entry of 1 GB or more.
     """
 
     durable = True
@@ -84,14 +81,8 @@ class DiskJournal(Worker):
     ) -> None:
         """Create the journal. Call `open` to start it.
 
-        Args:
-            path: The file, in a folder that exists. A lock on `path` + ".lock" excludes other processes.
-            fsync: With "normal", commits survive the end of the process; with "always", also a loss of power.
-            max_bytes: The limit on the size of all stored entries, in bytes.
-            wake: A function that the journal's thread calls when `committed` has results, or when a problem starts or ends.
-            retry_s: The delay between retries after a failure, in seconds.
-            connect: A function that opens the SQLite connection.
-            recovery: The rules for `open` if the journal lacks data: raise an error, or accept the loss.
+        The journal's thread calls `wake` when `committed` has results, or when a problem starts or ends. `max_bytes` limits the
+        size of all stored entries. A lock on `path` + ".lock" excludes other processes.
         """
         super().__init__("rl4sys-journal")
         self.journal_id = 0
@@ -122,13 +113,10 @@ class DiskJournal(Worker):
     # The interface for other threads.
 
     def open(self) -> JournalContent:
-        """Start the thread and open the file. Return the journal's id, clients and streams.
-
-        The entries are not read. Damaged entries are detected later, by `read`.
+        """Start the thread and open the file. Return the journal's id, clients and streams, but no entries.
 
         Raises:
-            JournalLost: If the journal or a part of it is missing, and the constructor's argument `recovery` does not accept
-                the loss.
+            JournalLost: If data is missing, and `recovery` does not accept the loss.
             JournalError: If another process uses the file, or the file cannot be written, or is not a journal of this version.
         """
         self.start()
@@ -140,16 +128,12 @@ class DiskJournal(Worker):
         return self._restored
 
     def stop(self) -> None:
-        """Make the thread commit the queued operations and end. Operations that are added later are not done.
-
-        If the journal cannot commit at present, the thread makes one more attempt and then ends.
-        """
+        """Make the thread end after one attempt to commit the queued operations. Later operations are not done."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Queue entries (records of accepted segments) to be committed. `committed` returns each entry after that."""
         nbytes = sum(entry.nbytes for entry in batch)
         with self._condition:
             self._incoming.extend(batch)
@@ -159,65 +143,39 @@ class DiskJournal(Worker):
                 self._condition.notify()
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries that were committed, and the pages that were read, since the last call, in order."""
         with self._condition:
             fresh, self._fresh = self._fresh, []
         return fresh
 
     def put_client(self, row: ClientRow) -> None:
-        """Add the record of a client, or change the settings and the generation (learner thread number) of a known one."""
         self._enqueue(row)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add the record of a stream (the numbered segments of one actor), or update it after the actor opened a session.
-
-        Sequence numbers never decrease.
-        """
         self._enqueue(row)
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream (the numbered segments of one actor) and its entries.
-
-        `origin` identifies the stream among those of the actor. With `expires`, `ClientRow.expired` is raised to `origin`, so
-        that the learner later knows that this stream was discarded.
-        """
         self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
 
     def drop_client(self, client_id: str) -> None:
-        """Remove all data of a client (a policy with its learner): its record, its streams of segments and its entries."""
         self._enqueue(DropClient(client_id), hurry=True)
 
     def drop_entries(self, client_id: str) -> None:
-        """Remove all entries (accepted segments) of a client that were appended before this call."""
         self._enqueue(DropClientEntries(client_id), hurry=True)
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Release the streams (numbered segments) of an actor that an operator dropped.
-
-        In their records, `incarnation` becomes 0, and `owner` and `spooled` are cleared.
-        """
         self._enqueue(RetireActorStreams(client_id, actor_id), hurry=True)
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count `count` segments as accepted that an earlier journal acknowledged and that this journal does not have.
-
-        If `stream` is given, add or update this stream in the same transaction.
-        """
         self._enqueue(CountSegmentsLostByJournal(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Remove entries that are no longer needed: those whose segments are all below a sequence number.
-
-        `marks` maps the (actor_id, origin) of a stream to this number.
-        """
         self._enqueue(DeleteCoveredEntries(client_id, tuple(marks.items())), hurry=True)
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request a `JournalPage` of a client's entries after the row number `after_row`. `committed` returns it later."""
         self._enqueue(PageRequest(client_id, token, after_row, max_bytes), hurry=True)
 
     def state(self) -> JournalHealth:
-        """Return a report of the journal's condition: its size, its queue, its commits and errors. Any thread can call this."""
+        """Return the journal's condition. Any thread can call this."""
         with self._condition:
             return JournalHealth(
                 durable=True,
@@ -235,7 +193,6 @@ class DiskJournal(Worker):
             )
 
     def queued(self, client_id: str) -> int:
-        """Return the number of a client's operations that are not done."""
         with self._condition:
             return self._queued[client_id]
 
@@ -250,7 +207,7 @@ class DiskJournal(Worker):
     # The thread.
 
     def run(self) -> None:
-        """Open the file, do the queued operations until `stop`, and close the file. This is the code of the thread."""
+        """Open the file, do the queued operations until `stop`, and close the file: the code of the thread."""
         try:
             with open_journal_file(self._opening) as opened:
                 self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired
@@ -280,10 +237,7 @@ class DiskJournal(Worker):
                 return
 
     def _gather(self) -> bool:
-        """Wait for new operations, or until the next check of the files or the next retry is due. Return True after `stop`.
-
-        Before it returns, move the new operations to the thread's own queue.
-        """
+        """Wait for an operation, the next check or the next retry, and take over the new operations. Return True after `stop`."""
         with self._condition:
             if self._problem:
                 self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
@@ -320,11 +274,7 @@ class DiskJournal(Worker):
         return self._set_problem("")
 
     def _restore_files(self) -> None:
-        """Write the journal's file and ``journal.marks`` again if they were deleted, moved or replaced.
-
-        Raises:
-            JournalError, OSError, sqlite3.Error: If a file cannot be written at present.
-        """
+        """Write the journal's file and ``journal.marks`` again if they were deleted, moved or replaced."""
         now = time.monotonic()
         if not self._problem and now < self._look_at:
             return  # `_report` checks the files again before it reports a commit
@@ -342,12 +292,7 @@ class DiskJournal(Worker):
         log.error("%s was written again from the open journal; no data is lost", self._path)
 
     def _report(self) -> None:
-        """Write the last commits to ``journal.marks``, check the journal's files, and let `committed` return the results.
-
-        Raises:
-            FileNotFoundError: If a file of the journal was deleted, moved or replaced.
-            OSError: If ``journal.marks`` cannot be written.
-        """
+        """Write the last commits to ``journal.marks``, check the journal's files, and let `committed` return the results."""
         while self._unmarked:
             self._file.marks.note(self._unmarked[0])
             del self._unmarked[0]
@@ -363,7 +308,7 @@ class DiskJournal(Worker):
         self._wake()
 
     def _note_done(self, client_ids: Iterable[str]) -> None:
-        """Count one operation of each listed client as done. The calling code must hold the lock."""
+        """Count one operation of each listed client as done. The caller holds the lock."""
         self._queued.subtract(client_ids)
         for client_id in [client_id for client_id, count in self._queued.items() if not count]:
             del self._queued[client_id]
@@ -379,11 +324,11 @@ class DiskJournal(Worker):
         return not problem
 
     def _do(self, group: Sequence[Operation]) -> None:
-        """Do a group of operations: one transaction or one read. Then remove them from the queue and report the results."""
+        """Do a group of operations, one transaction or one read, take them off the queue, and report the results."""
         fresh: list[JournalEntry | JournalPage]
         rest: list[DeleteCoveredEntries] = []
         if isinstance(group[0], PageRequest):
-            fresh, grown, seconds = [self._file.tables.read(group[0])], 0, None
+            fresh, grown, seconds = [self._file.tables.page(group[0])], 0, None
         else:
             began = time.monotonic()
             grown, rest = self._transact([operation for operation in group if not isinstance(operation, PageRequest)])

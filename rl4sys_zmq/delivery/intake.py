@@ -1,7 +1,4 @@
-"""The acceptance of the segments in `Submit` messages of actors: detect duplicates, check the order, validate new segments.
-
-A segment is consecutive steps of one episode.
-"""
+"""The acceptance of the segments in `Submit` messages: detect duplicates, check the order, validate new segments."""
 
 from __future__ import annotations
 
@@ -19,34 +16,19 @@ from rl4sys_zmq.wire.messages import Frame, Submit
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """The result of checking and accepting the segments in one `Submit` message from an actor (`take_submit`).
+    """The result of `take_submit`."""
 
-    Attributes:
-        entry: The entry to append to the journal, or None if the message contains only duplicates.
-        duplicates: The number of segments that were received before.
-        refused: The errors of the new segments that were refused because they are malformed. These segments keep their sequence
-            numbers.
-        accepted: The number of new segments that were accepted.
-    """
-
-    entry: JournalEntry | None
-    duplicates: int
-    refused: tuple[ProtocolError, ...]
-    accepted: int
+    entry: JournalEntry | None  # entry to append to the journal, or None if the message contains only duplicates
+    duplicates: int  # number of segments that were received before
+    refused: tuple[ProtocolError, ...]  # errors of the malformed new segments. These segments keep their sequence numbers.
+    accepted: int  # number of new segments that were accepted
 
 
 def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, frames: Sequence[Frame]) -> SubmitResult:
-    """Validate a message from an actor, and accept its new segments (consecutive steps of an episode each).
+    """Validate a message from an actor, and accept its new segments.
 
-    `SegmentStream.received` is the next sequence number that the learner expects. Segments below this number are duplicates.
-    The new segments advance this number. If a new segment is malformed, only that segment is refused. It keeps its sequence
-    number.
-
-    Args:
-        stream: The learner's record of the segments of the actor that sent the message.
-        schema: The schema of the client's segments: the columns that they must have.
-        message: The decoded message.
-        frames: The frames of the message, which the journal stores.
+    Segments below `SegmentStream.received` are duplicates; the new ones advance it. If a new segment is malformed, only that
+    segment is refused, and it keeps its sequence number. The journal stores the `frames`.
 
     Raises:
         ProtocolError: If the whole message is refused, with the code ``GAP`` (segments before it are missing), ``EQUIVOCATION``
@@ -76,26 +58,14 @@ def take_submit(stream: SegmentStream, schema: SegmentSchema, message: Submit, f
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """The part of a journal entry (record of accepted segments) that is sent again to a learner thread, after a rollback.
+    """The part of a journal entry that is sent again to a learner thread after a rollback."""
 
-    Attributes:
-        skip: The number of segments at the start of the stored message that the learner thread must ignore.
-        load: The amount of data in the part, without refused segments.
-    """
-
-    skip: int
-    load: DataAmount
+    skip: int  # number of segments at the start of the stored message that the learner thread must ignore
+    load: DataAmount  # amount of data in the part, without refused segments
 
 
 def replay_entry(stream: SegmentStream, schema: SegmentSchema, entry: JournalEntry) -> ReplayPart | None:
-    """Prepare a journal entry (accepted segments) for a learner thread that was rolled back to a checkpoint.
-
-    The thread trains again on the segments that the checkpoint does not cover. If the checkpoint covers the first segments of
-    the entry, these segments are skipped and not counted.
-
-    Returns:
-        The part of the entry to send to the learner thread; None if the checkpoint covers the whole entry.
-    """
+    """Prepare a journal entry for a learner thread that was rolled back. Return None if the checkpoint covers the whole entry."""
     known = stream.replay(entry.first_seq, entry.end_seq)
     if known is None:
         return None

@@ -1,13 +1,7 @@
 """The journal: the learner's record of accepted segments that are still needed.
 
-After a crash, or a return to an older checkpoint, the learner reads segments from the journal and trains on them again. A
-journal is asynchronous: no call waits for a disk, and `committed` later returns the entries that are safe. The learner then
-acknowledges their segments as durable. `MemoryJournal` stores nothing, so acknowledged segments are safe only while the process
-runs. `DiskJournal`, in `delivery.disk_journal`, writes a file.
-
-Terms: A *segment* is consecutive steps of one episode. A *client* is a policy with its learner thread. A *stream* is the
-numbered segments of one actor for one client. An *incarnation* is the number of one start of an actor. The *origin* of a stream
-is the incarnation that began its numbering.
+After a crash, or a return to an older checkpoint, the learner trains on them again. A journal is asynchronous: no call waits
+for a disk. `DiskJournal`, in `delivery.disk_journal`, writes a file.
 """
 
 from __future__ import annotations
@@ -22,29 +16,17 @@ from rl4sys_zmq.wire.messages import Frame
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """The journal's record of the new segments in one `Submit` message from an actor.
-
-    Attributes:
-        client_id: The id of the client (a policy with its learner).
-        actor_id: The id of the actor that sent the message.
-        origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
-        first_seq: The sequence number of the first new segment.
-        end_seq: One past the sequence number of the last segment.
-        steps: The number of steps in the new segments, without refused segments.
-        skip: The number of segments at the start of the message that are duplicates.
-        refused: The number of new segments that were refused because they are malformed.
-        frames: The frames of the message, as received.
-    """
+    """The journal's record of the new segments in one `Submit` message."""
 
     client_id: str
     actor_id: str
     origin: int
-    first_seq: int
-    end_seq: int
-    steps: int
-    skip: int
-    refused: int
-    frames: tuple[Frame, ...]
+    first_seq: int  # sequence number of the first new segment
+    end_seq: int  # one past the sequence number of the last segment
+    steps: int  # number of steps in the new segments, without refused segments
+    skip: int  # number of segments at the start of the message that are duplicates
+    refused: int  # number of new segments that were refused because they are malformed
+    frames: tuple[Frame, ...]  # frames of the message, as received
 
     @property
     def accepted(self) -> int:
@@ -59,68 +41,38 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """The journal's record of one stream: the numbered segments of one actor for one client.
-
-    Attributes:
-        client_id: The id of the client.
-        actor_id: The id of the actor.
-        origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
-        incarnation: The number of the actor's latest start on record; 0 after an operator dropped the actor.
-        first_seq: The sequence number at which this record began. `accepted_steps` and `refused` count only segments from here
-            on.
-        received: The next sequence number that the learner expects.
-        accepted_steps: The number of steps in all accepted segments of the stream.
-        refused: The number of malformed segments that were refused.
-        submits: True if the actor sends segments. An actor for evaluation sends none.
-        spooled: True if the actor keeps its segments in a spool on disk, so that the stream continues after the actor restarts.
-        owner: The authenticated user that the stream belongs to; empty if the learner uses no keys.
-    """
+    """The journal's record of one stream."""
 
     client_id: str
     actor_id: str
     origin: int
-    incarnation: int
+    incarnation: int  # actor's latest start on record; 0 after an operator dropped the actor
+    # sequence number at which this record began. `accepted_steps` and `refused` count only segments from here on.
     first_seq: int
-    received: int
+    received: int  # next sequence number that the learner expects
     accepted_steps: int
     refused: int
-    submits: bool
-    spooled: bool
-    owner: str = ""
+    submits: bool  # True if the actor sends segments. An actor for evaluation sends none.
+    spooled: bool  # True if the actor has a spool, so that the stream continues after the actor restarts
+    owner: str = ""  # user that the stream belongs to; empty if the learner uses no keys
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """The journal's record of one client (a policy with its learner thread).
-
-    Attributes:
-        client_id: The id of the client.
-        generation: The number of the latest lifetime of the client's learner thread.
-        settings: The JSON values that the learner needs to create the client again.
-        accepted: The number of accepted segments in all streams that ever existed, including `gap`.
-        refused: The number of malformed segments that were refused.
-        gap: The number of segments that actors have discarded as acknowledged and that this journal has no record of.
-        expired: The highest origin (number of the actor start that began the numbering) of all streams that were discarded.
-    """
+    """The journal's record of one client."""
 
     client_id: str
     generation: int
-    settings: dict[str, Any]
-    accepted: int
+    settings: dict[str, Any]  # the JSON values that the learner needs to create the client again
+    accepted: int  # number of accepted segments in all streams that ever existed, including `gap`
     refused: int
-    gap: int
-    expired: int = 0
+    gap: int  # number of segments that actors have discarded as acknowledged and that this journal has no record of
+    expired: int = 0  # highest origin of all streams that were discarded
 
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """The content of a journal when it was opened. The learner restores its clients and their actors from it.
-
-    Attributes:
-        journal_id: The random number that identifies the journal.
-        clients: The record of each client (a policy with its learner).
-        streams: The record of each stream (the numbered segments of one actor for one client).
-    """
+    """The content of a journal when it was opened, without its entries."""
 
     journal_id: int
     clients: tuple[ClientRow, ...]
@@ -129,67 +81,45 @@ class JournalContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalPage:
-    """A part of a client's journal entries (records of accepted segments): the result of one `Journal.read`.
-
-    Attributes:
-        client_id: The id of the client (a policy with its learner).
-        token: The token that was passed to `read`.
-        entries: The entries, in the order in which they were committed.
-        last_row: The value to pass as `after_row` to read the next page.
-        more: True if the client has further entries after this page.
-        damaged: The number of entries that are missing in this page because their checksums are wrong.
-    """
+    """A part of a client's journal entries: the result of one `Journal.read`."""
 
     client_id: str
-    token: int
-    entries: tuple[JournalEntry, ...]
-    last_row: int
-    more: bool
-    damaged: int
+    token: int  # token that was passed to `read`
+    entries: tuple[JournalEntry, ...]  # entries, in the order in which they were committed
+    last_row: int  # value to pass as `after_row` to read the next page
+    more: bool  # True if the client has further entries after this page
+    damaged: int  # number of entries that are missing in this page because their checksums are wrong
 
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """A report of the condition of a journal: its size, its queue, its commits and its errors.
-
-    Attributes:
-        durable: True if the journal survives the end of the process.
-        used_bytes: The size of all stored entries, in bytes.
-        max_bytes: The limit on `used_bytes`; 0 for no limit.
-        queued_bytes: The size of the entries that were appended and are not committed so far.
-        queued_items: The number of operations that are not done so far.
-        error: The reason why the journal cannot commit at present, in one line; empty if there is no problem.
-        commits: The number of committed transactions.
-        failures: The number of failed attempts to commit, including attempts that failed because the journal was full.
-        commit_s: The duration of the last transaction, in seconds.
-        damaged: The number of damaged entries, plus the number of damaged rows of clients and streams that were repaired.
-        lost: The number of acknowledged segments that were missing when the journal was opened and that the operator gave up.
-        rescued: The number of times that the journal's file was deleted or replaced, and was written again from the open file.
-    """
+    """A report of the condition of a journal."""
 
     durable: bool
-    used_bytes: int
-    max_bytes: int
-    queued_bytes: int
-    queued_items: int
-    error: str
-    commits: int
-    failures: int
-    commit_s: float
-    damaged: int
+    used_bytes: int = 0  # size of all stored entries, in bytes
+    max_bytes: int = 0  # limit on `used_bytes`; 0 for no limit
+    queued_bytes: int = 0  # size of the entries that are not committed so far
+    queued_items: int = 0  # number of operations that are not done so far
+    error: str = ""  # reason why the journal cannot commit at present, in one line; empty if there is no problem
+    commits: int = 0
+    failures: int = 0  # number of failed attempts to commit, those because the journal was full included
+    commit_s: float = 0.0  # duration of the last transaction, in seconds
+    damaged: int = 0  # number of damaged entries, plus the number of damaged rows of clients and streams that were repaired
+    # number of acknowledged segments that were missing when the journal was opened and that the operator gave up
     lost: int = 0
+    # number of times that the journal's file was deleted or replaced, and was written again from the open file
     rescued: int = 0
 
 
 class Journal(Protocol):
-    """The interface of a journal, the learner's record of accepted segments that are still needed.
+    """The seam of a journal.
 
-    One thread makes all calls except `stop` and `join`, and none of these calls waits for a disk. Operations take effect in the
-    order of their calls.
+    One thread makes all calls except `stop` and `join`, and none of these calls waits for a disk. Operations take effect in
+    the order of their calls.
 
     Attributes:
-        journal_id: A random number that identifies this journal, from 1 to 2^63 - 1. A new journal gets another one. Sequence
-            numbers of segments can be compared only if they were recorded with the same `journal_id`.
+        journal_id: A random number that identifies this journal, from 1 to 2^63 - 1. Sequence numbers can be compared only if
+            they were recorded with the same `journal_id`.
         durable: True if the journal survives a restart of the learner.
     """
 
@@ -197,66 +127,46 @@ class Journal(Protocol):
     durable: bool
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Append entries, which record accepted segments. `committed` returns each entry after it is committed.
-
-        Each entry also advances the sequence number and the totals in the record of its stream (`StreamRow`), and the totals of
-        its client.
-        """
+        """Append entries. Each also advances the sequence number and the totals of its stream and of its client."""
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries that were committed, and the pages that were read, since the last call, in order.
-
-        The learner acknowledges the segments of these entries as durable.
+        """Return the entries that were committed, and so are durable, and the pages that were read, since the last call, in
+        order.
         """
 
     def put_client(self, row: ClientRow) -> None:
-        """Add the record of a client (a policy with its learner), or update it.
-
-        An update changes the settings and the generation (number of the learner thread). The totals stay the same.
-        """
+        """Add the record of a client, or change the settings and the generation of a known one. Its totals stay the same."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add the record of a stream (the numbered segments of one actor), or update it after the actor opened a session.
-
-        Sequence numbers never decrease.
-        """
+        """Add the record of a stream, or update it after the actor opened a session. Sequence numbers never decrease."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream (the numbered segments of one actor) and its entries. The totals of the client stay the same.
+        """Remove a stream and its entries. The totals of the client stay the same.
 
-        `origin` identifies the stream among those of the actor: it is the number of the actor's start that began the numbering.
         With `expires`, `ClientRow.expired` is raised to `origin`, so that the learner later knows that this stream was
         discarded.
         """
 
     def drop_client(self, client_id: str) -> None:
-        """Remove all data of a client (a policy with its learner): its record, its streams of segments and its entries."""
+        """Remove all data of a client: its record, its streams and its entries."""
 
     def drop_entries(self, client_id: str) -> None:
-        """Remove all entries (accepted segments) of a client that were appended before this call.
-
-        The client's totals and the sequence numbers of its actors stay the same.
-        """
+        """Remove all entries of a client that were appended before this call. Its totals and sequence numbers stay the same."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Release the streams (numbered segments) of an actor that an operator dropped.
+        """Release the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`.
 
-        After that, the streams can be discarded, and any later start can use the actor's id. In the records of these streams,
-        `incarnation` becomes 0, and `owner` and `spooled` are cleared.
+        After that, the streams can be discarded, and any later start can use the actor's id.
         """
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count `count` segments as accepted that an earlier journal acknowledged and that this journal does not have.
-
-        Call this after an actor reported at its handshake that it has discarded such segments. If `stream` is given, its record
-        is added or updated in the same transaction.
-        """
+        """Count `count` segments as accepted that an earlier journal acknowledged and that this one lacks, and put the stream."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Remove entries that are no longer needed, for example because a checkpoint covers their segments.
 
-        `marks` maps the (actor_id, origin) of a stream to a sequence number. An entry is removed if all of its segments are below
-        this number.
+        `marks` maps the (actor_id, origin) of a stream to a sequence number. An entry goes if all of its segments are below
+        it.
         """
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
@@ -270,7 +180,7 @@ class Journal(Protocol):
         """
 
     def state(self) -> JournalHealth:
-        """Return a report of the journal's condition: its size, its queue, its commits and its errors."""
+        """Return a report of the journal's condition."""
 
     def queued(self, client_id: str) -> int:
         """Return the number of a client's operations that are not done. At 0, all entries of the client are committed."""
@@ -288,7 +198,7 @@ def new_journal_id() -> int:
 
 
 class MemoryJournal:
-    """A journal for a learner without a run directory. It reports every entry as committed at once, and stores no entries."""
+    """A journal for a learner without a run directory. It reports every entry as committed at once, and stores nothing."""
 
     durable = False
 
@@ -298,65 +208,40 @@ class MemoryJournal:
         self._commits = 0
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Make the next call of `committed` return the entries. This journal does not store them."""
         self._fresh.extend(batch)
         self._commits += 1
 
     def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries that were appended, and an empty page for each `read`, since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def put_client(self, row: ClientRow) -> None:
-        """Do nothing: the record of a client is needed only after a restart, which this journal does not survive."""
+    def put_client(self, row: ClientRow) -> None: ...
 
-    def put_stream(self, row: StreamRow) -> None:
-        """Do nothing: the record of an actor's segments is needed only after a restart, which this journal does not survive."""
+    def put_stream(self, row: StreamRow) -> None: ...
 
-    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Do nothing: this journal keeps no records of actors and their segments that it could remove."""
+    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None: ...
 
-    def drop_client(self, client_id: str) -> None:
-        """Do nothing: this journal keeps no data of a client that it could remove."""
+    def drop_client(self, client_id: str) -> None: ...
 
-    def drop_entries(self, client_id: str) -> None:
-        """Do nothing: this journal keeps no entries (accepted segments) that it could remove."""
+    def drop_entries(self, client_id: str) -> None: ...
 
-    def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Do nothing: this journal keeps no record of an actor that it could release."""
+    def retire_actor(self, client_id: str, actor_id: str) -> None: ...
 
-    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Do nothing: this journal keeps no totals to which it could add missing segments."""
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None: ...
 
-    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Do nothing: this journal keeps no entries (accepted segments) that it could remove."""
+    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None: ...
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Make the next call of `committed` return an empty page, since this journal stores no entries."""
+        # no entries are stored, so the page is empty
         self._fresh.append(JournalPage(client_id, token, (), after_row, more=False, damaged=0))
 
     def state(self) -> JournalHealth:
-        """Return a report of the journal's condition. It has the number of commits, and never an error."""
-        return JournalHealth(
-            durable=False,
-            used_bytes=0,
-            max_bytes=0,
-            queued_bytes=0,
-            queued_items=0,
-            error="",
-            commits=self._commits,
-            failures=0,
-            commit_s=0.0,
-            damaged=0,
-        )
+        return JournalHealth(durable=False, commits=self._commits)
 
     def queued(self, client_id: str) -> int:
-        """Return the number of a client's operations that are not done: always 0, because each is done at once."""
         return 0
 
-    def stop(self) -> None:
-        """Do nothing: this journal has no thread and no file."""
+    def stop(self) -> None: ...
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Return True: there is no thread to wait for."""
         return True

@@ -1,4 +1,4 @@
-"""The queue of the operations on a journal (the record of accepted segments), and their division into transactions."""
+"""The queue of the operations on a journal, and their division into transactions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rl4sys_zmq.delivery.journal_rows import (
 )
 
 GROUP_ITEMS = 512
+# Bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log.
 GROUP_BYTES = 8 << 20
-"""The largest number of bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""
 
 Operation = Write | PageRequest
 
@@ -42,12 +42,8 @@ class JournalQueue:
         self._operations.extend(operations)
 
     def next_group(self, used_bytes: int, max_bytes: int) -> list[Operation]:
-        """Return the operations for the next transaction: as many writes from the front of the queue as fit, or one read.
-
-        Args:
-            used_bytes: The size of the entries that the journal has stored.
-            max_bytes: The limit on that size. The list is empty if the first entry would exceed the limit. An entry that is
-                larger than the limit is returned if no other entry is stored.
+        """Return the next transaction: the writes at the front of the queue that fit, or one read; [] if the first does not
+        fit.
         """
         group: list[Operation] = []
         size = 0
@@ -66,12 +62,11 @@ class JournalQueue:
     def relief(self) -> list[Operation]:
         """Return operations that can be done although entries before them do not fit: one read, or operations that free room.
 
-        - A removal of all entries of a client comes first, together with the client's operations queued before it. Together they
-          need no additional room.
-        - A trim (the removal of entries that are no longer needed) is always possible, because these entries are committed
-          already.
-        - The removal of a stream must wait if the queue has operations on the same stream before it. The retirement of an actor
-          (the release of its streams after an operator dropped it) must wait for operations on any of its streams before it.
+        - The removal of all entries of a client comes first, together with the client's operations queued before it. Together
+          they need no additional room.
+        - A trim is always possible, because its entries are committed already.
+        - The removal of a stream must wait for operations on the same stream before it. The retirement of an actor must wait
+          for operations on any of its streams before it.
         - A client's reads must wait behind a removal that waits, and behind the retirement of an actor.
         """
         if given_up := self._given_up():
@@ -100,7 +95,7 @@ class JournalQueue:
         return frees[:GROUP_ITEMS]
 
     def _given_up(self) -> list[Operation]:
-        """Return the first queued operation that deletes all entries of a client, after earlier writes of that client; or []."""
+        """Return the first operation that deletes all entries of a client, after the earlier writes of that client; or []."""
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropClientEntries):
                 before = islice(self._operations, place)
@@ -109,7 +104,7 @@ class JournalQueue:
         return []
 
     def done(self, group: Sequence[Operation]) -> None:
-        """Remove operations that are done from the queue. They must be in the order of the queue."""
+        """Remove operations that are done. They must be in the order of the queue."""
         operations = self._operations
         if operations[0] is group[0] and operations[len(group) - 1] is group[-1]:
             for _ in group:

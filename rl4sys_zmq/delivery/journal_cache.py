@@ -1,78 +1,58 @@
-"""The in-memory copy of a journal's rows about clients and streams, with the changes of the present transaction.
-
-A stream is the numbered segments of one actor for one client (a policy with its learner).
-"""
+"""The in-memory copy of a journal's rows about clients and streams, with the changes of the present transaction."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from rl4sys_zmq.delivery.journal import ClientRow, JournalContent, StreamRow
 
+# SQLite would convert a larger sum to a float.
 MOST = (1 << 63) - 1
-"""The largest integer that a column can store. SQLite would convert a larger sum to a float."""
 
 RowKey = tuple[str, str, int]
-"""The key of a stream of segments: the client's id, the actor's id, and the origin.
+"""The key of a stream: the client's id, the actor's id, and the origin."""
 
-The origin is the incarnation (number of a start of the actor) that began the numbering of the segments.
-"""
+
+# The order of a stream's columns in SQLite and in ``journal.marks``.
+stream_fields = attrgetter(*(f.name for f in fields(StreamRow)))
 
 
 @dataclass(slots=True)
 class ClientAndStreamRows:
-    """The rows of a journal about its clients and streams, read from the journal or from ``journal.marks``, the second record.
+    """The rows of a journal, or of ``journal.marks``, about its clients and streams."""
 
-    Attributes:
-        journal_id: The random number that identifies the journal; 0 if unknown.
-        lineages: The ids of the journals whose data an operator has given up with ``--resume accept-loss``.
-        clients: The record of each client, by client id.
-        streams: The record of each stream (the numbered segments of one actor), by its key.
-    """
-
-    journal_id: int = 0
+    journal_id: int = 0  # 0 if unknown
+    # ids of the journals whose data an operator has given up with ``--resume accept-loss``
     lineages: set[int] = field(default_factory=set)
     clients: dict[str, ClientRow] = field(default_factory=dict)
     streams: dict[RowKey, StreamRow] = field(default_factory=dict)
 
-    @staticmethod
-    def read_settings(text: str) -> dict[str, Any]:
-        """Convert the stored settings of a client from JSON text to a dict.
-
-        Raises:
-            ValueError: If the text is not JSON.
-        """
-        return dict(json.loads(text))
-
     def restored(self) -> JournalContent:
-        """Return the journal's id, clients and streams as a `JournalContent` object."""
+        """Return the rows as a `JournalContent`."""
         return JournalContent(self.journal_id, tuple(self.clients.values()), tuple(self.streams.values()))
 
 
 @dataclass(slots=True)
 class RowChanges:
-    """The changes of one journal transaction to the rows of clients and of streams (numbered segments of one actor).
+    """The changes of one transaction to the rows."""
 
-    Attributes:
-        clients: The new content of each added or changed client row, by client id.
-        streams: The new content of each added or changed stream row, by key.
-        dropped_streams: The keys of the streams that were removed on purpose, so that their absence does not count as a loss.
-        dropped_clients: The ids of the clients that were removed on purpose, with all their streams.
-    """
-
+    # new content of each added or changed client row, by client id
     clients: dict[str, ClientRow] = field(default_factory=dict)
+    # new content of each added or changed stream row, by key
     streams: dict[RowKey, StreamRow] = field(default_factory=dict)
+    # streams that were removed on purpose, so that their absence does not count as a loss
     dropped_streams: set[RowKey] = field(default_factory=set)
-    dropped_clients: set[str] = field(default_factory=set)
+    dropped_clients: set[str] = field(default_factory=set)  # clients that were removed on purpose, with all their streams
 
     def __bool__(self) -> bool:
         return bool(self.clients or self.streams or self.dropped_streams or self.dropped_clients)
 
     def apply_to(self, clients: dict[str, ClientRow], streams: dict[RowKey, StreamRow]) -> None:
-        """Apply the changes to dicts of client rows and of stream rows (one for the segments of each actor), in place."""
+        """Apply the changes to dicts of client rows and of stream rows, in place."""
         for client_id in self.dropped_clients:
             clients.pop(client_id, None)
         gone = self.dropped_clients
@@ -85,18 +65,11 @@ class RowChanges:
 
 
 class JournalCache:
-    """The rows of one journal about clients and streams, in memory: committed rows, and changes of the present transaction.
-
-    The methods change only `changes`, until `commit`. Sequence numbers never decrease.
-
-    Attributes:
-        rows: The committed clients and streams.
-        changes: The changes of the present transaction, which are not committed.
-    """
+    """The rows of one journal in memory. The methods change only `changes`, until `commit`. Sequence numbers never decrease."""
 
     def __init__(self, rows: ClientAndStreamRows) -> None:
-        self.rows = rows
-        self.changes = RowChanges()
+        self.rows = rows  # committed clients and streams
+        self.changes = RowChanges()  # changes of the present transaction
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
     def commit(self) -> RowChanges:
@@ -112,23 +85,20 @@ class JournalCache:
     # ---- operations
 
     def put_client(self, row: ClientRow) -> None:
-        """Add a client's row, or change the settings and the generation (number of the learner thread) of an existing one."""
+        """Add a client's row, or change the settings and the generation of an existing one."""
         known = self._client(row.client_id)
         if known is not None:
             row = replace(known, generation=max(known.generation, row.generation), settings=row.settings)
         self.changes.clients[row.client_id] = row
 
     def add_to_client(self, client_id: str, accepted: int, refused: int, gap: int) -> None:
-        """Add numbers of segments (accepted, refused, missing in this journal) to the totals of a client."""
+        """Add numbers of segments to the totals of a client."""
         known = self._client(client_id) or ClientRow(client_id, 0, {}, 0, 0, 0)
         sums = _sum(known.accepted, accepted), _sum(known.refused, refused), _sum(known.gap, gap)
         self.changes.clients[client_id] = ClientRow(client_id, known.generation, known.settings, *sums, known.expired)
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add the row of a stream (the numbered segments of one actor), or update it after the actor opened a session.
-
-        Sequence numbers never decrease.
-        """
+        """Add the row of a stream, or update it after the actor opened a session."""
         key = row.client_id, row.actor_id, row.origin
         known = self._stream(key)
         if known is not None:
@@ -144,15 +114,7 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def add_to_stream(self, key: RowKey, first_seq: int, received: int, steps: int, refused: int) -> None:
-        """Add new segments to the totals of a stream (the numbered segments of one actor).
-
-        Args:
-            key: The key of the stream. If there is no such stream, it is created.
-            first_seq: The sequence number at which a created stream begins.
-            received: The next sequence number that the learner expects. It never decreases.
-            steps: The number of steps to add to the stream's total.
-            refused: The number of refused segments to add to the stream's total.
-        """
+        """Add new segments to the totals of a stream. A stream that does not exist is created, beginning at `first_seq`."""
         known = self._stream(key)
         if known is None:
             row = StreamRow(*key, key[2], first_seq, received, steps, refused, submits=True, spooled=False)
@@ -163,23 +125,14 @@ class JournalCache:
         self.changes.streams[key] = row
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Release an actor that an operator dropped: in its rows, set `incarnation` to 0, and clear `owner` and `spooled`.
-
-        After that, the actor's streams (numbered segments) can be discarded, and any later start can use the actor's id.
-        """
+        """Set the incarnation of an actor's rows to 0, and clear `owner` and `spooled`."""
         for key in {*self.rows.streams, *self.changes.streams}:
             row = self._stream(key) if key[:2] == (client_id, actor_id) else None
             if row is not None:
                 self.changes.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
 
     def drop_stream(self, key: RowKey, *, expires: bool = True) -> None:
-        """Remove the row of a stream (the numbered segments of one actor).
-
-        Args:
-            key: The key of the stream.
-            expires: True to raise the client's `expired` to the origin of the stream (the number of the actor's start that
-                began the numbering), so that the learner later knows that this stream was discarded.
-        """
+        """Remove the row of a stream. With `expires`, raise the client's `expired` to its origin."""
         self.changes.streams.pop(key, None)
         self.changes.dropped_streams.add(key)
         client = self._client(key[0])
@@ -187,7 +140,7 @@ class JournalCache:
             self.changes.clients[key[0]] = replace(client, expired=max(client.expired, key[2]))
 
     def drop_client(self, client_id: str) -> None:
-        """Remove the rows of a client (a policy with its learner) and of its streams of segments."""
+        """Remove the rows of a client and of its streams."""
         changes = self.changes
         self._texts.pop(client_id, None)
         changes.clients.pop(client_id, None)
@@ -209,7 +162,7 @@ class JournalCache:
     # ---- rows as columns
 
     def client_values(self, row: ClientRow) -> tuple[object, ...]:
-        """Return the values of a client's columns in the SQLite table, without the checksum."""
+        """Return the columns of a client's row, without the checksum."""
         known = self._texts.get(row.client_id)
         if known is None or known[0] is not row.settings:
             known = self._texts[row.client_id] = row.settings, json.dumps(row.settings, sort_keys=True)
@@ -217,20 +170,9 @@ class JournalCache:
 
     @staticmethod
     def stream_values(row: StreamRow) -> tuple[object, ...]:
-        """Return the values of a stream's columns in the SQLite table, without the checksum."""
-        return (
-            row.client_id,
-            row.actor_id,
-            row.origin,
-            row.incarnation,
-            row.first_seq,
-            row.received,
-            row.accepted_steps,
-            row.refused,
-            int(row.submits),
-            int(row.spooled),
-            row.owner,
-        )
+        """Return the columns of a stream's row, without the checksum."""
+        *values, submits, spooled, owner = stream_fields(row)
+        return (*values, int(submits), int(spooled), owner)
 
 
 def _sum(a: int, b: int) -> int:

@@ -1,7 +1,4 @@
-"""Functions that open the SQLite file of a journal: they lock it, detect damaged or lost data, and repair or replace it.
-
-The journal is the learner's record of accepted segments. ``journal.marks`` is a second record of its clients and actors.
-"""
+"""The SQLite file of a journal: lock it, detect damaged or lost data, repair or replace it."""
 
 from __future__ import annotations
 
@@ -29,38 +26,30 @@ log = get_logger(__name__)
 Fsync = Literal["normal", "always"]
 Connect = Callable[[Path], sqlite3.Connection]
 
+# Messages are long, so larger pages reduce SQLite's overhead.
 PAGE_BYTES = 16_384
-"""The page size of a new file. Messages are long, so larger pages reduce SQLite's overhead."""
+# The size of the write-ahead log at which SQLite moves its content to the main file. A lost log file loses as much.
 CHECKPOINT_BYTES = 4 << 20
-"""The size of the write-ahead log at which SQLite moves the log's content to the main file, in bytes.
 
-If the log file is lost, its content is lost too.
-"""
-
+# The age at which a folder's modification time is reliable. File system times are coarse: a younger time can hide a second
+# change right after the first one.
 SETTLED_NS = 2_000_000_000
-"""The age, in ns, at which a folder's modification time is reliable.
-
-File system times are coarse. A younger time can hide a second change right after the first one.
-"""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open an SQLite connection to a journal's file, without automatic transactions."""
+    """Open an SQLite connection without automatic transactions."""
     return sqlite3.connect(path, timeout=0.0, isolation_level=None)
 
 
 @dataclass(frozen=True, slots=True)
 class JournalLossPolicy:
-    """The rules for opening a journal that lacks data.
+    """The rules for opening a journal that lacks data."""
 
-    Attributes:
-        accept_loss: True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
-        witnesses: The information about the journal in the newest checkpoints. A comparison with it detects missing data.
-        remedy: The advice to the user in the error message.
-    """
-
+    # True to continue without the missing data, which is then counted as lost. False to raise `JournalLost`.
     accept_loss: bool = False
+    # information about the journal in the newest checkpoints. A comparison with it detects missing data.
     witnesses: Sequence[JournalStateInCheckpoint] = ()
+    # advice to the user in the error message
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
@@ -69,14 +58,7 @@ NO_RECOVERY = JournalLossPolicy()
 
 @dataclass(frozen=True, slots=True)
 class JournalOpenOptions:
-    """The parameters for opening a journal.
-
-    Attributes:
-        path: The path of the journal's file.
-        fsync: With "normal", commits survive the end of the process; with "always", also a loss of power.
-        connect: A function that opens the SQLite connection.
-        recovery: The rules for a journal that lacks data.
-    """
+    """The parameters for opening a journal, as those of `DiskJournal`."""
 
     path: Path
     fsync: Fsync = "normal"
@@ -86,27 +68,16 @@ class JournalOpenOptions:
 
 @dataclass(slots=True)
 class JournalFile:
-    """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object.
-
-    Attributes:
-        opening: The parameters with which the journal was opened.
-        lock: The lock that excludes other processes.
-        db: The SQLite connection.
-        tables: The operations on the SQLite tables.
-        marks: The writer of ``journal.marks``, a second record of the clients and of the sequence numbers of their actors.
-        used_bytes: The size of all entries when the journal was opened, in bytes.
-        loss: The lost data that the operator accepted when the journal was opened; None if there was no loss.
-        repaired: The number of damaged rows that were restored from ``journal.marks``.
-    """
+    """The open files of a journal. If a file is lost, `reopen` replaces it and updates this object."""
 
     opening: JournalOpenOptions
     lock: JournalLock
     db: sqlite3.Connection
     tables: JournalTables
     marks: JournalMarksFileWriter
-    used_bytes: int
-    loss: JournalLoss | None = None
-    repaired: int = 0
+    used_bytes: int  # size of all entries when the journal was opened, in bytes
+    loss: JournalLoss | None = None  # lost data that the operator accepted when the journal was opened
+    repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
     _places: dict[str, tuple[int, int]] = field(default_factory=dict)
     _folder: tuple[int, int, int] = (0, 0, 0)
 
@@ -119,21 +90,14 @@ class JournalFile:
             self._places[name] = status.st_dev, status.st_ino
 
     def close(self) -> None:
-        """Close the SQLite connection and the file ``journal.marks``. The lock on the journal stays held."""
+        """Close the connection and ``journal.marks``. The lock stays held."""
         self.marks.close()
         self.db.close()
 
     def missing(self, *, thorough: bool = True) -> str:
-        """Return the path of a file of the journal that was deleted, moved or replaced; empty if there is none.
-
-        The file ``journal.marks`` is not checked.
-
-        Args:
-            thorough: True to check each file. False to check the files only if the folder's modification time has changed. Each
-                check of a file releases the GIL, and to acquire it again can take 5 ms.
-        """
+        """Return the path of a file (except ``journal.marks``) that was deleted, moved or replaced; empty if there is none."""
         folder = self._folder_now()
-        if not thorough and folder == self._folder:
+        if not thorough and folder == self._folder:  # each check of a file releases the GIL: to acquire it again can take 5 ms
             return ""
         for name, identity in self._places.items():
             try:
@@ -156,28 +120,22 @@ class JournalFile:
 
 @contextlib.contextmanager
 def open_journal_file(opening: JournalOpenOptions) -> Iterator[JournalFile]:
-    """Open a journal (the record of accepted segments) for writing and lock it, until the end of the ``with`` block.
-
-    Raises:
-        JournalLost: If data is missing and the loss is not accepted. The files are unchanged.
-        JournalError: If the journal cannot be opened.
-    """
+    """Open a journal for writing and lock it, until the end of the ``with`` block."""
     path = opening.path
     with contextlib.closing(JournalLock(path)) as lock:
         with _convert_errors(path):
-            found = _examine(opening)
-            if found.broken:
-                rebuild(path, found)
-            elif found.loss and found.is_new:
+            inspection = _examine(opening)
+            if inspection.broken:
+                rebuild(path, inspection)
+            elif inspection.loss and inspection.is_new:
                 put_aside(path, "damaged")
-            opened = _open(opening, lock, found)
+            opened = _open(opening, lock, inspection)
         with contextlib.closing(opened):
             yield opened
 
 
 @contextlib.contextmanager
 def _convert_errors(path: Path) -> Iterator[None]:
-    """Convert exceptions of SQLite and of the disk in a ``with`` block to `JournalError`."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
@@ -188,7 +146,7 @@ def _convert_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, error: object) -> JournalError:
-    """Return the JournalError for a file that cannot be read and whose content is recorded nowhere else."""
+    """Return the error for a file that cannot be read and whose content is recorded nowhere else."""
     remedy = "move it and its -wal file away to start a new journal, or restore a copy"
     return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
 
@@ -198,61 +156,45 @@ def damaged(path: Path, error: object) -> JournalError:
 
 @dataclass(slots=True)
 class JournalInspection:
-    """The findings about a journal's file before it is opened for writing: its content, damage and missing data.
+    """The findings about a journal's file before it is opened for writing."""
 
-    Attributes:
-        known: The clients and streams that the journal will have after it is opened.
-        is_new: True if there is no journal at the path, so that a new one must be created.
-        used_bytes: The size of all entries, in bytes.
-        last_row: The row number of the last entry.
-        broken: The reason why the file cannot be read; empty if it can be read.
-        rewrite: True if the clients and streams in the file differ from `known` and must be written again.
-        repaired: The number of damaged rows that were restored from ``journal.marks``.
-        loss: The missing data, if the operator accepts the loss; else None.
-    """
-
+    # clients and streams that the journal will have after it is opened
     known: ClientAndStreamRows = field(default_factory=ClientAndStreamRows)
-    is_new: bool = False
-    used_bytes: int = 0
+    is_new: bool = False  # True if there is no journal at the path
+    used_bytes: int = 0  # size of all entries, in bytes
     last_row: int = 0
-    broken: str = ""
-    rewrite: bool = False
-    repaired: int = 0
-    loss: JournalLoss | None = None
+    broken: str = ""  # reason why the file cannot be read; empty if it can be read
+    rewrite: bool = False  # True if the clients and streams in the file differ from `known` and must be written again
+    repaired: int = 0  # number of damaged rows that were restored from ``journal.marks``
+    loss: JournalLoss | None = None  # missing data, if the operator accepts the loss
 
 
 def _examine(opening: JournalOpenOptions) -> JournalInspection:
-    """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed.
-
-    Raises:
-        JournalLost: If data is missing and the loss is not accepted.
-        JournalError: If the file has another schema version, or if it cannot be read and its content is recorded nowhere else.
-        OSError, sqlite3.Error: If the file cannot be opened.
-    """
+    """Read a journal's file, and compare it with ``journal.marks`` and the newest checkpoints. No file is changed."""
     path, recovery = opening.path, opening.recovery
     remembered = read_marks(marks_path(path)) or JournalMarksFileContent()
     if remembered.damaged:
         log.warning("%s: %d lines are damaged and are ignored", marks_path(path), remembered.damaged)
-    found = look_into(path)
-    if found.repaired:
-        _repair(path, found, remembered.rows)
-    usable = None if found.is_new or found.broken else found.known
+    inspection = inspect(path)
+    if inspection.repaired:
+        _repair(path, inspection, remembered.rows)
+    usable = None if inspection.is_new or inspection.broken else inspection.known
     loss = find_loss(usable, remembered.rows, recovery.witnesses)
-    if found.broken and not loss and not recovery.accept_loss:
-        raise damaged(path, found.broken)
-    if loss or found.broken:
-        _report_loss(opening, found, loss)
-        found.loss, found.rewrite = loss, True
-        found.known = merge(usable or ClientAndStreamRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
-    found.known.journal_id = found.known.journal_id or new_journal_id()
-    return found
+    if inspection.broken and not loss and not recovery.accept_loss:
+        raise damaged(path, inspection.broken)
+    if loss or inspection.broken:
+        _report_loss(opening, inspection, loss)
+        inspection.loss, inspection.rewrite = loss, True
+        inspection.known = merge(usable or ClientAndStreamRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
+    inspection.known.journal_id = inspection.known.journal_id or new_journal_id()
+    return inspection
 
 
-def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: JournalLoss) -> None:
+def _report_loss(opening: JournalOpenOptions, inspection: JournalInspection, loss: JournalLoss) -> None:
     path = opening.path
-    if found.broken:
-        what = f"is damaged ({found.broken})"
-    elif found.is_new:
+    if inspection.broken:
+        what = f"is damaged ({inspection.broken})"
+    elif inspection.is_new:
         what = "is missing or empty" if loss.whole else "is missing, but there are checkpoints"
     elif loss.unknown_lineages:
         what = "is not the one of the checkpoints, or of journal.marks in the same folder"
@@ -264,18 +206,13 @@ def _report_loss(opening: JournalOpenOptions, found: JournalInspection, loss: Jo
     log.warning("%s %s; the loss is accepted (resume: accept-loss)", path, problem)
 
 
-def look_into(path: Path) -> JournalInspection:
-    """Examine a journal's file and its write-ahead log without changing them: clients, actors' segment numbers, and sizes.
-
-    Raises:
-        JournalError: If the file has another schema version.
-        OSError, sqlite3.Error: If the file cannot be opened.
-    """
+def inspect(path: Path) -> JournalInspection:
+    """Examine a journal's file and its write-ahead log without changing them."""
     if not path.exists() or not path.stat().st_size:
         return JournalInspection(is_new=True)
     try:
         with read_only(path) as db:
-            return _look(path, db)
+            return _inspect_open(path, db)
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         # SQLite reports a missing table and a failing disk both as an OperationalError. A missing table is damage.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -299,7 +236,7 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
             index.unlink(missing_ok=True)
 
 
-def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
+def _inspect_open(path: Path, db: sqlite3.Connection) -> JournalInspection:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
         return JournalInspection(is_new=True)
@@ -313,17 +250,9 @@ def _look(path: Path, db: sqlite3.Connection) -> JournalInspection:
     return JournalInspection(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
 
 
-def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRows) -> None:
-    """Replace damaged rows of a journal (about clients or actors' segments) by their copies from ``journal.marks``.
-
-    If a damaged row has no copy, set ``found.broken``.
-
-    Args:
-        path: The path of the journal's file.
-        found: The findings about the file. This function updates them.
-        remembered: The clients and streams in ``journal.marks``.
-    """
-    known = found.known
+def _repair(path: Path, inspection: JournalInspection, remembered: ClientAndStreamRows) -> None:
+    """Replace damaged rows by their copies from ``journal.marks``. If a damaged row has no copy, set ``inspection.broken``."""
+    known = inspection.known
     if remembered.journal_id and known.journal_id in (0, remembered.journal_id):
         filled = int(not known.journal_id)
         known.journal_id = remembered.journal_id
@@ -331,17 +260,17 @@ def _repair(path: Path, found: JournalInspection, remembered: ClientAndStreamRow
             filled += known.clients.setdefault(client_id, row) is row
         for key, stream in remembered.streams.items():
             filled += known.streams.setdefault(key, stream) is stream
-        if filled >= found.repaired:
-            found.rewrite = True
-            log.error("%s: %d damaged rows are restored from %s", path, found.repaired, marks_path(path))
+        if filled >= inspection.repaired:
+            inspection.rewrite = True
+            log.error("%s: %d damaged rows are restored from %s", path, inspection.repaired, marks_path(path))
             return
-    found.broken, found.repaired = f"{found.repaired} rows of clients and streams do not match their checksums", 0
+    inspection.broken, inspection.repaired = f"{inspection.repaired} rows of clients and streams do not match their checksums", 0
 
 
 # ---- opening
 
 
-def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspection) -> JournalFile:
+def _open(opening: JournalOpenOptions, lock: JournalLock, inspection: JournalInspection) -> JournalFile:
     path = marks_path(opening.path)
     create_private(opening.path)  # SQLite creates its other files with the same mode
     with contextlib.ExitStack() as stack:
@@ -349,32 +278,28 @@ def _open(opening: JournalOpenOptions, lock: JournalLock, found: JournalInspecti
         configure(db, opening.fsync)
         tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
-        if found.is_new:
-            tables.create(found.known)
-        elif found.rewrite and not found.broken:
-            tables.replace(found.known)
+        if inspection.is_new:
+            tables.create(inspection.known)
+        elif inspection.rewrite and not inspection.broken:
+            tables.replace(inspection.known)
         used_bytes, last_row = tables.size()
-        tables.restore(found.known, last_row)
+        tables.restore(inspection.known, last_row)
         db.execute("COMMIT")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        if found.is_new:
+        if inspection.is_new:
             sync_folder(opening.path.parent)
-        if not path.exists() and found.known.clients and not found.loss:
+        if not path.exists() and inspection.known.clients and not inspection.loss:
             log.warning("%s is missing; it is written again from the journal", path)
         marks = JournalMarksFileWriter(path, tables.cache.rows, flush=opening.fsync == "always")
         stack.callback(marks.close)
-        opened = JournalFile(opening, lock, db, tables, marks, used_bytes, found.loss, found.repaired)
+        opened = JournalFile(opening, lock, db, tables, marks, used_bytes, inspection.loss, inspection.repaired)
         opened.record_identities()
         stack.pop_all()  # from here on, `JournalFile.close` closes them
     return opened
 
 
 def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
-    """Set the page size, exclusive locking, write-ahead log and flush mode of a connection.
-
-    Raises:
-        sqlite3.OperationalError: If the file cannot use a write-ahead log.
-    """
+    """Set the page size, exclusive locking, write-ahead log and flush mode of a connection."""
     db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # without effect on an existing file
     # Exclusive: no other process can read the file, so no reader can keep the write-ahead log from being reset.
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -391,17 +316,14 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 # ---- replacement of a damaged or missing file
 
 
-def rebuild(path: Path, found: JournalInspection) -> None:
-    """Replace a damaged journal file by a new one with all readable entries, and the clients and streams in `found`.
-
-    The damaged file is kept under another name in the same folder.
-    """
+def rebuild(path: Path, inspection: JournalInspection) -> None:
+    """Replace a damaged file by a new one with all readable entries. The damaged file is kept under another name."""
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         tables = JournalTables(db)
         db.execute("BEGIN IMMEDIATE")
-        tables.create(found.known)
+        tables.create(inspection.known)
         with contextlib.suppress(sqlite3.DatabaseError, ValueError), read_only(path) as old:  # as far as it can be read
             tables.take_over(JournalTables(old).sound_entries())
         (count,) = db.execute("SELECT count(*) FROM entries").fetchone()
@@ -412,21 +334,14 @@ def rebuild(path: Path, found: JournalInspection) -> None:
 
 
 def reopen(opened: JournalFile) -> None:
-    """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file.
-
-    The open connection can still read the old file. If there is another file at the path now, it is renamed and kept.
-
-    Raises:
-        JournalError: If another learner uses the path now.
-        OSError, sqlite3.Error: If the new file cannot be written. The old connection then stays open.
-    """
+    """Write the file of an open journal again after it was deleted, moved or replaced, and continue with the new file."""
     opening, path = opened.opening, opened.opening.path
     make_private(path.parent)
     opened.lock.renew()
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
-        opened.db.backup(db)
-    put_aside(path, "replaced")
+        opened.db.backup(db)  # the open connection can still read the old file
+    put_aside(path, "replaced")  # if there is another file at the path now
     put_in_place(new, path)
     opened.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
     db = opened.db = opening.connect(path)
@@ -445,7 +360,7 @@ def _new_file(path: Path) -> Path:
 
 
 def put_aside(path: Path, why: str) -> None:
-    """Rename a journal's file and its write-ahead log, to keep them under unused names that end in `why` and a number."""
+    """Rename a journal's file and its write-ahead log to unused names that end in `why` and a number."""
     number = 1
     while True:
         aside = Path(f"{path}.{why}" if number == 1 else f"{path}.{why}-{number}")

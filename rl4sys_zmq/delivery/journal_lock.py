@@ -1,4 +1,4 @@
-"""The lock of the journal (the learner's record of accepted segments). Only one process can hold the lock at a time."""
+"""The lock of the journal. Only one process can hold it at a time."""
 
 from __future__ import annotations
 
@@ -18,34 +18,21 @@ class JournalLock(Resource):
     """
 
     def __init__(self, path: Path) -> None:
-        """Acquire the lock of the journal at `path`.
-
-        Raises:
-            JournalError: If another process holds the lock, or the lock file cannot be created.
-        """
         self._path = path
-        self._file = self._take()
+        self._file = self._acquire()
         call_in_child(self, JournalLock.abandon)
 
     def renew(self) -> None:
-        """Acquire the lock again, on a new lock file, if the old file was removed or replaced. Otherwise do nothing.
-
-        Raises:
-            JournalError: If another process holds the lock, or the lock file cannot be created.
-        """
+        """Acquire the lock again, on a new lock file, if the old file was removed or replaced."""
         mine = os.fstat(self._file)
         try:
             there = os.stat(f"{self._path}.lock")
         except FileNotFoundError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
-            file = self._take()
-            self._release()
+            file = self._acquire()
+            self.close()
             self._file = file
-
-    def close(self) -> None:
-        """Release the lock, so that another process can open the journal."""
-        self._release()
 
     def abandon(self) -> None:
         """Close the descriptor in a forked child. The parent keeps the lock, and its end releases it although the child runs."""
@@ -53,13 +40,14 @@ class JournalLock(Resource):
         if file >= 0:
             os.close(file)
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        """Release the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             fcntl.flock(file, fcntl.LOCK_UN)  # needed because a child of a fork in C can still have the descriptor
             os.close(file)
 
-    def _take(self) -> int:
+    def _acquire(self) -> int:
         lock = f"{self._path}.lock"
         try:
             fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,6 @@
 """The detection of lost journal data, by comparing the journal with ``journal.marks`` and with checkpoints.
 
-The journal is the learner's record of accepted segments. For each stream (the numbered segments of one actor), the file
-``journal.marks`` records which segments were received, and a checkpoint records which segments it covers. If the journal says
-that it never received some of these segments, it has lost data.
+If the journal says that it never received segments that one of these records, it has lost data.
 """
 
 from __future__ import annotations
@@ -17,47 +15,34 @@ from rl4sys_zmq.delivery.journal_cache import ClientAndStreamRows, RowKey
 
 @dataclass(frozen=True, slots=True)
 class JournalStateInCheckpoint:
-    """The information about the journal in a client's checkpoint. A comparison with the journal shows if data was lost.
-
-    Attributes:
-        client_id: The id of the client.
-        journal_id: The random id of the journal that the learner used when it wrote the checkpoint.
-        judged: The number of accepted segments that the checkpoint covers.
-        marks: A dict from the (actor_id, origin) of each stream to the sequence number below which the checkpoint covers all
-            segments.
-    """
+    """The information about the journal in a client's checkpoint."""
 
     client_id: str
-    journal_id: int
-    judged: int
+    journal_id: int  # journal that the learner used when it wrote the checkpoint
+    judged: int  # number of accepted segments that the checkpoint covers
+    # sequence number below which the checkpoint covers all segments, by (actor_id, origin) of the stream
     marks: Mapping[tuple[str, int], int]
 
 
 @dataclass(slots=True)
 class JournalLoss:
-    """A description of the data that a journal lacks. It is false (as a bool) if no data is missing.
+    """The data that a journal lacks. It is false (as a bool) if no data is missing."""
 
-    Attributes:
-        whole: True if there is no readable journal, although ``journal.marks`` has a record of one.
-        segments: A dict from client id to the number of accepted segments that the journal lacks.
-        streams: The number of streams in which the journal lacks segments that were acknowledged to the actor.
-        uncovered: A dict from client id to the number of missing segments that no checkpoint covers, and that are therefore
-            lost. A client is absent if the number cannot be determined.
-        unknown_lineages: The ids of other journals: ``journal.marks`` or a checkpoint was written for them, and this journal
-            does not continue them.
-    """
-
-    whole: bool = False
+    whole: bool = False  # True if there is no readable journal, although ``journal.marks`` has a record of one
+    # number of accepted segments that the journal lacks, by client id
     segments: dict[str, int] = field(default_factory=dict)
+    # number of missing segments that no checkpoint covers, and that are therefore lost, by client id. A client is absent if
+    # number cannot be determined
     uncovered: dict[str, int] = field(default_factory=dict)
-    streams: int = 0
+    streams: int = 0  # number of streams in which the journal lacks segments that were acknowledged to the actor
+    # ids of other journals: ``journal.marks`` or a checkpoint was written for them, and this journal does not continue them
     unknown_lineages: set[int] = field(default_factory=set)
 
     def __bool__(self) -> bool:
         return bool(self.whole or self.segments or self.streams or self.unknown_lineages)
 
     def words(self) -> str:
-        """Return a description of the loss as one line of text, for error messages."""
+        """Return a description of the loss as one line, for error messages."""
         parts = [
             f"client {client_id!r}: {count} acknowledged segments, {self._gone(client_id)}"
             for client_id, count in sorted(self.segments.items())
@@ -67,7 +52,7 @@ class JournalLoss:
         return "; ".join(parts) or "the amount is unknown"
 
     def figures(self) -> dict[str, Any]:
-        """Return the numbers of missing segments and streams as JSON values, for an event in the learner's event log."""
+        """Return the numbers of missing segments and streams as JSON values, for the event log."""
         return {"segments": dict(self.segments), "uncovered": dict(self.uncovered), "streams": self.streams}
 
     def _gone(self, client_id: str) -> str:
@@ -78,20 +63,17 @@ class JournalLoss:
 
 
 def find_loss(
-    found: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
+    journal: ClientAndStreamRows | None, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> JournalLoss:
-    """Compare a journal with ``journal.marks`` and the newest checkpoints. Return a description of the data that it lacks.
+    """Compare a journal (None if unreadable) with ``journal.marks`` (None if missing) and the newest checkpoints.
 
-    Args:
-        found: The clients and streams (numbered segments of one actor) in the journal; None if there is no readable journal.
-        remembered: The clients and streams in ``journal.marks``, the second record of them; None if there is no such file.
-            Clients and streams that were removed on purpose are in neither file, because they are removed from this file first.
-        witnesses: The information about the journal in the newest checkpoints.
+    Clients and streams that were removed on purpose are in neither file, because they are removed from ``journal.marks``
+    first.
     """
-    loss = JournalLoss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
-    known = found or remembered or ClientAndStreamRows()
+    loss = JournalLoss(whole=journal is None and remembered is not None and bool(remembered.clients or remembered.streams))
+    known = journal or remembered or ClientAndStreamRows()
     ours = {known.journal_id, *known.lineages}
-    have = found or ClientAndStreamRows()
+    have = journal or ClientAndStreamRows()
     if remembered is not None and remembered.journal_id:
         if remembered.journal_id == known.journal_id:
             _compare(have, remembered, loss)
@@ -146,21 +128,14 @@ def _count_uncovered(
 
 
 def merge(
-    found: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
+    journal: ClientAndStreamRows, remembered: ClientAndStreamRows | None, witnesses: Sequence[JournalStateInCheckpoint]
 ) -> ClientAndStreamRows:
     """Return the clients and streams with which a journal continues after an accepted loss of data.
 
-    Args:
-        found: The clients and streams in the journal.
-        remembered: The clients and streams in ``journal.marks``, the second record of them; None if there is no such file.
-        witnesses: The information about the journal in the newest checkpoints.
-
-    Returns:
-        For each client and stream, the highest numbers in the journal, ``journal.marks`` and the checkpoints. The segments that
-        the journal lacks are then counted as rolled back. If ``journal.marks`` or a checkpoint belongs to another journal, it
-        is ignored, and the id of that journal is added to `lineages`: the ids of journals whose data was given up.
+    They have the highest numbers in the journal, ``journal.marks`` and the checkpoints, so the segments that the journal lacks
+    count as rolled back. A record of another journal is ignored, and the id of that journal is added to `lineages`.
     """
-    rows = ClientAndStreamRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
+    rows = ClientAndStreamRows(journal.journal_id, set(journal.lineages), dict(journal.clients), dict(journal.streams))
     if remembered is not None and remembered.journal_id == rows.journal_id:
         rows.lineages |= remembered.lineages
         for client_id, row in remembered.clients.items():

@@ -1,11 +1,8 @@
-"""The SQLite tables of a journal and the operations on these tables, without threads, files or retries.
-
-A *stream* is the numbered segments of one actor for one client. Its *origin* is the incarnation (the number of a start of the
-actor) that began the numbering. An *entry* is the record of the new segments in one message.
-"""
+"""The SQLite tables of a journal and the operations on them, without threads, files or retries."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,13 +19,10 @@ from rl4sys_zmq.wire.messages import Frame
 log = get_logger(__name__)
 
 SCHEMA_VERSION = 3
+# Old entries that are deleted in one transaction, at most.
 TRIM_ROWS = 2_000
-"""The largest number of old entries that are deleted in one transaction. The others are deleted in later transactions."""
+# Rows that one SQL statement inserts, at most. Each statement releases the GIL, and to acquire it again can take 5 ms.
 INSERT_ROWS = 64
-"""The largest number of rows that one SQL statement inserts.
-
-Each statement releases the GIL, and to acquire it again can take 5 ms.
-"""
 
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
@@ -50,11 +44,7 @@ _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """The journal operation that removes a stream (the numbered segments of one actor) and its entries.
-
-    `origin`, the number of the actor's start that began the numbering, identifies the stream. With `expires`,
-    `ClientRow.expired` is raised to it, so that the learner later knows that this stream was discarded.
-    """
+    """Remove a stream and its entries (`Journal.drop_stream`)."""
 
     client_id: str
     actor_id: str
@@ -64,28 +54,21 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class DropClient:
-    """The journal operation that removes a client (a policy with its learner), its streams of segments and its entries."""
+    """Remove a client, its streams and its entries."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropClientEntries:
-    """The journal operation that removes all entries (accepted segments) of a client, but keeps the record of the client.
-
-    The client's totals and the sequence numbers of its actors stay the same.
-    """
+    """Remove all entries of a client, but keep its totals and the sequence numbers of its actors."""
 
     client_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetireActorStreams:
-    """The journal operation that releases the streams (numbered segments) of an actor after an operator dropped it.
-
-    In the records of these streams, it sets `incarnation` to 0 and clears `owner` and `spooled`. After that, the streams can be
-    discarded, and any later start can use the actor's id.
-    """
+    """Release the streams of an actor that an operator dropped (`Journal.retire_actor`)."""
 
     client_id: str
     actor_id: str
@@ -93,10 +76,7 @@ class RetireActorStreams:
 
 @dataclass(frozen=True, slots=True)
 class CountSegmentsLostByJournal:
-    """The journal operation that counts segments as accepted that an earlier journal acknowledged and that this journal lacks.
-
-    If `stream` is given, the operation adds or updates this stream in the same transaction.
-    """
+    """Count segments as accepted that this journal lacks (`Journal.add_gap`)."""
 
     client_id: str
     count: int
@@ -105,10 +85,8 @@ class CountSegmentsLostByJournal:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCoveredEntries:
-    """The journal operation that removes entries that are no longer needed, such as those that a checkpoint covers.
-
-    Each element of `marks` is ((actor_id, origin), mark). The pair identifies a stream. In this stream, the entries whose
-    segments are all below the sequence number `mark` are removed.
+    """Remove entries that a checkpoint covers: of each stream ((actor_id, origin), mark), those with all segments below the
+    mark.
     """
 
     client_id: str
@@ -117,7 +95,7 @@ class DeleteCoveredEntries:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """The request for a part of a client's journal entries, a `JournalPage`. `Journal.read` describes the fields."""
+    """Read a `JournalPage` (`Journal.read`)."""
 
     client_id: str
     token: int
@@ -139,7 +117,7 @@ Write = (
 
 
 def stored_bytes(entry: JournalEntry) -> int:
-    """Return the size that a journal entry, with the message of the actor, takes in its SQLite table, in bytes."""
+    """Return the size of an entry in its table, in bytes."""
     return entry.nbytes + 4 + 8 * len(entry.frames)
 
 
@@ -166,52 +144,36 @@ def _checksum(metadata: tuple[object, ...], blob: bytes) -> int:
 
 
 class JournalTables:
-    """The SQLite tables of one journal (record of accepted segments). The caller begins and ends the transactions.
-
-    Attributes:
-        cache: The in-memory copy of the clients and streams. `apply` changes this copy, and writes each changed row to the table.
-        damaged: The row numbers of the damaged entries that were found so far.
-    """
+    """The SQLite tables of one journal. The caller begins and ends the transactions."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
+        # clients and streams in memory. `apply` changes them, and writes each changed row to the table.
         self.cache = JournalCache(ClientAndStreamRows())
-        self.damaged: set[int] = set()
+        self.damaged: set[int] = set()  # row numbers of the damaged entries that were found so far
 
     def create(self, known: ClientAndStreamRows) -> None:
-        """Create the tables in an empty file, and store the given clients and streams.
-
-        A stream is the numbered segments of one actor.
-        """
+        """Create the tables in an empty file, and store the given clients and streams."""
         for statement in _SCHEMA:
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self.replace(known)
 
     def check_schema(self) -> None:
-        """Check the definitions of the tables and the indexes in the file.
-
-        Raises:
-            sqlite3.DatabaseError: If one is missing or differs, such as by a flipped bit in the name of a column.
-        """
-        found = {text for (text,) in self._db.execute("SELECT sql FROM sqlite_master")}
+        """Raise sqlite3.DatabaseError if a table or index is missing or differs, such as by a flipped bit in a name."""
+        stored = {text for (text,) in self._db.execute("SELECT sql FROM sqlite_master")}
         for statement in _SCHEMA:
-            if statement not in found:
+            if statement not in stored:
                 raise sqlite3.DatabaseError(f"its definition of {' '.join(statement.split()[1:3])} is damaged")
 
     def known(self) -> tuple[ClientAndStreamRows, int]:
-        """Read the clients and streams from the tables. Return them, and the number of damaged rows, which are left out.
-
-        A stream is the numbered segments of one actor.
-
-        The `journal_id` of the result is 0 if its row is damaged.
-        """
+        """Read the clients and streams. Return them, and the number of damaged rows, which are left out. A damaged id is 0."""
         meta = dict(self._sound("SELECT * FROM meta"))
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
         rows = ClientAndStreamRows(meta.get("journal_id", 0), lineages)
         for client_id, generation, settings, *totals in self._sound("SELECT * FROM clients"):
-            rows.clients[client_id] = ClientRow(client_id, generation, rows.read_settings(settings), *totals)
+            rows.clients[client_id] = ClientRow(client_id, generation, dict(json.loads(settings)), *totals)
         for *numbers, submits, spooled, owner in self._sound("SELECT * FROM streams"):
             row = StreamRow(*(*numbers, bool(submits), bool(spooled), owner))
             rows.streams[row.client_id, row.actor_id, row.origin] = row
@@ -220,12 +182,9 @@ class JournalTables:
         return rows, count - len(rows.clients) - len(rows.streams)
 
     def size(self) -> tuple[int, int]:
-        """Return the size of all entries in bytes, and the row number of the last entry. Both are 0 if there are no entries.
+        """Return the size of all entries in bytes, and the row number of the last one; 0 if there is none.
 
-        This reads both indexes of the entries as a whole, and not the entries.
-
-        Raises:
-            sqlite3.DatabaseError: If an index is damaged, or the two have different entries.
+        This reads both indexes of the entries as a whole, and not the entries, and raises sqlite3.DatabaseError if they differ.
         """
         by_mark = (
             "SELECT count(actor_id), coalesce(sum(row), 0), coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark"
@@ -244,7 +203,7 @@ class JournalTables:
                 yield tuple(values)
 
     def replace(self, known: ClientAndStreamRows) -> None:
-        """Replace all clients and streams (numbered segments of one actor) in the tables by the given ones."""
+        """Replace all clients and streams in the tables."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]
@@ -254,10 +213,7 @@ class JournalTables:
         self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
     def restore(self, known: ClientAndStreamRows, last_row: int) -> None:
-        """Prepare for writing to an existing file.
-
-        The file has the clients and streams (numbered segments of one actor) `known`, and entries up to the row `last_row`.
-        """
+        """Prepare for writing to an existing file with these clients and streams, and entries up to `last_row`."""
         self.cache = JournalCache(known)
         self._next_row = last_row + 1
         self._put("meta", [("journal_id", known.journal_id)])  # fails at once if the file cannot be written
@@ -274,7 +230,7 @@ class JournalTables:
             log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Store entries (accepted segments) from another file. If an actor's totals do not include an entry, add it to them."""
+        """Store entries from another file, and add to the totals of a stream those entries that they do not include."""
         for entry in entries:
             stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:
@@ -284,27 +240,23 @@ class JournalTables:
                 self.cache.commit()
 
     def use_connection(self, connection: sqlite3.Connection) -> None:
-        """Use another SQLite connection from now on, after the file was replaced.
-
-        The connection must be to an identical copy of the file.
-        """
+        """Use another connection from now on, to an identical copy of the file."""
         self._db = connection
 
     def _put(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
         """Insert or replace rows of a table, with their checksums, in few SQL statements."""
-        whole = [(*row, _checksum(row, b"")) for row in rows]
-        for chunk in (whole[i : i + INSERT_ROWS] for i in range(0, len(whole), INSERT_ROWS)):
+        self._insert_rows(f"REPLACE INTO {table}", [(*row, _checksum(row, b"")) for row in rows])
+
+    def _insert_rows(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
+        for chunk in (rows[i : i + INSERT_ROWS] for i in range(0, len(rows), INSERT_ROWS)):
             places = ", ".join([f"({', '.join('?' * len(chunk[0]))})"] * len(chunk))
-            self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
+            self._db.execute(f"{statement} VALUES {places}", [value for row in chunk for value in row])
 
     def apply(self, operations: Sequence[Write]) -> tuple[int, list[DeleteCoveredEntries]]:
-        """Carry out operations on the tables, in order, within the present transaction.
+        """Carry out operations in order, within the present transaction. Then call ``cache.commit`` or ``cache.revert``.
 
-        The changes to clients and streams stay in ``cache.changes`` until the caller calls ``cache.commit`` or ``cache.revert``.
-
-        Returns:
-            The growth of all entries in bytes, which can be negative, and the operations for old entries that are still to be
-            deleted in a later transaction.
+        Return the growth of all entries in bytes, which can be negative, and operations for old entries that are left to
+        delete.
         """
         grown, left, run = 0, [], []
         for operation in operations:
@@ -344,7 +296,7 @@ class JournalTables:
         return grown, left
 
     def _insert(self, entries: Sequence[JournalEntry]) -> int:
-        """Store entries, and add them to the totals of their streams and clients. Return the size of the entries in bytes."""
+        """Store entries, and add them to the totals of their streams and clients. Return their size in bytes."""
         if not entries:
             return 0
         grown = self._store(entries)
@@ -373,9 +325,7 @@ class JournalTables:
             rows.append((self._next_row, *metadata, len(blob), _checksum(metadata, blob), blob))
             self._next_row += 1
             grown += len(blob)
-        for chunk in (rows[i : i + INSERT_ROWS] for i in range(0, len(rows), INSERT_ROWS)):
-            places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(chunk))
-            self._db.execute(f"INSERT INTO entries VALUES {places}", [value for row in chunk for value in row])
+        self._insert_rows("INSERT INTO entries", rows)
         return grown
 
     def _drop(self, drop: DropStream) -> int:
@@ -398,38 +348,35 @@ class JournalTables:
         freed, room = 0, TRIM_ROWS
         for place, ((actor_id, origin), mark) in enumerate(trim.marks):
             key = (trim.client_id, actor_id, origin)
-            found = self._db.execute(
+            old = self._db.execute(
                 f"SELECT end_seq, nbytes FROM entries WHERE {_OF_STREAM} AND end_seq <= ? ORDER BY end_seq LIMIT ?",
                 (*key, mark, room + 1),
             ).fetchall()
-            end = found[room][0] - 1 if len(found) > room else mark
-            gone = [nbytes for end_seq, nbytes in found if end_seq <= end]
+            end = old[room][0] - 1 if len(old) > room else mark
+            gone = [nbytes for end_seq, nbytes in old if end_seq <= end]
             if gone:
                 self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM} AND end_seq <= ?", (*key, end))
                 freed += sum(gone)
-            if len(found) > room:
+            if len(old) > room:
                 return freed, [DeleteCoveredEntries(trim.client_id, trim.marks[place:])]
-            room -= len(found)
+            room -= len(old)
         return freed, []
 
-    def read(self, read: PageRequest) -> JournalPage:
-        """Read the page of a client's entries that a request names.
-
-        The page counts damaged entries, but does not contain them.
-        """
+    def page(self, request: PageRequest) -> JournalPage:
+        """Read a page of a client's entries. It counts damaged entries, but does not contain them."""
         entries: list[JournalEntry] = []
-        last, size, damaged, more = read.after_row, 0, 0, False
+        last, size, damaged, more = request.after_row, 0, 0, False
         # This query reads only the index, so that a damaged page of the table loses only its own entries.
         rows = self._db.execute(
             "SELECT row FROM entries INDEXED BY entries_by_client WHERE client_id = ? AND row > ? ORDER BY row",
-            (read.client_id, read.after_row),
+            (request.client_id, request.after_row),
         )
         for (row,) in rows:
             entry = self._entry(row)
             if entry is None:
                 damaged += 1
                 self.damaged.add(row)
-            elif entries and size + entry.nbytes > read.max_bytes:
+            elif entries and size + entry.nbytes > request.max_bytes:
                 more = True
                 break
             else:
@@ -437,12 +384,12 @@ class JournalTables:
                 size += entry.nbytes
             last = row
         rows.close()
-        return JournalPage(read.client_id, read.token, tuple(entries), last, more, damaged)
+        return JournalPage(request.client_id, request.token, tuple(entries), last, more, damaged)
 
     def _entry(self, row: int) -> JournalEntry | None:
-        """Read the entry with a row number. Return None if there is no such row, or if the row is damaged."""
+        """Read the entry with a row number. Return None if there is no such row, or if it is damaged."""
         try:
-            found = self._db.execute(
+            columns = self._db.execute(
                 "SELECT client_id, actor_id, origin, first_seq, end_seq, steps, skip, refused, checksum, frames"
                 " FROM entries WHERE row = ?",
                 (row,),
@@ -452,9 +399,9 @@ class JournalTables:
             if code & 0xFF != sqlite3.SQLITE_CORRUPT:
                 raise
             return None
-        if found is None:
+        if columns is None:
             return None
-        *metadata, checksum, blob = found
+        *metadata, checksum, blob = columns
         if type(blob) is not bytes or _checksum(tuple(metadata), blob) != checksum:
             return None
         return JournalEntry(*(*metadata, _unpack(blob)))

@@ -1,7 +1,7 @@
 """The timer after which an actor resends the segments that the learner has not acknowledged.
 
-The pause follows the measured time from a segment's send to its acknowledgement, as in TCP (RFC 6298). With a fixed pause, a
-learner that takes longer than the pause to acknowledge would receive each segment several times, and would take even longer.
+The pause follows the measured time to an acknowledgement, as in TCP (RFC 6298). With a fixed pause, a learner that takes longer
+to acknowledge would receive each segment several times, and would take even longer.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import random
 
 from rl4sys_zmq.liveness import SEGMENT_RESEND, Backoff, jittered
 
+# The weights of a new measurement in the running mean and in the running mean deviation (RFC 6298, section 2).
 MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
-"""The weights of a new measurement in the running mean and in the running mean deviation (RFC 6298, section 2)."""
+# The pause is the mean time to an acknowledgement and this many mean deviations.
 DEVIATIONS = 4
-"""The pause is the mean time to an acknowledgement and this many mean deviations."""
 
 
 class ResendTimer:
@@ -22,15 +22,12 @@ class ResendTimer:
     The pause doubles each time that it passes without an acknowledgement, up to `SEGMENT_RESEND.most_s`. It stays so long until
     a segment that was sent only once is acknowledged: the acknowledgement of a resent segment does not show which of its sends
     it answers. After a refusal any acknowledgement is enough, because the learner then was not slow.
-
-    Attributes:
-        at: The time of the next resend, in seconds; 0.0 if the timer is stopped.
     """
 
     __slots__ = ("_deviation_s", "_mean_s", "_measured", "_pause_s", "_refused", "_resends", "_rng", "at")
 
     def __init__(self, rng: random.Random) -> None:
-        self.at = 0.0
+        self.at = 0.0  # time of the next resend, in seconds; 0.0 if the timer is stopped
         self._rng = rng
         self._mean_s = self._deviation_s = 0.0
         self._pause_s = SEGMENT_RESEND.first_s
@@ -39,31 +36,28 @@ class ResendTimer:
         self._measured: tuple[int, float] | None = None
 
     def expired(self, now: float) -> bool:
-        """Return True if the timer runs and the time `now` is at or after `at`."""
+        """Return True if the timer runs and its time has come."""
         return self.at != 0.0 and now >= self.at
 
     def stop(self) -> None:
-        """Stop the timer, because no segment waits for its acknowledgement. The estimate of the pause stays."""
+        """Stop the timer, because no segment waits for its acknowledgement. The estimate stays."""
         self.at = 0.0
         self._measured = None
 
     def reset(self) -> None:
-        """Stop the timer, and do not double the next pause: the session starts again. The estimate of the pause stays."""
+        """Stop the timer, and do not double the next pause: the session starts again. The estimate stays."""
         self.stop()
         self._resends, self._refused = 0, False
 
     def sent(self, now: float, seq: int) -> None:
-        """Note that the segment `seq` was sent for the first time. Start the timer if it is stopped."""
+        """Note that a segment was sent for the first time. Start the timer if it is stopped."""
         if self._measured is None:
             self._measured = (seq, now)
         if self.at == 0.0:
             self._start(now)
 
     def resent(self, now: float) -> None:
-        """Note that all segments without an acknowledgement were sent again.
-
-        Start the timer. If its pause had passed, the next one is twice as long.
-        """
+        """Note that all segments without an acknowledgement were sent again. After an expired pause, the next one is doubled."""
         self._measured = None
         self._resends += self.expired(now)
         self._start(now)
@@ -73,10 +67,7 @@ class ResendTimer:
         self._refused = True
 
     def acknowledged(self, now: float, received: int, waiting: bool) -> None:
-        """Note that the learner has received all segments below the sequence number `received`.
-
-        If segments are still `waiting` for their acknowledgement, the timer starts again. Otherwise it stops.
-        """
+        """Note that the learner has received all segments below `received`. Restart if others are still waiting, else stop."""
         if self._measured is not None and self._measured[0] < received:
             self._estimate(now - self._measured[1])
             self._measured = None

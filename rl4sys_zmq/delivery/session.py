@@ -7,14 +7,12 @@ States::
        │ FENCED with the incarnation on record: takes a higher one, stays JOINING and retries
        └─ permanent refusal ──▶ REFUSED (retries slowly; keeps its segments)
 
-A segment gets its sequence number when it moves from the outbox (the queue of finished segments, which can drop some) to the
-*window* (the segments that are sent and not yet in the learner's journal). So a drop leaves no gap in the numbers. The learner
-reports two sequence numbers. Segments below `durable` are in its journal, and leave the window. `received` is the next number
-that the learner expects; resends start there (go-back-N).
+A segment gets its sequence number when it moves from the outbox to the window. So a drop from the outbox leaves no gap in the
+numbers. The learner reports two numbers. Segments below `durable` are in its journal, and leave the window. `received` is the
+next number that it expects; resends start there (go-back-N).
 
-Each start of an actor has a number, its *incarnation*. The incarnation that began the numbering of the segments is their
-*origin*. If the learner has discarded its record of an actor (`RefusalReason.EXPIRED`), the session starts again with a new
-incarnation. The segments in the window are then *in doubt*: it is unknown whether the learner accepted them.
+If the learner has discarded its record of an actor (`RefusalReason.EXPIRED`), the session starts again with a new incarnation,
+and the segments in the window are in doubt.
 """
 
 from __future__ import annotations
@@ -71,23 +69,17 @@ _TEMPORARY = {
     RefusalReason.GAP,
     RefusalReason.CHECKSUM,
 }
+# The value of `Refused.field` if the actor lacks a right. The learner then refuses the session, not only one message.
 FIELD_RIGHTS = "keys"
-"""The value of `Refused.field` if the actor lacks a right. The learner then refuses the session, not only one message."""
 
+# The value of `Refused.field` if a rate limit was exceeded. The learner accepts the same message later.
 FIELD_RATE = "rate"
-"""The value of `Refused.field` if a rate limit was exceeded. The learner accepts the same message later."""
 
 _SESSION_LOST = {RefusalReason.NO_SESSION, RefusalReason.CLOSING}
 
 
 class SessionState(Enum):
-    """The state of an actor's session with its learner.
-
-    - `JOINING`: the actor asks for a session.
-    - `JOINED`: the learner has accepted the session, so the actor can send segments.
-    - `REFUSED`: the learner has refused the session permanently. The actor keeps its segments and asks again from time to time.
-    - `CLOSED`: the actor has ended the session.
-    """
+    """The state of an actor's session with its learner."""
 
     JOINING = "joining"
     JOINED = "joined"
@@ -97,63 +89,49 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """An action that `ActorSession` requests: send a message on the actor's DEALER socket."""
+    """Action: send a message on the DEALER socket."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class SessionJoined:
-    """An event that `ActorSession` reports: the learner accepted the session of the actor.
-
-    ``welcome.gap`` is the number of acknowledged segments that the learner's journal lacks, normally 0.
-    """
+    """Event: the learner accepted the session. ``welcome.gap`` counts acknowledged segments that its journal lacks."""
 
     welcome: Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """An event that `ActorSession` reports: the learner refused the actor's session permanently, or ended it.
-
-    The learner ends a session if the client (a policy with its learner) failed, or the actor lacks a right.
-    """
+    """Event: the learner refused the session permanently, or ended it, because the client failed or the actor lacks a right."""
 
     refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTemporarilyRefused:
-    """An event that `ActorSession` reports: the learner temporarily refuses this actor. The session retries by itself."""
+    """Event: the learner refuses this actor for a time. The session retries by itself."""
 
     refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """An action that `ActorSession` requests: replace the sockets, because no message arrived for `silence_s` seconds."""
+    """Action: replace the sockets, because no message arrived for `silence_s` seconds."""
 
     silence_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRestarted:
-    """An event that `ActorSession` reports: the learner discarded its record of this actor, so segments are numbered anew.
-
-    `in_doubt` segments were sent, and it is unknown whether the learner accepted them. They are not sent again.
-    """
+    """Event: the learner discarded its record of this actor, so segments are numbered anew. Those in doubt are not sent again."""
 
     in_doubt: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceSockets:
-    """An action that `ActorSession` requests: replace the sockets, because this start of the actor took a higher number.
-
-    The number is `incarnation`. The learner refuses a start with a lower number than the one on record.
-
-    On the new sockets, no reply to a message with the lower number can arrive.
-    """
+    """Action: replace the sockets, because this start took a higher incarnation. So no reply to the lower one can arrive."""
 
     incarnation: int
 
@@ -172,46 +150,28 @@ class _InFlight:
 
 
 class ActorSession:
-    """The session of one actor with one learner, without I/O: its methods return the actions to carry out.
-
-    The actor's I/O thread makes all calls; other threads only read.
-
-    Attributes:
-        state: The state of the session.
-        credit_steps: The credit: the total number of steps that the actor may have sent; 0 before the handshake.
-        sent_steps: The total number of steps that the learner has accepted or that are in flight.
-        min_version: The lowest policy version with which the actor should start a segment.
-        leaving: True if the actor is about to leave. It then also sends segments for which it has no credit in steps, as many as
-            the learner can store.
-        generation: The number of the present learner thread; 0 before the first handshake.
-        journal_id: The id of the journal (record of accepted segments) of the learner that last sent a `Welcome`; 0 before the
-            first one.
-        in_doubt: How many segments were sent and not in the journal when the learner discarded its record of this actor. It is
-            unknown whether the learner accepted these segments.
-    """
+    """The session of one actor with one learner. The actor's I/O thread makes all calls; other threads only read."""
 
     def __init__(
         self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False, images: ImageFormat | None = None
     ) -> None:
         """Create a session whose sequence numbers start at ``hello.first_seq``.
 
-        Args:
-            hello: The first message. With a spool (a queue of segments on disk), its `first_seq` is the number of the oldest
-                segment in the spool. After the first `Welcome`, pass the segments of the spool in order: those that the learner
-                has received to `recover`, then the others to `take`.
-            counters: The counters to update.
-            rng: The source of random variation of the pauses between retries.
-            coded: True to compress message bodies where possible.
-            images: The codec for observations that are large images. Each segment is encoded once, before its first send.
+        With a spool, that is the number of the oldest segment in the spool. After the first `Welcome`, pass the segments of the
+        spool in order: those that the learner has received to `recover`, then the others to `take`. `rng` varies the pauses
+        between retries. With `coded`, message bodies are compressed where possible. `images` encodes each segment once, before
+        its first send.
         """
         self.state = SessionState.JOINING
-        self.credit_steps = 0
-        self.sent_steps = 0
-        self.min_version = 0
+        self.credit_steps = 0  # total number of steps that the actor may have sent; 0 before the handshake
+        self.sent_steps = 0  # total number of steps that the learner has accepted or that are in flight
+        self.min_version = 0  # lowest policy version with which the actor should start a segment
+        # True if the actor is about to leave. It then also sends segments for which it has no credit in steps, as many as the
+        # learner can store
         self.leaving = False
         self.received = self.durable = hello.first_seq
-        self.journal_id = hello.journal_id
-        self.in_doubt = 0
+        self.journal_id = hello.journal_id  # journal of the learner that last sent a `Welcome`; 0 before the first one
+        self.in_doubt = 0  # number of segments in doubt
         self._hello = hello
         self._counters = counters
         self._rng = rng
@@ -219,7 +179,7 @@ class ActorSession:
         self._window: deque[_InFlight] = deque()
         self._next_seq = hello.first_seq
         self._taken_steps = self._taken_bytes = 0
-        self.generation = 0
+        self.generation = 0  # 0 before the first handshake
         self._credit_items = 0
         self._credit_bytes = 0
         self._recovers = hello.spooled
@@ -237,11 +197,7 @@ class ActorSession:
     # ---- the interface for the I/O thread
 
     def open(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Start the session, or restart it on new sockets.
-
-        `held` identifies the policy that the actor uses: (generation, version), with the number of the learner thread as
-        generation.
-        """
+        """Start the session, or restart it on new sockets. `held` is the (generation, version) of the actor's policy."""
         self._silence.restart(now)
         return self._join(now, held)
 
@@ -257,8 +213,7 @@ class ActorSession:
     def take(self, now: float, packed: Sequence[PackedSegment], ahead_steps: int = 0) -> list[Action]:
         """Send segments, and keep them until they are in the learner's journal. Call this only while `can_take` is true.
 
-        The message also requests credit (permission) for `ahead_steps` more steps, so that the next segments need not wait for
-        a round trip.
+        The message also requests credit for `ahead_steps` more steps, so that the next segments need not wait for a round trip.
         """
         items = [self._hold(p) for p in packed]
         self.sent_steps += sum(p.steps for p in packed)
@@ -268,20 +223,19 @@ class ActorSession:
         return self._submit(now, items, len(items), limit)
 
     def recover(self, packed: Sequence[PackedSegment]) -> None:
-        """Keep segments from the spool (queue on disk) that the learner has received, but that its journal can still lack.
+        """Keep segments from the spool that the learner has received, but that its journal can still lack.
 
-        Call this once, after the first `Welcome` of this start of the actor. The segments are the last ones below `received`. An
-        earlier start of the actor sent them. The session keeps them until they are in the journal.
+        Call this once, after the first `Welcome` of this start of the actor, with the last segments below `received`. An
+        earlier start sent them. The session keeps them until they are in the journal.
         """
         self._next_seq = self.received - len(packed)
         for p in packed:
             self._hold(p)
 
     def want(self, now: float, steps: int) -> list[Action]:
-        """Request credit (permission) for a total of `steps` steps since the numbering of this actor's segments began.
+        """Request credit for a total of `steps` steps since the numbering began, unless it is granted already.
 
-        Return the action that sends the request, or no action if the credit is already granted. A lower number than in the last
-        request returns credit. The learner gets this number with the next message.
+        A lower number than in the last request returns credit. The learner gets this number with the next message.
         """
         if self.state is not SessionState.JOINED or steps == self._want_steps:
             return []
@@ -290,11 +244,7 @@ class ActorSession:
         return [self._send(now, Heartbeat(steps))] if more and steps > self.credit_steps else []
 
     def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
-        """Return the actions due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect.
-
-        `held` identifies the policy that the actor uses: (generation, version), with the number of the learner thread as
-        generation.
-        """
+        """Return the actions due at the time `now`: request a session, send a heartbeat, resend segments, or reconnect."""
         if self.state is SessionState.CLOSED:
             return []
         message_s = REFUSED_RETRY_S if self.state is SessionState.REFUSED else self._heartbeat.after_s
@@ -345,14 +295,14 @@ class ActorSession:
         self._next_hello = now + REFUSED_RETRY_S
 
     def close(self, now: float) -> list[Action]:
-        """Close the session. Return the action that sends `Bye`, or no action if the learner has not accepted the session."""
+        """Close the session. Return the action that sends `Bye`, if the learner has accepted the session."""
         joined = self.state is SessionState.JOINED
         self.state = SessionState.CLOSED
         return [self._send(now, Bye())] if joined else []
 
     @property
     def in_flight(self) -> int:
-        """The number of segments that are sent and that the learner has not reported as being in its journal."""
+        """The number of segments in the window."""
         return len(self._window)
 
     @property
@@ -362,7 +312,7 @@ class ActorSession:
 
     @property
     def origin(self) -> int:
-        """The incarnation (number of a start of the actor) that began the numbering of the segments."""
+        """The incarnation that began the numbering of the segments."""
         return self._hello.origin or self._hello.incarnation
 
     @property
@@ -372,7 +322,7 @@ class ActorSession:
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """The number of this actor's segments by verdict (trained, stale, ...), over all sessions, as last reported."""
+        """The number of this actor's segments by verdict, over all sessions, as last reported."""
         return {verdict: self._earlier[verdict] + self._verdicts[verdict] for verdict in Verdict.ALL}
 
     # ---- internals
@@ -426,9 +376,7 @@ class ActorSession:
     def _on_ack(self, now: float, ack: Ack) -> None:
         if self.state is SessionState.JOINED and ack.generation > self.generation:
             # A later generation of the learner thread has this actor in a session, and its Welcome was lost.
-            self._counters.add("sessions_lost.learner")
-            self.state = SessionState.JOINING
-            self._next_hello = now
+            self._lose_session(now)
         stale = self.state is not SessionState.JOINED or ack.generation != self.generation
         if stale or not self.durable <= ack.durable <= ack.received <= self._next_seq:
             self._counters.add("ignored.ack")
@@ -452,6 +400,11 @@ class ActorSession:
                 self._verdicts[verdict] = max(0, count)
         self._release()
 
+    def _lose_session(self, now: float) -> None:
+        self._counters.add("sessions_lost.learner")
+        self.state = SessionState.JOINING
+        self._next_hello = now
+
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
         try:
             code = RefusalReason(refused.code)
@@ -462,9 +415,7 @@ class ActorSession:
             if code is RefusalReason.GAP:
                 return self._on_gap(now, refused.expected_seq)
             if code in _SESSION_LOST:
-                self._counters.add("sessions_lost.learner")
-                self.state = SessionState.JOINING
-                self._next_hello = now
+                self._lose_session(now)
                 return []
             if code is not RefusalReason.FAILED and refused.field != FIELD_RIGHTS:
                 self._resend_timer.refused()
@@ -483,10 +434,7 @@ class ActorSession:
         return [SessionRefused(refused)]
 
     def _raise(self, now: float, known: int) -> list[Action]:
-        """Take an incarnation (number of this start of the actor) above `known`, the one that the learner has on record.
-
-        The segments keep their sequence numbers.
-        """
+        """Take an incarnation above `known`, the one that the learner has on record. The segments keep their sequence numbers."""
         hello = self._hello
         if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
             return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
@@ -500,10 +448,7 @@ class ActorSession:
         return [ReplaceSockets(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start the numbering of segments again with the next incarnation, because the learner has discarded its record of them.
-
-        It is unknown whether the learner accepted the segments that were sent. They count as in doubt and are not sent again.
-        """
+        """Start the numbering again with the next incarnation, because the learner has discarded its record of the old one."""
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")
@@ -532,10 +477,7 @@ class ActorSession:
             self._verdicts[verdict] = 0
 
     def _on_gap(self, now: float, expected: int) -> list[Action]:
-        """Resend the segments from the number `expected` on, after the learner reported that this number is missing.
-
-        A repeated report of the same number does nothing. The resend timer handles further losses.
-        """
+        """Resend the segments from `expected` on, once for each such number. The resend timer handles further losses."""
         first = self._window[0].seq if self._window else self._next_seq
         if expected > self._next_seq:
             self._counters.add("ignored.gap")
@@ -549,10 +491,7 @@ class ActorSession:
         return []
 
     def _submit(self, now: float, items: Iterable[_InFlight], max_items: int, max_bytes: int | None) -> list[Action]:
-        """Return the actions that send consecutive segments, in messages of at most `max_items` segments and `max_bytes` bytes.
-
-        A message with a single segment can be larger.
-        """
+        """Send consecutive segments, in messages of at most this size. A message with a single segment can be larger."""
         batch: list[_InFlight] = []
         size = 0
         actions: list[Action] = []
@@ -575,7 +514,7 @@ class ActorSession:
         return join_submit(items[0].seq, self._want_steps, [item.packed for item in items], coded=self._coded)
 
     def _resend(self, now: float) -> list[Action]:
-        """Return the actions that send again, in batches, every segment that the learner has not received."""
+        """Send again, in batches, every segment that the learner has not received."""
         missing = (item for item in self._window if item.seq >= self.received)
         actions = self._submit(now, missing, MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
         self._counters.add("resent_messages", len(actions))
@@ -594,12 +533,10 @@ class ActorSession:
         return item
 
     def _steps_from(self, seq: int) -> int:
-        """Return the number of steps in the segments that are sent and kept, from the sequence number `seq` on."""
         first = self._held_from(seq)
         return self._taken_steps - first.before_steps if first is not None else 0
 
     def _bytes_from(self, seq: int) -> int:
-        """Return the number of bytes in the segments that are sent and kept, from the sequence number `seq` on."""
         first = self._held_from(seq)
         return self._taken_bytes - first.before_bytes if first is not None else 0
 

@@ -1,7 +1,6 @@
 """The detection of a stalled client: its learner thread can use data, its actors request credit, but no data moves.
 
-A client is a policy with its learner thread. Credit is the permission to send steps. A stall is a fault of this library, never of
-the network: if the network loses a message, the actor still has credit, or sends the message again.
+A stall is a fault of this library, never of the network: after a lost message, the actor still has credit, or sends it again.
 """
 
 from __future__ import annotations
@@ -11,20 +10,14 @@ from collections.abc import Sequence
 from rl4sys_zmq.delivery.credit import CreditAllocator
 from rl4sys_zmq.delivery.stream import SegmentStream
 
+# The time without progress after which a client counts as stalled.
 STALL_S = 1.0
-"""The time in seconds without progress after which a client (a policy with its learner) counts as stalled."""
 
 
 def stall_reason(pool: CreditAllocator, live: Sequence[SegmentStream]) -> str:
-    """Return the reason why a client (policy with its learner) can make no progress, as text; empty if it can.
-
-    A client is stalled if its learner thread can use data and its actors request credit, but none may send.
+    """Return the reason why a client can make no progress, as text; empty if it can.
 
     Call this only while the journal works, and while the learner thread runs and has received all replayed journal entries.
-
-    Args:
-        pool: The credit (permission to send steps) that the learner thread grants.
-        live: The learner's records of the segments of each connected actor.
     """
     transit, usable = pool.transit, pool.usable_steps
     if transit.messages_on_way or usable <= 0:
@@ -48,16 +41,7 @@ class StallTimer:
         self._since = 0.0
 
     def look(self, now: float, progress: object, reason: str) -> float:
-        """Record the present state of the client. Call this regularly.
-
-        Args:
-            now: The time, in seconds.
-            progress: A value that differs from the last one if there was any progress.
-            reason: The result of `stall_reason`.
-
-        Returns:
-            The time in seconds since the first call that found the client stalled; 0 if the client is not stalled.
-        """
+        """Return the seconds since the first call that found the client stalled. `progress` differs after any progress."""
         if not reason or progress != self._progress:
             self._progress, self._since = progress if reason else None, now
         return now - self._since

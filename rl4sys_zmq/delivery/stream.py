@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from rl4sys_zmq.dedup import count_received
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
@@ -13,125 +14,66 @@ CHECKSUMS_KEPT = 64
 FIRST_PACE_S, FIRST_STEPS, MAX_PACE_S = 0.02, 64.0, 10.0
 
 Key = tuple[str, int]
-"""The key of a stream within its client: the actor's id, and the origin.
-
-The origin is the incarnation (number of a start of the actor) that began the numbering of the segments.
-"""
+"""The key of a stream within its client: the actor's id, and the origin."""
 
 
+# Slots: instances with more than 30 attributes share no keys in CPython, so each would need a kilobyte more.
+@dataclass(slots=True, eq=False, repr=False)
 class SegmentStream:
-    """The learner's record of one stream: the numbered segments that one actor sends to one client (a policy with its learner).
+    """The learner's record of one stream.
 
-    `received`, `durable`, `trained` and `checkpointed` are *marks*: sequence numbers below which all segments have reached that
-    state. A *verdict* is the result for a segment: trained, stale, quarantined, refused or duplicate. If a message contains a
-    malformed segment, only that segment is refused. It keeps its sequence number.
-
-    Attributes:
-        origin: The incarnation (number of a start of the actor) that began the numbering of the segments.
-        incarnation: The number of the actor's present start. It differs from `origin` if the actor has a spool, or had to take a
-            higher number.
-        spooled: True if the actor keeps its segments in a spool on disk and continues the numbering after a restart. The learner
-            must then never discard `received`.
-        owner: The authenticated user that the stream belongs to; empty without keys.
-        library: The name and version of the actor's library, as the actor reports it; empty before its first session.
-        relay: The URI of the first relay (a process that passes weights on) that the actor should use; empty for none.
-        received: The next sequence number that the learner expects. Segments below it were accepted or refused.
-        durable: All segments below this number are in the journal.
-        trained: All segments below this number have a verdict.
-        checkpointed: All segments below this number are covered by a checkpoint of the learner.
-        accepted_end: One past the number of the last accepted segment; 0 for none. `received` can be above it, because the
-            actor can begin later or give up segments. A restored stream has `received` here.
-        accepted_steps: The number of steps in all segments below `received`.
-        refused: The number of malformed segments that were refused.
-        credit_steps: The credit, as a total since the stream began. The actor may send a segment while the steps accepted and in
-            flight are fewer than this.
-        want_steps: The credit that the actor requests, as a total like `credit_steps`.
-        verdicts: The number of segments by verdict.
-        last_seen: The time of the actor's last message, in seconds.
-        useful: False if the last verdict was quarantined or refused. The stream's data are then no progress.
-        ready_at: The time of the actor's last useful delivery, or of a later grant of credit after it had none, in seconds.
-        ready_steps: The value of `accepted_steps` at the last such grant; -1 before the first. An actor that returns its credit
-            and requests it again gets no new `ready_at`.
-        pace_s: The mean time from `ready_at` to the next useful delivery, in seconds.
-        burst_steps: The mean number of steps of a useful delivery.
+    `received`, `durable`, `trained` and `checkpointed` are marks. A refused segment keeps its sequence number.
     """
 
-    # Instances with more than 30 attributes share no keys in CPython: without slots, each would need a kilobyte more.
-    __slots__ = (
-        "_checksums",
-        "_disposed",
-        "_holes",
-        "_refused_late",
-        "_replay_end",
-        "_replayed",
-        "_uncounted",
-        "accepted_end",
-        "accepted_steps",
-        "actor_id",
-        "burst_steps",
-        "checkpointed",
-        "client_id",
-        "credit_steps",
-        "durable",
-        "incarnation",
-        "last_seen",
-        "library",
-        "origin",
-        "owner",
-        "pace_s",
-        "ready_at",
-        "ready_steps",
-        "received",
-        "refused",
-        "relay",
-        "spooled",
-        "submits",
-        "trained",
-        "useful",
-        "verdicts",
-        "want_steps",
-    )
+    client_id: str
+    actor_id: str
+    incarnation: int  # the actor's present start. It differs from `origin` with a spool, or after a higher number was taken.
+    first_seq: InitVar[int]
+    now: InitVar[float]
+    _: KW_ONLY
+    origin: int = 0
+    submits: bool = True
+    spooled: bool = False  # the actor continues the numbering after a restart. Never discard `received` then.
+    owner: str = field(default="", init=False)  # the user that the stream belongs to; empty without keys
+    library: str = field(default="", init=False)  # name and version, as the actor reports it
+    relay: str = field(default="", init=False)  # the URI of the first relay that the actor should use; empty for none
+    received: int = field(init=False)  # the next number that the learner expects. Those below were accepted or refused.
+    durable: int = field(init=False)  # all segments below this number are in the journal
+    trained: int = field(init=False)  # all segments below this number have a verdict
+    checkpointed: int = field(default=0, init=False)  # a checkpoint covers all segments below this number
+    # One past the number of the last accepted segment; 0 for none. `received` can be above it, because the actor can begin
+    # later or give up segments. A restored stream has `received` here.
+    accepted_end: int = field(default=0, init=False)
+    accepted_steps: int = field(default=0, init=False)  # the steps in all segments below `received`
+    refused: int = field(default=0, init=False)
+    # Totals since the stream began. The actor may send a segment while its steps accepted and in flight are below the credit.
+    credit_steps: int = field(default=0, init=False)
+    want_steps: int = field(default=0, init=False)
+    verdicts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Verdict.ALL, 0), init=False)
+    last_seen: float = field(init=False)  # the time of the actor's last message
+    useful: bool = field(default=True, init=False)  # False after the verdict quarantined or refused: no progress
+    ready_at: float = field(init=False)  # the last useful delivery, or a later grant of credit after it had none
+    # `accepted_steps` at the last such grant. An actor that returns its credit and requests it again gets no new `ready_at`.
+    ready_steps: int = field(default=-1, init=False)
+    pace_s: float = field(default=FIRST_PACE_S, init=False)  # the mean time from `ready_at` to the next useful delivery
+    burst_steps: float = field(default=FIRST_STEPS, init=False)  # the mean number of steps of a useful delivery
+    _disposed: set[int] = field(default_factory=set, init=False)
+    _holes: dict[int, int] = field(default_factory=dict, init=False)
+    _refused_late: list[int] = field(default_factory=list, init=False)
+    _uncounted: set[int] = field(default_factory=set, init=False)
+    _checksums: OrderedDict[int, int] = field(default_factory=OrderedDict, init=False)
+    _replayed: int = field(init=False)
+    _replay_end: int = field(init=False)
 
-    def __init__(
-        self,
-        client_id: str,
-        actor_id: str,
-        incarnation: int,
-        first_seq: int,
-        now: float,
-        *,
-        origin: int = 0,
-        submits: bool = True,
-        spooled: bool = False,
-    ) -> None:
-        self.owner = self.library = self.relay = ""
-        self.client_id = client_id
-        self.actor_id = actor_id
-        self.incarnation = incarnation
-        self.origin = origin or incarnation
-        self.submits = submits
-        self.spooled = spooled
+    def __post_init__(self, first_seq: int, now: float) -> None:
+        self.origin = self.origin or self.incarnation
         self.received = self.durable = self.trained = first_seq
-        self.checkpointed = 0
-        self.accepted_end = self.accepted_steps = 0
-        self.refused = 0
-        self.credit_steps = 0
-        self.want_steps = 0
-        self.verdicts = dict.fromkeys(Verdict.ALL, 0)
-        self.last_seen = self.ready_at = now
-        self.useful = True
-        self.ready_steps = -1
-        self.pace_s, self.burst_steps = FIRST_PACE_S, FIRST_STEPS
-        self._disposed: set[int] = set()
-        self._holes: dict[int, int] = {}
-        self._refused_late: list[int] = []
-        self._uncounted: set[int] = set()
-        self._checksums: OrderedDict[int, int] = OrderedDict()
         self._replayed = self._replay_end = first_seq
+        self.last_seen = self.ready_at = now
 
     @property
     def key(self) -> Key:
-        """The key of the stream within its client: the actor's id and the origin."""
+        """The key of the stream within its client."""
         return self.actor_id, self.origin
 
     # ---- receiving
@@ -139,10 +81,7 @@ class SegmentStream:
     def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         """Return how many segments of a message, from the first one on, are duplicates. Pass the others to `accept_all`.
 
-        Args:
-            first_seq: The sequence number of the first segment.
-            checksums: One checksum per segment. For a duplicate, it is compared with the checksum of the segment received before,
-                if that is one of the last `CHECKSUMS_KEPT` segments.
+        A duplicate's checksum is compared with the one received before, if that is one of the last `CHECKSUMS_KEPT`.
 
         Raises:
             ProtocolError: ``GAP`` if a segment before the first one is missing; ``EQUIVOCATION`` if a duplicate has another
@@ -158,10 +97,6 @@ class SegmentStream:
                 )
         self.verdicts[Verdict.DUPLICATE] += skip
         return skip
-
-    def accept(self, steps: int, checksum: int) -> None:
-        """Record that the next segment was accepted. It has `steps` steps."""
-        self.accept_all(steps, [checksum])
 
     def accept_all(self, steps: int, checksums: Sequence[int]) -> None:
         """Record that the next segments were accepted, one per checksum. Together they have `steps` steps."""
@@ -190,10 +125,7 @@ class SegmentStream:
             self.ready_at = now
 
     def refuse(self, seq: int | None = None) -> None:
-        """Record a malformed segment as refused, after `accept_all` has counted it. By default this is the last segment.
-
-        The segment keeps its sequence number, and the other segments of its message stay accepted.
-        """
+        """Record a malformed segment as refused, by default the last one, after `accept_all` has counted it."""
         seq = self.received - 1 if seq is None else seq
         self.refused += 1
         self._refused_late.append(seq)
@@ -212,15 +144,12 @@ class SegmentStream:
         return lost
 
     def request_credit(self, want_steps: int) -> None:
-        """Record the credit (permission to send steps) that the actor requests, as a total number of steps.
-
-        Credit above this number is taken back.
-        """
+        """Record the credit that the actor requests, as a total. Credit above this number is taken back."""
         self.want_steps = want_steps
         self.credit_steps = min(self.credit_steps, max(want_steps, self.accepted_steps))
 
     def commit(self, end_seq: int) -> None:
-        """Record that all segments below `end_seq` are in the journal, and so are durable."""
+        """Record that all segments below `end_seq` are durable."""
         self.durable = max(self.durable, end_seq)
         if self._refused_late:
             self._refused_late = [seq for seq in self._refused_late if seq >= self.durable]
@@ -228,9 +157,9 @@ class SegmentStream:
     # ---- verdicts
 
     def dispose(self, ranges: Sequence[Sequence[int]], verdict: str) -> int:
-        """Record a verdict (trained, stale, ...) for ranges of segments. Return how many of them had no verdict before.
+        """Record a verdict for ranges (first number, one past the last). Return how many of the segments had no verdict before.
 
-        Each range is a pair: the first sequence number, and one past the last. A second verdict for a segment is ignored.
+        A second verdict for a segment is ignored.
         """
         fresh = 0
         for first, end in ranges:
@@ -250,18 +179,14 @@ class SegmentStream:
         return fresh
 
     def correct(self, count: int, verdict: str, replaces: str) -> int:
-        """Move up to `count` segments from the count of the verdict `replaces` to that of `verdict`. Return how many moved.
-
-        A verdict is the result for a segment, such as trained or refused. Call this after a later result replaced an earlier
-        one.
-        """
+        """Move up to `count` segments to another verdict, after a later result replaced an earlier one. Return how many moved."""
         count = min(count, self.verdicts[replaces])
         self.verdicts[replaces] -= count
         self.verdicts[verdict] += count
         return count
 
     def roll_back(self) -> int:
-        """Give up all segments that have no verdict (result) so far, because they cannot be recovered. Return their number."""
+        """Give up all pending segments, because they cannot be recovered. Return their number."""
         pending = self.pending
         self._disposed.clear()
         self._holes.clear()
@@ -271,12 +196,7 @@ class SegmentStream:
     # ---- rollback to a checkpoint, and replay from the journal
 
     def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
-        """Roll the stream back to its state in a checkpoint, which covers the segments below `mark`.
-
-        Args:
-            mark: The lowest sequence number that the checkpoint does not cover.
-            verdicts: The number of segments by verdict (trained, stale, ...) at the time of the checkpoint.
-        """
+        """Roll the stream back to its state in a checkpoint, which covers the segments below `mark`."""
         self._disposed.clear()
         self._holes.clear()
         self.trained = self._replayed = min(mark, self.received)
@@ -288,13 +208,11 @@ class SegmentStream:
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """Record that the segments `first_seq` to `end_seq` - 1 are trained on again, from the journal, after a rollback.
+        """Record that the segments `first_seq` to `end_seq` - 1 are trained on again after a rollback, for each entry, in
+        order.
 
-        The rollback returned the learner to a checkpoint. Call this for each entry of the journal, in order. Segments that the
-        journal lacks between two entries will never get a verdict (result) and are no longer waited for.
-
-        Returns:
-            How many of the segments, from the first one on, the checkpoint already covers; None if it covers all of them.
+        Segments that the journal lacks between two entries are no longer waited for. Return how many of the segments, from the
+        first one on, the checkpoint already covers; None if it covers all of them.
         """
         if end_seq <= self._replayed:
             return None
@@ -304,7 +222,7 @@ class SegmentStream:
         return known
 
     def refuse_again(self, seq: int) -> None:
-        """Count a malformed segment as refused again, after a rollback to a checkpoint and a new read from the journal."""
+        """Count a malformed segment as refused again, when it is replayed."""
         if seq in self._uncounted:
             self._uncounted.discard(seq)
             self.verdicts[Verdict.REFUSED] += 1
@@ -312,22 +230,19 @@ class SegmentStream:
             self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def replay_ends(self) -> None:
-        """Record that the journal has no further segments of this stream to read again after a rollback to a checkpoint.
-
-        Segments that are missing in the journal will never get a verdict (result) and are no longer waited for.
-        """
+        """Record that the journal has no further segments to replay. Missing ones are no longer waited for."""
         self._skip(self._replayed, self.durable)
         self._replayed = max(self._replayed, self.durable)
 
     def counted(self, end_seq: int) -> bool:
-        """Return True if the segments before `end_seq` arrived after the last rollback to a checkpoint (`rewind`).
+        """Return True if the segments before `end_seq` arrived after the last `rewind`.
 
         Only such segments were counted as waiting for the learner thread when they arrived.
         """
         return end_seq > self._replay_end
 
     def _skip(self, first: int, end: int) -> None:
-        """Record that the segments `first` to `end` - 1 will never get a verdict (result), unless they have one already."""
+        """Record that the segments `first` to `end` - 1 will never get a verdict, unless they have one already."""
         first = max(first, self.trained)
         if first >= end:
             return
@@ -347,19 +262,12 @@ class SegmentStream:
 
     @property
     def pending(self) -> int:
-        """The number of segments that are accepted and have no verdict (trained, stale, ...) so far."""
+        """The number of segments that are accepted and have no verdict so far."""
         holes = sum(end - first for first, end in self._holes.items())
         return self.received - self.trained - len(self._disposed) - holes
 
     def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
-        """Return the `Ack` message that reports to the actor which segments were received, and how much it may send.
-
-        Args:
-            generation: The number that identifies the present lifetime of the learner thread.
-            free_items: How many more segments the learner can accept.
-            free_bytes: How many more bytes of segments the learner can accept.
-            min_version: The lowest policy version with which the actor should start a segment.
-        """
+        """Return the ack of this stream. `free_items` and `free_bytes` are what the learner can still accept."""
         return Ack(
             generation,
             self.received,

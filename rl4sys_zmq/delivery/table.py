@@ -1,14 +1,12 @@
-"""The learner's table of the actors of one client and of their streams of segments.
+"""The learner's table of the actors of one client and of their streams.
 
-Each start of an actor has a number, its *incarnation*. A *stream* is the numbered segments of one actor; its *origin* is the
-incarnation that began the numbering. Its *mark* is the next sequence number that the learner expects. *Fencing* refuses a start
-of an actor (`RefusalReason.FENCED`) if a newer start of the same actor is on record. An actor's *lease* is the time for which it
-can be silent before its slot is free.
+Fencing refuses a start of an actor (`RefusalReason.FENCED`) if a newer start of the same actor is on record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.actor_slots import ActorSlots
 from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
@@ -18,80 +16,52 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.liveness import is_silent
 from rl4sys_zmq.wire.messages import Hello
 
+# Streams of dropped actors whose next sequence numbers are still kept in memory, at most.
 MAX_DROPPED = 1_024
-"""The largest number of streams of dropped actors whose next sequence numbers are still kept in memory."""
 
+# A client's actors with a spool, connected or not. The learner keeps their sequence numbers until an operator drops the actor.
 MAX_SPOOLED = 65_536
-"""The largest number of a client's actors with a spool (a queue of segments on disk), connected or not.
 
-The learner keeps the sequence numbers of these actors until an operator drops the actor.
-"""
-
+# Earlier streams that are kept for each actor with a spool. An actor can start again with an old spool. Its old stream then
+# continues from the sequence number on record.
 EARLIER_SPOOLS = 8
-"""The number of earlier streams that are kept for each actor with a spool.
 
-An actor can start again with an old spool. Its old stream then continues from the sequence number on record.
-"""
-
+# Missing segments that an actor can report when it opens a session. A larger number is refused.
 MAX_GAP = 1 << 40
-"""The largest number of missing segments that an actor can report when it opens a session. A larger number is refused."""
 
 
+@dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """The result of an accepted HELLO, the message with which an actor opens a session.
+    """The result of an accepted HELLO."""
 
-    Attributes:
-        stream: The stream of the actor's segments.
-        previous_peer: The routing id of the actor's previous connection, if there was another one; else None.
-        gap: The number of segments that the actor has discarded as acknowledged and that the journal (record of accepted
-            segments) lacks.
-        fresh: True if the stream was created now.
-        evicted: The streams that were discarded to free a slot. Their actors are not connected, and no segment was received.
-    """
-
-    def __init__(
-        self, stream: SegmentStream, previous_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[SegmentStream] = ()
-    ) -> None:
-        self.stream, self.previous_peer, self.gap, self.fresh, self.evicted = stream, previous_peer, gap, fresh, evicted
+    stream: SegmentStream
+    previous_peer: bytes | None  # the routing id of the actor's previous connection, if there was another one
+    gap: int  # segments that the actor has discarded as acknowledged and that the journal lacks
+    fresh: bool  # True if the stream was created now
+    evicted: Sequence[SegmentStream]  # empty streams that were discarded to free a slot
 
 
 class StreamTable:
-    """The learner's record of all actors of one client (a policy with its learner thread) and of their streams of segments.
+    """The learner's record of all actors of one client and of their streams.
 
-    Each actor has one *current* stream. The actor's earlier streams stay while some of their segments are pending (without a
-    result) or in the journal. An actor is *live* while the table has a routing id of the ROUTER socket for it. A routing id is
-    only an address for replies and does not identify an actor. A stream is *retired* (it has the incarnation 0) after an operator
-    dropped its actor. A retired stream is not current until the actor joins again.
-
-    Attributes:
-        expired: The highest origin (incarnation that began the numbering) of all streams that were discarded.
+    Each actor has one *current* stream. Its earlier streams stay while some of their segments are pending or in the journal. An
+    actor is *live* while the table has a routing id for it, which is only an address for replies. A stream is *retired* (its
+    incarnation is 0) after an operator dropped its actor. A retired stream is not current until the actor joins again.
     """
 
     def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, journal_id: int = 0) -> None:
-        """Create an empty table.
-
-        Args:
-            client_id: The id of the client (a policy with its learner).
-            silence_s: The time in seconds after which a silent actor is no longer live.
-            lease_s: The time in seconds after which the slot of a silent actor is free. The learner then discards the actor's
-                sequence numbers, unless the actor has a spool.
-            max_actors: The number of actor slots.
-            journal_id: The id of the journal that records the streams.
-        """
+        """Create an empty table. Silent actors are live for `silence_s` seconds, and keep their slots for `lease_s`."""
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
         self._slots = ActorSlots(max_actors, lease_s)
-        self.expired = 0
+        self.expired = 0  # highest origin of all streams that were discarded
         self._streams: dict[Key, SegmentStream] = {}
         self._current: dict[str, SegmentStream] = {}
         self._peers: dict[str, bytes] = {}
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
-        """Add the streams (numbered segments of one actor) that a journal contained when the learner opened it.
-
-        Their actors are not live (connected).
-        """
+        """Add the streams that a journal contained when the learner opened it. Their actors are not live."""
         for row in rows:
             stream = SegmentStream(
                 row.client_id,
@@ -112,29 +82,18 @@ class StreamTable:
                 self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
-        """Roll the record of every actor's segments (its streams) back to the state in a checkpoint.
-
-        Args:
-            marks: A dict from the key of each stream in the checkpoint to the sequence number below which the checkpoint covers
-                all segments, and the number of segments by verdict (trained, stale, ...). Streams that are not in it go back to
-                0.
-        """
+        """Roll all streams back to their state in a checkpoint: by key, the mark and the verdicts. Others go back to 0."""
         for stream in self._streams.values():
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
     def open(self, hello: Hello, peer: bytes, now: float) -> OpenedSession:
-        """Open a session for the actor that sent a HELLO. Continue its stream (numbered segments), or create a new one.
-
-        Args:
-            hello: The message.
-            peer: The routing id from which the message came.
-            now: The time, in seconds.
+        """Open a session for the actor that sent a HELLO from this routing id. Continue its stream, or create a new one.
 
         Raises:
-            ProtocolError: ``FENCED`` if a later start of the actor is on record, ``CONFLICT`` while another start of the actor is
-                live, ``EXPIRED`` if the stream was discarded, ``QUOTA`` if there are too many actors, ``RANGE`` if a number is
-                too high.
+            ProtocolError: ``FENCED`` if a later start of the actor is on record, ``CONFLICT`` while another start of the actor
+                is live, ``EXPIRED`` if the stream was discarded, ``QUOTA`` if there are too many actors, ``RANGE`` if a number
+                is too high.
         """
         actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
         current = self._current.get(actor_id)
@@ -157,25 +116,21 @@ class StreamTable:
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
-        self._slots.take(stream)
+        self._slots.occupy(stream)
         return OpenedSession(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: SegmentStream, now: float) -> None:
-        """Raise ProtocolError if a HELLO (the message that opens a session) does not come from the latest start of its actor.
-
-        Only one process at a time can act as an actor. Each start of an actor takes its number, the incarnation, from its clock,
-        and clocks can be wrong. So if the number is lower than the one on record, there are two possible reasons:
-
-        - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
-          contains the number on record. The actor takes a higher one and tries again.
-        - The start has received a `Welcome` before. A later start has replaced it. The refusal (``FENCED``) is final while the
-          later start is live or has been silent for less than `lease_s`, and also if both have the same origin, which means that
-          a spool was copied. Otherwise the refusal contains the number on record, as above.
-
-        A HELLO with the incarnation and the origin on record normally comes from the same start and is accepted. It is refused
-        (``FENCED``) if it shows that another start uses the same incarnation. A higher incarnation is refused (``CONFLICT``)
-        while the start on record is live, and accepted after that.
-        """
+        """Raise ProtocolError if a HELLO does not come from the latest start of its actor."""
+        # Each start takes its incarnation from its clock, and clocks can be wrong. So a number below the one on record has two
+        # possible reasons:
+        # - The start has received no `Welcome` so far. It is the latest start, and its clock is wrong. The refusal (``FENCED``)
+        #   contains the number on record. The actor takes a higher one and tries again.
+        # - The start has received a `Welcome` before. A later start has replaced it. The refusal (``FENCED``) is final while the
+        #   later start is live or has been silent for less than `lease_s`, and also if both have the same origin, which means
+        #   that a spool was copied. Otherwise the refusal contains the number on record, as above.
+        # A HELLO with the incarnation and the origin on record normally comes from the same start and is accepted. It is refused
+        # (``FENCED``) if it shows that another start uses the same incarnation. A higher incarnation is refused (``CONFLICT``)
+        # while the start on record is live, and accepted after that.
         if hello.incarnation == current.incarnation and origin == current.origin:
             if hello.previously_welcomed or hello.spooled or not current.received:
                 return
@@ -186,8 +141,8 @@ class StreamTable:
         if hello.incarnation < current.incarnation:
             ended = not live and silent_s >= self._lease_s and origin != current.origin
             known = current.incarnation if ended or not hello.previously_welcomed else 0
-            words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
-            reason = f"{words}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
+            known_start = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
+            reason = f"{known_start}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
             raise ProtocolError(RefusalReason.FENCED, reason, incarnation=known)
         if live:
             raise ProtocolError(RefusalReason.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
@@ -212,7 +167,7 @@ class StreamTable:
         return stream, evicted
 
     def _make_room(self, hello: Hello, now: float) -> list[SegmentStream]:
-        """Free a slot for a new actor. If necessary, discard streams of which no segment was received. Return these."""
+        """Free a slot for a new actor. If necessary, discard empty streams. Return these."""
         slots, evicted = self._slots, list[SegmentStream]()
         while slots.full(now):
             empty = slots.oldest_empty()
@@ -234,11 +189,10 @@ class StreamTable:
         return stream
 
     def retire(self, actor_id: str) -> list[SegmentStream]:
-        """Release the streams (numbered segments) of an actor that an operator dropped and that is not connected. Return them.
+        """Release the streams of an actor that an operator dropped and that is not connected. Return them.
 
-        For a retired stream, any later start of the actor is accepted, no user is its owner, and the actor counts as one
-        without a spool (queue of segments on disk). Accepted segments without a result stay pending. `expire` later discards
-        the streams. If the actor joins again before that, it continues its stream.
+        Any later start of the actor is then accepted, no user owns it, and it counts as one without a spool. Pending segments
+        stay pending. `expire` later discards the streams. If the actor joins again before that, it continues its stream.
         """
         streams = [stream for stream in self._streams.values() if stream.actor_id == actor_id]
         for stream in streams:
@@ -248,75 +202,67 @@ class StreamTable:
         return streams
 
     def owner_of(self, actor_id: str) -> str:
-        """Return the name of the user (holder of a key) that an actor belongs to; empty if it belongs to no user."""
+        """Return the name of the user that an actor belongs to; empty for none."""
         stream = self._current.get(actor_id)
         return stream.owner if stream is not None else ""
 
     def get(self, actor_id: str, origin: int) -> SegmentStream | None:
-        """Return the stream of an actor whose numbering of segments began with the actor's start number `origin`, or None."""
+        """Return a stream, or None."""
         return self._streams.get((actor_id, origin))
 
     def all(self) -> list[SegmentStream]:
-        """Return all streams (numbered segments of one actor): the current and the earlier streams of each actor."""
+        """Return the current and the earlier streams of all actors."""
         return list(self._streams.values())
 
     def current(self) -> list[SegmentStream]:
-        """Return for each actor the stream of segments that it now sends or last sent, without its earlier streams."""
+        """Return the current stream of each actor."""
         return list(self._current.values())
 
     @property
     def pending(self) -> int:
-        """The number of segments of all actors that are accepted and have no verdict (trained, stale, ...) so far."""
+        """The number of pending segments of all actors."""
         return sum(s.pending for s in self._streams.values())
 
     def roll_back(self) -> int:
-        """Give up all actors' accepted segments that have no verdict (result) so far. Return the number of these segments."""
+        """Give up all pending segments. Return their number."""
         return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[SegmentStream]:
-        """Return the current streams (numbered segments) of the actors that are live (connected)."""
+        """Return the current streams of the live actors."""
         return [self._current[actor_id] for actor_id in self._peers]
 
     @property
     def has_live(self) -> bool:
-        """True if at least one actor is live (connected)."""
+        """True if at least one actor is live."""
         return bool(self._peers)
 
     def is_actor_live(self, actor_id: str) -> bool:
-        """Return True if an actor is live: it has opened a session, and the session was not closed."""
+        """Return True if an actor is live."""
         return actor_id in self._peers
 
     def is_live(self, stream: SegmentStream) -> bool:
-        """Return True if the actor of a stream is live (connected) and now sends segments of this stream."""
+        """Return True if a stream is the current one of a live actor."""
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
     def peer_of(self, stream: SegmentStream) -> bytes | None:
-        """Return the routing id (address for replies) of a stream's actor, or None if the actor is not connected."""
+        """Return the routing id of a stream's actor, or None if it is not live."""
         return self._peers.get(stream.actor_id)
 
     def close_session(self, stream: SegmentStream) -> None:
-        """Record that the actor of a stream is no longer live (connected), because its session ended.
-
-        The actor keeps its slot until it was silent for the lease time.
-        """
+        """Record that the actor of a stream is no longer live. It keeps its slot until its lease is over."""
         if self._peers.pop(stream.actor_id, None) is not None:
             self._slots.leave(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[SegmentStream]:
-        """Return the streams of the actors that have a session, but sent no message for longer than the silence timeout."""
+        """Return the streams of the live actors that sent no message for longer than the silence timeout."""
         return [s for s in self.live() if is_silent(now, s.last_seen, self._silence_s)]
 
     def expire(self, now: float, trimmed: Callable[[SegmentStream], bool]) -> list[SegmentStream]:
         """Discard the streams that will not continue and whose segments are no longer needed. Return these streams.
 
-        These are the current streams without a spool (queue on disk) whose actors were silent for longer than the lease, and
-        the earlier streams of each actor. The `EARLIER_SPOOLS` latest earlier streams with a spool stay. A stream also stays
-        while it has accepted segments without a verdict (result).
-
-        Args:
-            now: The time, in seconds.
-            trimmed: A function that returns True if the journal has no entries of a stream. A stream with entries stays, because
-                a rollback to a checkpoint would replay them.
+        These are the current streams without a spool whose leases are over, and earlier streams, except the `EARLIER_SPOOLS`
+        latest ones with a spool. A stream stays while it has pending segments, or while `trimmed` is false for it: the journal
+        then has entries that a rollback would replay.
         """
         gone, kept = [], self._earlier_spools()
         for stream in self.all():
@@ -339,22 +285,16 @@ class StreamTable:
         return gone
 
     def _remember_dropped(self, stream: SegmentStream) -> None:
-        """Keep in memory the next sequence number of a stream that an operator dropped, for the last `MAX_DROPPED` streams.
-
-        If the actor returns with its spool before this process ends, the stream continues from that number.
-        """
+        """Keep the next number of a dropped stream, in case its actor returns with its spool before this process ends."""
         self._dropped[stream.key] = stream.received
         while len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
-        """Return the keys of the earlier streams to keep: the `EARLIER_SPOOLS` latest ones of each actor with a spool.
-
-        A spool is an actor's queue of segments on disk. An actor that starts again with an old spool continues its old stream.
-        """
-        found: dict[str, list[SegmentStream]] = {}
+        """Return the keys of the `EARLIER_SPOOLS` latest earlier streams of each actor with a spool."""
+        earlier: dict[str, list[SegmentStream]] = {}
         for stream in self._streams.values():
             if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:
-                found.setdefault(stream.actor_id, []).append(stream)
-        latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in found.values())
+                earlier.setdefault(stream.actor_id, []).append(stream)
+        latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in earlier.values())
         return {stream.key for streams in latest for stream in streams}

@@ -1,9 +1,7 @@
-"""Counts of the data that a learner has accepted from actors and that is on the way to its learner thread.
+"""Counts of the accepted data on the way to one learner thread, from its start to its end.
 
-The gateway is the learner's network thread, and a learner thread trains one client. Data is *waiting* from its acceptance until
-the gateway sends it to the learner thread. After that, data is *in transit* until the learner thread reports that it has
-received the message. The counts cover one learner thread from its start to its end. Each amount is added and later subtracted
-unchanged, so that the counts stay exact.
+Data is *waiting* from its acceptance until the gateway sends it, and then *in transit* until the learner thread reports that it
+has received the message. Each amount is added and later subtracted unchanged, so that the counts stay exact.
 """
 
 from __future__ import annotations
@@ -16,26 +14,20 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
 @dataclass(slots=True)
 class DataAmount:
-    """An amount of data, counted in steps, segments and bytes.
+    """An amount of data."""
 
-    Attributes:
-        steps: The number of environment steps, without the steps of refused segments.
-        items: The number of segments, without refused segments.
-        nbytes: The size of the whole messages, in bytes.
-    """
-
-    steps: int = 0
-    items: int = 0
-    nbytes: int = 0
+    steps: int = 0  # number of environment steps, without the steps of refused segments
+    items: int = 0  # number of segments, without refused segments
+    nbytes: int = 0  # size of the whole messages, in bytes
 
     def add(self, other: DataAmount) -> None:
-        """Add another amount to this one, in place."""
+        """Add another amount, in place."""
         self.steps += other.steps
         self.items += other.items
         self.nbytes += other.nbytes
 
     def subtract(self, other: DataAmount) -> None:
-        """Subtract another amount from this one, in place."""
+        """Subtract another amount, in place."""
         self.steps -= other.steps
         self.items -= other.items
         self.nbytes -= other.nbytes
@@ -48,54 +40,41 @@ class DataAmount:
 
 
 class LearnerThreadBacklog:
-    """The counts of the data between the gateway (the learner's network thread) and one learner thread, since its start.
-
-    Attributes:
-        waiting: The data that was accepted since the start and is not sent so far, because the journal must commit it first.
-        in_transit: The data that was sent, and that the learner thread has not reported as received so far.
-        taken: The data that the learner thread has received since its start.
-        messages: The number of messages that the learner thread has received since its start.
-    """
+    """The data between the gateway and one learner thread."""
 
     def __init__(self) -> None:
-        self.waiting = DataAmount()
-        self.in_transit = DataAmount()
-        self.taken = DataAmount()
-        self.messages = 0
+        self.waiting = DataAmount()  # accepted, but not sent so far, because the journal must commit it first
+        self.in_transit = DataAmount()  # sent, but not reported as received so far
+        self.taken = DataAmount()  # received by the learner thread since its start
+        self.messages = 0  # number of messages that the learner thread has received since its start
         self._queue: deque[DataAmount] = deque()
 
     @property
     def steps(self) -> int:
-        """The number of steps that wait to be sent to the learner thread or are in transit."""
+        """The number of steps that wait or are in transit."""
         return self.waiting.steps + self.in_transit.steps
 
     @property
     def items(self) -> int:
-        """The number of segments that wait to be sent to the learner thread or are in transit."""
+        """The number of segments that wait or are in transit."""
         return self.waiting.items + self.in_transit.items
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that wait to be sent to the learner thread or are in transit."""
+        """The number of bytes that wait or are in transit."""
         return self.waiting.nbytes + self.in_transit.nbytes
 
     @property
     def messages_on_way(self) -> int:
-        """The number of messages in transit: sent, but not reported as received by the learner thread so far."""
+        """The number of messages in transit."""
         return len(self._queue)
 
     def accept(self, load: DataAmount) -> None:
-        """Count data that the gateway (network thread) has accepted from an actor as waiting for the learner thread."""
+        """Count accepted data as waiting."""
         self.waiting.add(load)
 
     def send(self, load: DataAmount, *, waited: bool) -> None:
-        """Count one message sent to the learner thread.
-
-        Args:
-            load: The amount of data in the message, without refused segments and segments that the learner thread skips.
-            waited: True if the data was counted as waiting before. False if it was accepted before the learner thread's start,
-                and is now read again from the journal.
-        """
+        """Count one message sent to the learner thread. If it `waited`, `accept` has counted it; replayed data has not waited."""
         if waited:
             self.waiting.subtract(load)
         self.in_transit.add(load)
@@ -118,12 +97,9 @@ class LearnerThreadBacklog:
         self.messages = messages
 
     def correct_waiting(self) -> DataAmount | None:
-        """Correct a wrong count of waiting data by setting it to zero. Otherwise it would reduce the actors' credit for good.
+        """Set a wrong count of waiting data to zero, since it would reduce the actors' credit for good. Return it, or None.
 
         Call this only while the journal has nothing to commit or to replay, so that no data can be waiting.
-
-        Returns:
-            The amount that was wrongly counted as waiting; None if the count was correct (zero).
         """
         if not self.waiting:
             return None

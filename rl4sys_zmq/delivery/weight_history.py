@@ -13,11 +13,8 @@ from rl4sys_zmq.wire.messages import AnyBytes, Beacon, Frame, WeightsReply
 from rl4sys_zmq.wire.thread_messages import PolicyPublished
 
 RING_ITEMS = 64
+# Versions whose weights are kept, and their size. The last two are always kept.
 RING_BYTES = 64 << 20
-"""Limits on the versions whose weights are kept: their number, and their total size in bytes.
-
-The last two versions are always kept.
-"""
 DIGESTS_KEPT = 16_384
 
 Frames = tuple[Frame, ...]
@@ -27,23 +24,15 @@ Frames = tuple[Frame, ...]
 class WeightHistory:
     """The recent weights of one policy, encoded updates to the newest weights, and checksums of past versions.
 
-    The history covers the versions that one learner thread has published (one generation).
-
-    An update takes an actor from an older version to the newest one. It is encoded when the first actor requests it, and kept
-    until the next version. An update over several versions is one diff between the old and the new weights.
-
-    Attributes:
-        generation: The number of the learner thread that published all these versions.
-        version: Number of the newest version; -1 before the first one.
-        digest: Checksum (xxh3-64) of the newest weights.
-        nbytes: Total size of the weights that are kept, in bytes.
+    An update is encoded when the first actor requests it, and kept until the next version. An update over several versions is
+    one diff between the old and the new weights.
     """
 
     def __init__(self, generation: int) -> None:
-        self.generation = generation
-        self.version = -1
-        self.digest = 0
-        self.nbytes = 0
+        self.generation = generation  # generation of all these versions
+        self.version = -1  # number of the newest version; -1 before the first one
+        self.digest = 0  # checksum (xxh3-64) of the newest weights
+        self.nbytes = 0  # total size of the weights that are kept, in bytes
         self._policy_id = b""
         self._tag_key = b""
         self._tags: dict[int, bytes] = {}
@@ -54,28 +43,16 @@ class WeightHistory:
         self._digests: OrderedDict[int, int] = OrderedDict()
 
     def describe(self, policy_id: bytes, writing: EncodingOptions) -> None:
-        """Set the id of the policy in messages (8 bytes), and the options for encoding its weights.
-
-        Call this before the first `publish`.
-        """
+        """Set the id of the policy in messages (8 bytes), and the options for encoding. Call this before the first `publish`."""
         self._policy_id, self._writing = policy_id, writing
 
     def tag_with(self, key: bytes) -> None:
-        """Give each version from now on, and the newest two, a tag under this key (`rl4sys_zmq.weights.tag_of`).
-
-        An empty key ends this.
-        """
+        """Give each version from now on, and the newest two, a tag under this key. An empty key ends this."""
         self._tag_key = key
         self._tags = {s.version: tag_of(key, self._policy_id, s) for s in list(self._ring)[-2:]} if key else {}
 
     def publish(self, message: PolicyPublished) -> Frames:
-        """Add a new version, and return the message frames to send to all subscribers.
-
-        The frames are the weights header, the payload (a diff, or all weights) and, if versions get tags, the tag.
-
-        Args:
-            message: The learner thread's message with the new version.
-        """
+        """Add a new version, and return the frames for all subscribers: header, payload, and the tag, if any."""
         state, header, *payload = message.body
         head = WeightsHeader.unpack(header)
         flat = np.frombuffer(state, "<f4", head.elements).astype(np.float32, copy=False)
@@ -87,13 +64,9 @@ class WeightHistory:
         return (*update, tag) if tag else update
 
     def add(self, snapshot: PolicySnapshot, head: WeightsHeader, update: Frames, tag: bytes) -> None:
-        """Add a new version with the update that leads to it. A relay calls this after it has verified the update.
+        """Add a new version with the update that leads to it: its decoded `head`, and the header and payload as received.
 
-        Args:
-            snapshot: The weights of the version.
-            head: The header of the update, decoded.
-            update: The header and the payload of the update, as they were received.
-            tag: The tag of the version; empty if there is none.
+        A relay calls this after it has verified the update. An empty tag means none.
         """
         self.version, self.digest = snapshot.version, snapshot.digest
         self._digests[snapshot.version] = snapshot.digest
@@ -135,16 +108,10 @@ class WeightHistory:
         return self._ring[-1]
 
     def catch_up(self, generation: int, version: int) -> WeightsReply:
-        """Return the weight update that takes one actor from the version that it has to the newest one.
-
-        The update is a diff if the weights of the actor's version are kept here; otherwise it contains all weights.
+        """Return the update from an actor's version to the newest one: a diff if that version is kept, else all weights.
 
         Some diffs can only be decoded with the last two versions. Then the update has two steps, to the version before the
         newest one and from there to the newest one, so that the actor can decode the next diff.
-
-        Args:
-            generation: Number of the learner thread that published the actor's version.
-            version: The actor's version.
         """
         known = generation == self.generation and self._ring[0].version <= version < self.version
         held = version if known and self._writing.level else -1
@@ -160,12 +127,7 @@ class WeightHistory:
         return WeightsReply(body, tags if any(tags) else [])
 
     def _step(self, held: int, version: int) -> Frames:
-        """Return the frames of an encoded update to a version that is kept.
-
-        Args:
-            held: The version to encode a diff from; -1 to encode all weights.
-            version: The version to reach.
-        """
+        """Return an encoded update to a version that is kept, from the version `held`; -1 to encode all weights."""
         key = held, version
         if key not in self._steps:
             base = self._at(held) if held >= 0 else None
@@ -176,16 +138,12 @@ class WeightHistory:
         return self._ring[version - self._ring[0].version]
 
     def beacon(self, alarms: Mapping[str, int]) -> Beacon:
-        """Return the beacon of this policy: the periodic message with its newest version and the checksum of its weights.
-
-        Args:
-            alarms: The number of alarms (reported problems of the policy's training) by kind. They are part of the message.
-        """
+        """Return the beacon of this policy, with its newest version, digest and tag, and the number of alarms by kind."""
         tag = AnyBytes(self._tags.get(self.version, b""))
         return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms), tag)
 
     def digest_of(self, version: int) -> int | None:
-        """Return the checksum of a version's weights; None if it is no longer kept, or the version was never published here."""
+        """Return the checksum of a version's weights; None if it is no longer kept, or was never published here."""
         return self._digests.get(version)
 
 

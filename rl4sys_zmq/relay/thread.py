@@ -23,11 +23,11 @@ from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys,
 from rl4sys_zmq.transports import (
     MAX_FRAMES,
     Address,
-    CallQueue,
     ConnectionLimitThread,
     Poller,
     SendResult,
     Socket,
+    ThreadCalls,
     TooManyFrames,
     explain,
     subscribed_topics,
@@ -70,7 +70,7 @@ class RelayThread(Worker):
         self._config, self._authenticator = config, authenticator
         self._upstream = Address.parse(config.upstream)
         self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None
-        self._calls = CallQueue("relay")
+        self._calls = ThreadCalls("relay")
         self._open = threading.Event()
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()

@@ -1,15 +1,15 @@
 """Users and their keys: authentication of connections, authorization of messages, and quotas.
 
 - `keys`: CURVE key pairs, their files, and the socket options for CURVE.
-- `access`: the access list ``users.toml``, with a `User` for each key: client_ids, roles, expiry and quota.
+- `access`: the access list ``users.toml``.
 - `zap`: authentication of connections for libzmq, in one thread per process.
-- `authenticator`: the keys and the access list of one server. The access list is read again when the file changes.
+- `authenticator`: the keys and the access list of one server.
 - `authorizer`: authorization of each message, for learners and services.
-- `worker_keys`: keys for the workers of a learner on other machines.
+- `worker_keys`: keys for remote workers.
 - `quota`: the limits of a user, and token buckets for rates.
 
 Two related modules are outside this package, because the configuration and the journal also need them: `rl4sys_zmq.loopback`
-(it tells if other machines can reach an address) and `rl4sys_zmq.private` (files that only their owner can read).
+and `rl4sys_zmq.private`.
 """
 
 from __future__ import annotations

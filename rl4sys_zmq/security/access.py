@@ -1,4 +1,4 @@
-"""The access list ``users.toml``: the users (holders of keys) that a server accepts, with their rights.
+"""The access list ``users.toml``: the users that a server accepts, with their rights.
 
 An example of an entry::
 
@@ -38,9 +38,9 @@ USERS_FILE = "users.toml"
 ROLES = ("submit", "read_weights", "admin", "call", "relay")
 """The roles that a user can have.
 
-``submit``: send segments. ``read_weights``: receive the policy. ``admin``: read the learner's status and send commands. ``call``:
-call services, such as inference, environments and actions. ``relay``: receive weights in order to pass them on, without the
-secret key with which actors check them. A user with this role has no other role.
+``submit``: send segments. ``read_weights``: receive the policy. ``admin``: read the learner's status and send commands.
+``call``: call services, such as inference, environments and actions. ``relay``: receive weights in order to pass them on,
+without the secret key with which actors check them. A user with this role has no other role.
 """
 
 RELAY_ROLE = "relay"
@@ -56,8 +56,8 @@ class User:
     Attributes:
         name: The name of the user, which is the name of its table in the file.
         key: The user's public key, as 40 characters of Z85.
-        client_ids: The clients (policies with their learners) for which the user may act. None: all.
-        roles: The user's roles, some of `ROLES`.
+        client_ids: The clients for which the user may act. None: all.
+        roles: Some of `ROLES`.
         expires_unix_s: The Unix time from which the key is refused, in seconds. None: never.
         quota: The limits on the user's messages and actors.
     """
@@ -70,7 +70,7 @@ class User:
     quota: Quota
 
     def may_act_for(self, client_id: str) -> bool:
-        """Return True if the user may send and receive messages for a client, a policy with its learner."""
+        """Return True if the user may send and receive messages for a client."""
         return self.client_ids is None or client_id in self.client_ids
 
     def expired(self, unix_s: float) -> bool:
@@ -80,19 +80,14 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """The users that a server accepts. Peers with other keys cannot connect.
-
-    Attributes:
-        by_name: Dict from the name of each user to the user.
-        by_key: Dict from the public key of each user to the user.
-    """
+    """The users that a server accepts, by name and by public key. Peers with other keys cannot connect."""
 
     by_name: Mapping[str, User] = field(default_factory=dict)
     by_key: Mapping[str, User] = field(default_factory=dict)
 
 
 def load_access(path: Path, *, allow_empty: bool = True) -> AccessList:
-    """Read an access list (the users that a server accepts, with their keys and rights) from a TOML file.
+    """Read an access list from a TOML file.
 
     Raises:
         ConfigError: If the file cannot be read, has no text and `allow_empty` is False, or has an invalid value. The message
@@ -177,10 +172,10 @@ def _quota(name: str, table: object) -> Quota:
     if not isinstance(table, dict):
         raise ConfigError(f"{name}.quota: expected a table [{name}.quota]", key=f"{name}.quota")
     valid = [f.name for f in fields(Quota)]
-    given: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for key, value in table.items():
         if key not in valid:
             raise unknown_key(key, valid, f"{name}.quota")
         check = integer(1) if key in ("actors", "segment_steps") else number(0, 1e15, above=True)
-        given[key] = check_value(f"{name}.quota.{key}", value, check)
-    return Quota(**given)
+        limits[key] = check_value(f"{name}.quota.{key}", value, check)
+    return Quota(**limits)

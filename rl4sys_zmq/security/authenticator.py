@@ -1,7 +1,6 @@
 """Authentication for one server, with its keys and its access list ``users.toml``.
 
-Only a peer whose key is in the access list can connect. A change of the file takes effect within a second. If the file is
-invalid, the server keeps using the list that it has read before.
+A change of the file takes effect within a second. If the file is invalid, the server keeps the list that it has read before.
 """
 
 from __future__ import annotations
@@ -31,50 +30,32 @@ _numbers = itertools.count()
 
 
 class AccessListWatcher(Worker):
-    """The access list (the users that a server accepts), and the thread that reads it again when its file changes.
-
-    Attributes:
-        access: The access list that is in use. Any thread can read this attribute. A changed list replaces the whole object.
-        problem: The reason why the present file is invalid and an older list is in use; empty if the file is valid.
-        loads: The number of lists that have been in use, the first included.
-        changed: The function that the thread calls with each new list.
-        warnings: A text for each file or folder that other accounts can change, with the remedy.
-    """
+    """The access list, and the thread that reads it again when its file changes."""
 
     def __init__(self, path: Path) -> None:
-        """Read the access list for the first time. `start` then starts the thread.
-
-        Args:
-            path: The file.
-
-        Raises:
-            ConfigError: If the file cannot be read or is invalid.
-        """
+        """Read the access list for the first time. Raise ConfigError if that fails. `start` then starts the thread."""
         super().__init__("rl4sys-access")
-        self.problem = ""
-        self.loads = 1
+        self.problem = ""  # reason why the present file is invalid and an older list is in use; empty if the file is valid
+        self.loads = 1  # number of lists that have been in use, the first included
+        # function that the thread calls with each new list
         self.changed: Callable[[AccessList], None] = lambda access: None
         self._path = path
         self._seen = _signature(path)
+        # access list in use. Any thread can read this attribute. A changed list replaces the whole object.
         self.access = load_access(path)
-        self.warnings: list[str] = []
+        self.warnings: list[str] = []  # a text for each file or folder that other accounts can change, with the remedy
         self._warn()
         self._stopping = threading.Event()
 
     def check(self, credentials: PeerCredentials) -> str | Denied:
-        """Return the public key of a connecting peer if it is in the access list, else the denial with the reason.
-
-        The thread that answers libzmq's authentication requests (ZAP) calls this method. The returned key becomes the user id
-        of the connection. The user's name would not do, because a user can get another key while a connection with the old key
-        is open.
-        """
+        """Return the public key of a connecting peer if it is in the access list, else the denial. The ZAP thread calls this."""
         user = self.access.by_key.get(credentials.key_z85)
         if user is None:
             return Denied("unlisted")
         return Denied("expired") if user.expired(time.time()) else user.key
 
     def run(self) -> None:
-        """Check ten times a second if the access list's file has changed, and read the file then. Return after `stop`."""
+        """Look at the file ten times a second, and read it when it has changed. Return after `stop`."""
         last, looks = self._seen, 0
         while not self._stopping.wait(POLL_S):
             before, last = last, _signature(self._path)
@@ -103,16 +84,15 @@ class AccessListWatcher(Worker):
         self._stopping.set()
 
     def _warn(self) -> None:
-        """Log a warning if other accounts can change the file or its folder, and so add their own keys. Log each warning once."""
-        found = others_can_write(self._path, self._path.resolve().parent)
-        for warning in found:
+        """Log a warning, once, if other accounts can change the file or its folder, and so add their own keys."""
+        warnings = others_can_write(self._path, self._path.resolve().parent)
+        for warning in warnings:
             if warning not in self.warnings:
                 log.warning("%s", warning)
-        self.warnings = found
+        self.warnings = warnings
 
 
 def _describe_change(before: set[str], now: set[str]) -> str:
-    """Return the names of the users that were added and removed, and of all that are listed now, as text."""
     changes = {"added": now - before, "removed": before - now, "listed now": now}
     named = [f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names]
     return "; ".join(named if now else [*named, "listed now: no users"])
@@ -122,27 +102,20 @@ class Authenticator(Resource):
     """The authentication of the peers of one server: only peers with a key in the access list can connect.
 
     Call `open` before the server's sockets are bound, and `close` after they are closed.
-
-    Attributes:
-        watcher: The access list that is in use, and the thread that reads changes.
-        secure: A function that sets the CURVE options on a socket, so that this object authenticates its peers. Pass it to the
-            functions of `Socket` that create bound sockets.
     """
 
     def __init__(self, keys: Path, users_file: Path | None = None) -> None:
-        """Read the keys and the access list, and start to answer libzmq's authentication requests (ZAP).
-
-        Args:
-            keys: The folder with the server's keys.
-            users_file: The access list. None: ``users.toml`` in `keys`.
+        """Read the keys and the access list (by default ``users.toml`` in `keys`), and start to answer authentication requests.
 
         Raises:
             ConfigError: If a file is missing or invalid, or if other accounts can read the secret.
         """
         pair = read_server_keys(keys / LEARNER_SECRET)
+        # access list in use, and the thread that reads changes
         self.watcher = AccessListWatcher(users_file or keys / USERS_FILE)
         name = f"rl4sys-{os.getpid()}-{next(_numbers)}"
         self._domain = register_domain(name, self.watcher.check)
+        # pass it to the functions of `Socket` that create bound sockets, so that this object authenticates their peers
         self.secure: Secure = curve_server(pair, name)
 
     def open(self, changed: Callable[[AccessList], None]) -> None:
@@ -151,7 +124,7 @@ class Authenticator(Resource):
         self.watcher.start()
 
     def report(self) -> dict[str, object]:
-        """Return figures for a server's status, by name: the number of users, and the accepted and denied connections."""
+        """Return figures for a server's status: the number of users, and the accepted and denied connections."""
         return {
             "listed": len(self.watcher.access.by_name),
             "loads": self.watcher.loads,
@@ -162,12 +135,12 @@ class Authenticator(Resource):
         }
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if the thread that answers authentication requests, or the access list's thread, has ended."""
+        """Raise WorkerDied if the ZAP thread or the access list's thread has ended."""
         self._domain.raise_if_dead()
         self.watcher.raise_if_dead()
 
     def close(self) -> None:
-        """Stop watching the access list, and stop answering authentication requests. New peers can then no longer connect."""
+        """Stop watching the access list and answering requests. New peers can then no longer connect."""
         self.watcher.stop()
         self.watcher.join(JOIN_S)
         self._domain.close()
@@ -176,7 +149,7 @@ class Authenticator(Resource):
 def _signature(path: Path) -> tuple[int, ...]:
     """Return numbers that change when the file is changed or replaced; an empty tuple if there is no file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

@@ -1,4 +1,4 @@
-"""Authorization of messages by the rights of the user (holder of a key) that sent them.
+"""Authorization of messages by the rights of the user that sent them.
 
 The key and the rates of a user are checked before a message is decoded. The role and the client are checked before the message
 takes effect.
@@ -17,24 +17,19 @@ from rl4sys_zmq.wire.messages import Hello
 
 READ_ROLE = "read_weights"
 READERS = frozenset({READ_ROLE, "relay"})
-"""The roles that allow a user to receive weights. A user with the role ``relay`` passes them on."""
 
 
 class Authorizer:
-    """The checks of the rights and quotas of a server's users (holders of keys): actors, operators, callers of services.
+    """The checks of the rights and quotas of a server's users.
 
-    ZeroMQ marks each message with the public key of the connection (`Socket.user`). `admit` returns the `User` for that key. The
-    other checks take this `User` as an argument. If the server has no access list, the user is None, and everything is allowed. A
-    check that fails raises `ProtocolError` with the code of the refusal. The thread that owns the sockets calls the checks.
-    Another thread can call `replace`.
+    ZeroMQ marks each message with the public key of the connection (`Socket.user`). `admit` returns the `User` for that key.
+    The other checks take this `User`. If the server has no access list, the user is None, and everything is allowed. A check
+    that fails raises `ProtocolError` with the code of the refusal. The thread that owns the sockets calls the checks. Another
+    thread can call `replace`.
     """
 
     def __init__(self, access: AccessList | None) -> None:
-        """Create the checks.
-
-        Args:
-            access: The access list. None: the server uses no keys, and every peer has all rights.
-        """
+        """Create the checks. Without an access list, the server uses no keys, and every peer has all rights."""
         self._access = access
         self._meters: dict[str, UserBuckets] = {}
         self._lapsed: set[str] = set()
@@ -42,24 +37,15 @@ class Authorizer:
     # ---- the access list
 
     def replace(self, access: AccessList) -> set[str]:
-        """Use a new access list from now on, and reset all rate limits.
-
-        Returns:
-            The names of the users that can receive fewer weights than before: removed users, users with another key, without the
-            role ``read_weights`` or ``relay``, or with fewer clients. Empty if there was no access list before.
+        """Use a new access list from now on, and reset all rate limits. Return the users that can receive fewer weights than
+        before.
         """
         old, self._access = self._access, access
         self._meters.clear()
         return {name for name, user in old.by_name.items() if _reads_less(user, access.by_name.get(name))} if old else set()
 
     def lapsed(self, unix_s: float) -> set[str]:
-        """Return the names of the users who could read weights and whose keys have expired since the last call.
-
-        The caller then renames the subscription topics for the weights, so that these users receive no more messages.
-
-        Args:
-            unix_s: The present Unix time, in seconds.
-        """
+        """Return the names of the readers whose keys have expired since the last call. They must receive no more weights."""
         if self._access is None:
             return set()
         over = {name for name, user in self._access.by_name.items() if user.expired(unix_s) and READERS & user.roles}
@@ -69,12 +55,7 @@ class Authorizer:
     # ---- every message
 
     def admit(self, key: str, nbytes: int, now: float) -> User | None:
-        """Check the sender of a message before the message is decoded. Return its user, or None if there is no access list.
-
-        Args:
-            key: The public key of the connection.
-            nbytes: The size of the message, in bytes.
-            now: The time on the monotonic clock, in seconds.
+        """Return the user of a message before it is decoded, or None if there is no access list.
 
         Raises:
             ProtocolError: ``FORBIDDEN`` if the key is no longer in the access list or has expired, ``QUOTA`` if the user has
@@ -87,7 +68,7 @@ class Authorizer:
             raise ProtocolError(RefusalReason.FORBIDDEN, "this key is no longer in the list of users")
         if user.expired(time.time()):
             raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} has expired")
-        meter = self._meters.get(key) or self._new_meter(user, now)
+        meter = self._meter_of(user, now)
         if meter.messages is not None and not meter.messages.take(1, now):
             raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.messages_per_s:g} messages/s from {user.name}")
         if meter.nbytes is not None and not meter.nbytes.take(nbytes, now):
@@ -98,7 +79,7 @@ class Authorizer:
 
     @staticmethod
     def check_role(user: User | None, role: str) -> None:
-        """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role. If the user is None, never raise."""
+        """Raise ProtocolError (``FORBIDDEN``) if the user does not have this role."""
         if user is not None and role not in user.roles:
             raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} does not have the role {role}")
 
@@ -124,21 +105,12 @@ class Authorizer:
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
-        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client, a policy with its learner.
-
-        If the user is None, never raise.
-        """
+        """Raise ProtocolError (``IDENTITY``) if the user may not act for this client."""
         if user is not None and not user.may_act_for(client_id):
             raise ProtocolError(RefusalReason.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
-        """Return True if the user with this public key may subscribe to the weights of a client.
-
-        Args:
-            key: The public key of the connection.
-            client_id: The client (a policy with its learner). None: the subscription belongs to no client, so only the role
-                ``read_weights`` or ``relay`` is needed.
-        """
+        """Return True if the user with this public key may subscribe to the weights of a client, or of none in particular."""
         if self._access is None:
             return True
         user = self._access.by_key.get(key)
@@ -149,13 +121,10 @@ class Authorizer:
     # ---- actors
 
     def check_hello(self, user: User | None, hello: Hello, owner: str, live: int) -> None:
-        """Check that an actor may join: that its user has the rights, owns the actor's name and has not too many actors.
+        """Check that an actor may join.
 
-        Args:
-            user: The user of the connection.
-            hello: The actor's handshake message.
-            owner: The name of the user that has used this ``actor_id`` before; empty if no user has.
-            live: The number of other actors of this user that are connected.
+        `owner` is the user that has used this ``actor_id`` before, and `live` the number of other connected actors of this
+        user.
 
         Raises:
             ProtocolError: ``IDENTITY`` if the user may not act for the client, or the ``actor_id`` belongs to another user;
@@ -173,10 +142,6 @@ class Authorizer:
     def check_fetch(self, user: User | None, now: float) -> None:
         """Check that an actor may request the complete weights.
 
-        Args:
-            user: The user of the connection.
-            now: The time on the monotonic clock, in seconds.
-
         Raises:
             ProtocolError: ``FORBIDDEN`` if the user has neither the role ``read_weights`` nor ``relay``, ``QUOTA`` if its
                 requests are too frequent.
@@ -184,40 +149,31 @@ class Authorizer:
         if user is None:
             return
         self.check_reader(user)
-        meter = self._meters.get(user.key) or self._new_meter(user, now)
+        meter = self._meter_of(user, now)
         if meter.fetches is not None and not meter.fetches.take(1, now):
             raise ProtocolError(RefusalReason.QUOTA, f"more than {user.quota.fetches_per_min:g} fetches/min from {user.name}")
 
     @staticmethod
     def check_reader(user: User | None) -> None:
-        """Raise ProtocolError (``FORBIDDEN``) if the user may not receive weights. If the user is None, never raise."""
+        """Raise ProtocolError (``FORBIDDEN``) if the user may not receive weights."""
         if user is not None and not READERS & user.roles:
             raise ProtocolError(RefusalReason.FORBIDDEN, f"the key of {user.name} does not have the role {READ_ROLE} or relay")
 
     @staticmethod
     def check_steps(user: User | None, steps: Iterable[int]) -> None:
-        """Raise ProtocolError (``QUOTA``) if a segment (consecutive steps of an episode) has more steps than the user may send.
-
-        Args:
-            user: The user of the connection.
-            steps: The number of steps of each segment in a message.
-        """
+        """Raise ProtocolError (``QUOTA``) if one of the segments has more steps than the user may send."""
         limit = user.quota.segment_steps if user is not None else None
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(RefusalReason.QUOTA, f"a segment has {longest} steps; the quota of this key is {limit}")
 
-    def _new_meter(self, user: User, now: float) -> UserBuckets:
-        meter = self._meters[user.key] = UserBuckets(user.quota, now)
+    def _meter_of(self, user: User, now: float) -> UserBuckets:
+        if (meter := self._meters.get(user.key)) is None:
+            meter = self._meters[user.key] = UserBuckets(user.quota, now)
         return meter
 
 
 def _reads_less(before: User, after: User | None) -> bool:
-    """Return True if a user can receive fewer weights than before.
-
-    Args:
-        before: The user in the old access list.
-        after: The user with the same name in the new access list, or None.
-    """
+    """Return True if a user (in the new list under the same name, or None) can receive fewer weights than before."""
     if not READERS & before.roles:
         return False
     if after is None or after.key != before.key or not READERS & after.roles:

@@ -37,7 +37,7 @@ _Z85 = frozenset(z85.Z85CHARS.decode())
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A public key and its secret key, each as 40 characters of Z85. The ``repr`` does not show the secret key."""
+    """A public key and its secret key. The ``repr`` does not show the secret key."""
 
     public: str
     secret: str = field(repr=False)
@@ -59,7 +59,7 @@ class UserKeys:
 
 
 def is_key(text: str) -> bool:
-    """Return True if a text has the form of a key: 40 characters of Z85."""
+    """Return True if a text has the form of a key."""
     return len(text) == KEY_CHARS and _Z85.issuperset(text)
 
 
@@ -72,16 +72,11 @@ def new_key_pair() -> KeyPair:
 def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
     """Return a function that makes a bound socket accept only connections with CURVE keys. Call it before the socket is bound.
 
-    For each connecting peer, the check function decides that `register_domain` has registered for the ZAP domain (a name for a
-    set of sockets; ZAP is ZeroMQ's protocol for the check of keys). Without a check function, no peer can connect. On inproc
-    there is no effect.
-
-    Args:
-        keys: The server's keys.
-        zap_domain: The name of the ZAP domain.
+    The check function that `register_domain` has registered for the ZAP domain decides on each peer. Without one, no peer can
+    connect. No effect on inproc.
 
     Raises:
-        ConfigError: If the name is empty. libzmq would then accept every peer while no ZAP handler runs.
+        ConfigError: If the name of the domain is empty. libzmq would then accept every peer while no ZAP handler runs.
     """
     if not zap_domain:
         raise ConfigError("an empty ZAP domain would accept every peer; give it a name", key="zap_domain")
@@ -97,9 +92,9 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
 
 
 def curve_client(keys: UserKeys) -> Secure:
-    """Return a function that makes a connecting socket use CURVE keys. Call the function before the socket connects.
+    """Return a function that makes a connecting socket use CURVE keys. Call it before the socket connects. No effect on inproc.
 
-    The socket then connects only to a learner with the public key in `keys`. On inproc there is no effect.
+    The socket then connects only to a learner with the public key in `keys`.
     """
     return curve((keys.own.public, keys.own.secret, keys.learner_public))
 
@@ -110,10 +105,6 @@ def curve_client(keys: UserKeys) -> Secure:
 def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
     """Write a TOML file with mode 0600 in a folder with mode 0700, and sync both to the disk.
 
-    Args:
-        path: The file. It must not exist.
-        values: The keys and values to write.
-
     Raises:
         ConfigError: If the file already exists (it is not overwritten) or cannot be written.
     """
@@ -121,20 +112,12 @@ def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -
 
 
 def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
-    """Write the keys of a server to a file, usually ``learner.secret``.
-
-    Raises:
-        ConfigError: As `write_secret_file` does.
-    """
+    """Write the keys of a server to a file, usually ``learner.secret``. Errors are those of `write_secret_file`."""
     write_secret_file(path, {"public": keys.learner.public, "secret": keys.learner.secret})
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Write the public key of a learner to a file, usually ``learner.public``, which all accounts can read.
-
-    Raises:
-        ConfigError: As `write_secret_file` does.
-    """
+    """Write the public key of a learner to a file that all accounts can read. Errors are those of `write_secret_file`."""
     _write(Path(path), {"public": public}, 0o644)
 
 
@@ -188,11 +171,7 @@ def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
 
 
 def read_learner_public(path: str | os.PathLike[str]) -> str:
-    """Return the public key of a learner from a file, usually ``learner.public``.
-
-    Raises:
-        ConfigError: If the file is missing or damaged.
-    """
+    """Return the public key in a file, usually ``learner.public``. Raise ConfigError if it is missing or damaged."""
     return _key(_read(Path(path), secret=False), "public", str(path))
 
 
@@ -203,11 +182,11 @@ def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
         ConfigError: As `read_server_keys` does, or if the name is missing or invalid.
     """
     source = str(path)
-    found = _read(Path(path), secret=True)
-    name = found.get("name")
+    table = _read(Path(path), secret=True)
+    name = table.get("name")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
         raise ConfigError("name: missing or invalid; create new keys", key="name", source=source)
-    return name, UserKeys(_pair(found, source), _key(found, "learner", source))
+    return name, UserKeys(_pair(table, source), _key(table, "learner", source))
 
 
 def _read(path: Path, *, secret: bool) -> dict[str, object]:
@@ -233,22 +212,22 @@ def _read(path: Path, *, secret: bool) -> dict[str, object]:
         raise ConfigError("is damaged (not TOML); copy it again, or create new keys", source=source) from None
 
 
-def _check_access(found: os.stat_result, source: str, *, secret: bool) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_access(status: os.stat_result, source: str, *, secret: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise ConfigError("is not a regular file; give another", source=source)
     if not secret:
         return
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise ConfigError(
-            f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs this; chown {os.geteuid()} {source}", source=source
+            f"belongs to user {status.st_uid}, not to {os.geteuid()} who runs this; chown {os.geteuid()} {source}", source=source
         )
-    if found.st_mode & _OTHERS:
-        mode = stat.S_IMODE(found.st_mode)
+    if status.st_mode & _OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(f"other accounts can access this secret (mode {mode:04o}); chmod 600 {source}", source=source)
 
 
-def _key(found: Mapping[str, object], name: str, source: str) -> str:
-    value = found.get(name)
+def _key(table: Mapping[str, object], name: str, source: str) -> str:
+    value = table.get(name)
     if not isinstance(value, str):
         raise ConfigError(f"{name}: missing; copy the file again, or create new keys", key=name, source=source)
     if not is_key(value):
@@ -258,8 +237,8 @@ def _key(found: Mapping[str, object], name: str, source: str) -> str:
     return value
 
 
-def _pair(found: Mapping[str, object], source: str) -> KeyPair:
-    pair = KeyPair(_key(found, "public", source), _key(found, "secret", source))
+def _pair(table: Mapping[str, object], source: str) -> KeyPair:
+    pair = KeyPair(_key(table, "public", source), _key(table, "secret", source))
     try:
         belongs = zmq.curve_public(pair.secret.encode("ascii")).decode("ascii") == pair.public
     except (ValueError, zmq.ZMQError):  # some texts of 40 characters of Z85 do not decode to 32 bytes

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The capacity of a token bucket, as the time in which it refills.
 BURST_S = 2.0
-"""The capacity of a token bucket, as the number of seconds in which it refills."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """The limits of one user (holder of a key). None: no limit."""
+    """The limits of one user. None: no limit."""
 
     messages_per_s: float | None = None
-    """Messages per second over all connections of the user. For a short time, the messages of two seconds can come at once."""
+    """Over all connections of the user. For a short time, the messages of two seconds can come at once."""
     bytes_per_s: float | None = None
-    """Bytes of messages per second over all connections of the user. The bytes of two seconds can come at once, as above."""
+    """Over all connections of the user. For a short time, the bytes of two seconds can come at once."""
     actors: int | None = None
     """Number of actors that are live at the same time."""
     segment_steps: int | None = None
     """Number of steps of one segment."""
     fetches_per_min: float | None = None
-    """Requests per minute for the complete weights."""
+    """Requests for the complete weights."""
 
 
 class TokenBucket:
-    """A rate limit: at most `rate` per second on average. For a short time, the amount of `BURST_S` seconds can be taken at once.
-
-    The capacity is at least 1.
-    """
+    """A rate limit: at most `rate` per second on average, and the amount of `BURST_S` seconds (at least 1) at once."""
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 
@@ -38,14 +35,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take `amount` from the bucket and return True if there is enough in it. Otherwise take nothing and return False.
-
-        An amount above the capacity can be taken from a full bucket. The level is then negative until the bucket has refilled.
-
-        Args:
-            amount: The amount to take, in the unit of the rate.
-            now: The time on the monotonic clock, in seconds.
-        """
+        """Take `amount` if the bucket holds as much, or is full: its level can then be negative. Else return False."""
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
         if self._level < min(amount, self._size):
@@ -55,13 +45,7 @@ class TokenBucket:
 
 
 class UserBuckets:
-    """The token buckets (rate limits) of one user.
-
-    Attributes:
-        messages: The bucket for messages; None if there is no limit.
-        nbytes: The bucket for the bytes of messages; None if there is no limit.
-        fetches: The bucket for requests of the complete weights; None if there is no limit.
-    """
+    """The token buckets of one user. None: no limit."""
 
     __slots__ = ("fetches", "messages", "nbytes")
 

@@ -1,7 +1,7 @@
-"""CURVE keys for the workers on other machines, each of which trains one client of a learner.
+"""CURVE keys for remote workers.
 
-A learner creates one key pair of its own for each run, and a fresh key pair for each assignment of a client to a worker. The two
-sockets of an assignment have a ZAP domain (a check of keys by libzmq) that accepts only this key. No key is stored on a disk.
+A learner creates one key pair of its own for each run, and a fresh key pair for each assignment of a client to a worker. The
+two sockets of an assignment have a ZAP domain that accepts only this key. No key is stored on a disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class WorkerKeys:
-    """The key pair of a learner for the connections of its workers on other machines, for one run of the learner."""
+    """The key pair of a learner for the connections of its remote workers, for one run."""
 
     def __init__(self) -> None:
         self._own = ServerKeys(new_key_pair())
@@ -37,18 +37,16 @@ class WorkerAccess(Resource):
     """The access of one worker to two sockets of a learner, by a key pair that is accepted nowhere else.
 
     Call `close` after the sockets are closed.
-
-    Attributes:
-        keys: The worker's public key, its secret key, and the learner's public key. They are secret.
-        secure: Sets the CURVE options on a socket that is about to be bound, so that only this worker can connect to it.
     """
 
     def __init__(self, own: ServerKeys) -> None:
         pair = new_key_pair()
+        # worker's public key, its secret key, and the learner's public key. They are secret.
         self.keys: Keys = (pair.public, pair.secret, own.learner.public)
         self._revoked = False
         name = f"rl4sys-worker-{os.getpid()}-{next(_numbers)}"
         self._domain = register_domain(name, self._check)
+        # sets the CURVE options on a socket that is about to be bound, so that only this worker can connect to it
         self.secure: Secure = curve_server(own, name)
 
     def _check(self, credentials: PeerCredentials) -> str | Denied:

@@ -1,13 +1,11 @@
 """A ZAP handler: a thread that answers libzmq's requests to authenticate connecting peers (ZAP 1.0, ZeroMQ RFC 27).
 
 A bound socket can have a *ZAP domain*, a name. For each peer that connects to such a socket, libzmq sends a request to
-``inproc://zeromq.zap.01``. This address exists once per context, so there is one handler per process. `register_domain` registers
-a check function for a domain. The handler starts with the first domain and ends with the last.
+``inproc://zeromq.zap.01``. This address exists once per context, so there is one handler per process. It starts with the first
+domain and ends with the last.
 
 If the handler does not run, no peer can connect, because `curve_server` sets ZAP_ENFORCE_DOMAIN. A peer of a domain that is not
 registered is denied. Register a domain before its sockets are bound.
-
-pyzmq's authenticator is not used, because an exception in a callback ends its thread.
 """
 
 from __future__ import annotations
@@ -43,76 +41,53 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """The credentials of a connecting peer, for the function that accepts or denies the peer.
+    """The credentials of a connecting peer."""
 
-    Attributes:
-        domain: The name of the ZAP domain (a set of sockets with the same check of keys) to which the peer connects.
-        address: The peer's IP address; empty over ipc.
-        mechanism: Always ``CURVE``. Peers with other mechanisms are denied before the check is called.
-        key_z85: The peer's public key, 40 characters of Z85. The peer has proved that it has the secret key.
-    """
-
-    domain: str
-    address: str
-    mechanism: str
-    key_z85: str
+    domain: str  # the name of the ZAP domain to which the peer connects
+    address: str  # the peer's IP address; empty over ipc
+    mechanism: str  # always ``CURVE``. Peers with other mechanisms are denied before the check is called.
+    key_z85: str  # the peer's public key, 40 characters of Z85. The peer has proved that it has the secret key.
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer.
+    """The result of a check function that denies a peer. The reason is counted, and not sent to the peer."""
 
-    Attributes:
-        reason: 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
-    """
-
-    reason: str
+    reason: str  # 1 to 32 lower-case letters and underscores, such as ``unlisted``. The denial is counted as ``denied.REASON``.
 
 
 Check = Callable[[PeerCredentials], "str | Denied"]
 """A function that accepts or denies a connecting peer.
 
-It returns a `Denied`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the peer.
-The function runs in the handler's thread, for one peer at a time, so it must not block.
+It returns a `Denied`, or the user id of the peer (1 to 255 bytes in UTF-8). libzmq then adds this id to each message of the
+peer. The function runs in the handler's thread, for one peer at a time, so it must not block.
 """
 
 
 class ZapDomain(Resource):
-    """A ZAP domain: a name that bound sockets share, and the function that accepts or denies their connecting peers.
-
-    ZAP is ZeroMQ's protocol for the check of keys. Close the domain after the sockets are closed. No peer can then connect to a
-    socket of this domain.
-
-    Attributes:
-        name: The name of the domain.
-        check: The check function.
-        counters: The numbers of peers: ``accepted``, ``denied.mechanism`` (not CURVE), ``denied.error`` (the check function has
-            raised an error), and ``denied.REASON`` for each reason that the check function gives.
-    """
+    """A registered ZAP domain. Close it after its sockets are closed. No peer can then connect to a socket of this domain."""
 
     def __init__(self, name: str, check: Check, handler: _ZapThread) -> None:
         self.name = name
         self.check = check
+        # numbers of peers: ``accepted``, ``denied.mechanism`` (not CURVE), ``denied.error`` (the check function has raised
+        # an error), and ``denied.REASON`` for each reason that the check function gives
         self.counters = Counters()
         self._handler = handler
         self._pid = os.getpid()
 
     @property
     def alive(self) -> bool:
-        """True while this domain is registered and the thread that answers libzmq's authentication requests runs."""
+        """True while this domain is registered and the handler runs."""
         return self._handler.alive and self._handler.domains.get(self.name) is self
 
     def raise_if_dead(self) -> None:
-        """Raise WorkerDied if the thread that answers authentication requests has ended with an error.
-
-        No peer can connect in that case.
-        """
+        """Raise WorkerDied if the handler has ended with an error. No peer can connect in that case."""
         self._handler.raise_if_dead()
 
     def close(self) -> None:
-        """Unregister the domain, so that no peer can connect to its sockets.
-
-        If no other domain is registered, end the thread that answers authentication requests, and wait at most 2 s for its end.
+        """Unregister the domain, so that no peer can connect to its sockets. The last one ends the handler, and waits at most 2
+        s.
         """
         if self._pid != os.getpid():
             return  # inherited by a fork: it belongs to the parent
@@ -129,13 +104,6 @@ class ZapDomain(Resource):
 
 def register_domain(name: str, check: Check) -> ZapDomain:
     """Register a function that checks the keys of all peers that connect to the sockets of a ZAP domain.
-
-    A ZAP domain is a name that bound sockets share; ZAP is ZeroMQ's protocol for the check of keys. Call this function before
-    the sockets are bound.
-
-    Args:
-        name: The name of the domain, 1 to 255 bytes in UTF-8.
-        check: The function that accepts or denies each connecting peer.
 
     Raises:
         ConfigError: If the name is empty or has more than 255 bytes.
@@ -165,11 +133,8 @@ def _start_handler() -> _ZapThread:
     return handler
 
 
-class _ZapThread(Worker):
-    """The thread that answers libzmq's authentication requests for all ZAP domains (groups of sockets) of the process.
-
-    A malformed request is dropped or denied. It does not end the thread.
-    """
+class _ZapThread(Worker):  # pyzmq's authenticator is not used, because an exception in a callback ends its thread
+    """The thread that answers libzmq's requests for all ZAP domains of the process. A malformed one does not end the thread."""
 
     def __init__(self) -> None:
         super().__init__("rl4sys-zap")
@@ -199,15 +164,11 @@ class _ZapThread(Worker):
         self.bound.set()
 
     def stop(self) -> None:
-        """Ask the thread to end as soon as no ZAP domain (a set of sockets with a check of keys) is registered."""
         self._stopping = True
         self._wakeup.set()
 
     def _ended(self, router: Socket) -> bool:
-        """Return True if `stop` was called and no ZAP domain is registered. Close the thread's socket in that case.
-
-        The lock is held from the check to the end of this method, so that no domain can be registered with a thread that ends.
-        """
+        # The lock is held from the check to the end, so that no domain can be registered with a thread that ends.
         with _process.lock:
             if self.domains or not self._stopping:
                 return False
@@ -217,7 +178,7 @@ class _ZapThread(Worker):
             return True
 
     def _serve(self, router: Socket) -> None:
-        """Reply to one authentication request, if one has arrived. The caller checks for `stop` between two requests."""
+        """Reply to one request, if one has arrived. The caller checks for `stop` between two requests."""
         try:
             frames = router.recv(_MAX_FRAMES)
         except TooManyFrames:
@@ -262,10 +223,7 @@ class _ZapThread(Worker):
 
 
 def _user_id(verdict: object) -> bytes | Denied:
-    """Validate the result of a function that accepts or denies a peer. Return the user id as bytes, or the denial.
-
-    An empty id is invalid, because libzmq does not distinguish it from a missing id.
-    """
+    # An empty id is invalid, because libzmq does not distinguish it from a missing id.
     if isinstance(verdict, Denied):
         if not _REASON.fullmatch(verdict.reason):
             raise ValueError(f"{verdict.reason!r} is not a valid reason; use at most 32 lower-case letters and underscores")
@@ -279,10 +237,7 @@ def _user_id(verdict: object) -> bytes | Denied:
 
 
 class _ZapProcessState:
-    """The ZAP handler of one process: the thread that answers libzmq's authentication requests.
-
-    A forked child gets a new object of this class and starts another handler.
-    """
+    """The ZAP handler of one process. A forked child gets a new object of this class and starts another handler."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -12,18 +12,18 @@ from rl4sys_zmq.errors import TransportError
 SOCKET_NAME_BYTES = 12
 SCHEMES = ("tcp", "ipc", "inproc")
 
+# The system allows 108 bytes with the terminating zero.
 MAX_IPC_PATH_BYTES = 107
-"""The largest length of an ipc path in bytes. The system allows 108 bytes with the terminating zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """An address to which a socket binds or connects. `parse` creates one from text.
 
-    A *fresh* address has port 0, or is ``ipc://*`` or ``inproc://*``. Its port, path or name is chosen when a socket binds to it.
+    A *fresh* address has port 0, or is ``ipc://*`` or ``inproc://*``. Its port, path or name is chosen when a socket binds to
+    it.
 
     Attributes:
-        scheme: ``tcp``, ``ipc`` or ``inproc``.
         host: For tcp, a host name, an IP address without brackets, or ``*`` for all IPv4 interfaces. Otherwise empty.
         port: For tcp, 0 to 65535. Otherwise 0.
         name: The path of an ipc address, or the name of an inproc address. Otherwise empty.
@@ -37,8 +37,6 @@ class Address:
     @classmethod
     def parse(cls, text: str | Address) -> Address:
         """Parse ``host:port``, ``tcp://host:port``, ``ipc://path`` or ``inproc://name``. IPv6 hosts must be in brackets.
-
-        An `Address` is returned unchanged.
 
         Raises:
             TransportError: If the text has none of these forms. The message gives the right form.
@@ -81,15 +79,11 @@ class Address:
 
     @property
     def is_fresh(self) -> bool:
-        """True if the address leaves port, path or name open. It is then chosen when a socket binds to the address."""
+        """True if the address leaves port, path or name open."""
         return self.port == 0 if self.scheme == "tcp" else self.name == "*"
 
     def with_port(self, port: int) -> Self:
-        """Return a tcp address with the same host and another port.
-
-        Raises:
-            TransportError: If the port is outside 0 to 65535, or the address has no port.
-        """
+        """Return a tcp address with the same host and another port. Raise TransportError for others, and outside 0 to 65535."""
         if self.scheme != "tcp":
             raise TransportError(f"{self.uri} has no port to change; only tcp addresses have one")
         if not 0 <= port <= 65535:

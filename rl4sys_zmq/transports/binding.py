@@ -1,8 +1,4 @@
-"""Binding and connecting of ZeroMQ sockets.
-
-For binding, the functions choose a port, path or name where the address leaves it open, and lock the path of an ipc address. They
-turn libzmq's errors into messages with a remedy.
-"""
+"""Binding and connecting of ZeroMQ sockets: choose what the address leaves open, lock ipc paths, add remedies to errors."""
 
 from __future__ import annotations
 
@@ -23,11 +19,8 @@ from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address, make_socket_folder
 
+# Longest time to wait for an address that this process has just released: libzmq closes sockets in the background.
 REBIND_WAIT_S = 2.0
-"""Longest time to wait, when binding fails, for an address that this process has just released, in seconds.
-
-libzmq closes sockets in the background, so the address can still be in use for a moment.
-"""
 
 _RETRY_S = 0.002
 _released: dict[str, float] = {}
@@ -47,13 +40,7 @@ _REMEDIES = {
 
 
 class SocketBinding(Resource):
-    """The binding of a ZeroMQ socket to an address. `close` ends it.
-
-    For an ipc address it includes a lock on the path, so that no other process binds there.
-
-    Attributes:
-        address: The bound address, with the actual port, path or name.
-    """
+    """The binding of a ZeroMQ socket to an address with its actual port, path or name. For ipc it includes a lock on the path."""
 
     def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcPathLock | None) -> None:
         self.address = address
@@ -61,7 +48,7 @@ class SocketBinding(Resource):
         self._claim = claim
 
     def close(self) -> None:
-        """Unbind the socket and release the lock of an ipc path. Call this before the socket is closed."""
+        """Unbind the socket and release the lock. Call this before the socket is closed."""
         with contextlib.suppress(zmq.ZMQError):  # the socket is closed next; this only frees an inproc name at once
             self._raw.unbind(self.address.uri)
         with _released_lock:
@@ -70,18 +57,13 @@ class SocketBinding(Resource):
             self._claim.close()
 
     def abandon(self) -> None:
-        """Close a forked child's copy of the lock file's descriptor. The parent stays bound and keeps the lock."""
+        """Close a forked child's copy of the lock's descriptor. The parent stays bound and keeps the lock."""
         if self._claim is not None:
             self._claim.abandon()
 
 
 def bind_socket(raw: zmq.Socket[bytes], address: Address) -> SocketBinding:
-    """Bind a socket to an address. Set all options of the socket first.
-
-    Raises:
-        AddressInUse: If another socket is bound to the address.
-        TransportError: If the address cannot be bound. The message gives the remedy.
-    """
+    """Bind a socket to an address. Set all options of the socket first."""
     if address.scheme == "inproc" and address.is_fresh:
         address = replace(address, name=f"rl4sys-{uuid.uuid4().hex}")
     if address.host == "localhost":
@@ -103,11 +85,7 @@ def bind_socket(raw: zmq.Socket[bytes], address: Address) -> SocketBinding:
 
 
 def connect_socket(raw: zmq.Socket[bytes], address: Address) -> None:
-    """Connect a socket to an address. Set all options of the socket first. The other side can start later.
-
-    Raises:
-        TransportError: If the address leaves host, port, path or name open, or libzmq refuses it.
-    """
+    """Connect a socket to an address. Set all options of the socket first. The other side can start later."""
     address.check_connectable()
     try:
         raw.connect(address.uri)
@@ -137,11 +115,10 @@ def _just_released(uri: str) -> bool:
 
 
 class _IpcPathLock(Resource):
-    """A lock on the path of an ipc address, so that only one process binds there. The lock file has the suffix ``.lock``.
+    """A lock on the path of an ipc address, in a file with the suffix ``.lock``. The file is removed before it is released."""
 
-    Without the lock, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors
-    of the first learner would then connect to the second one. The lock file is removed before the lock is released.
-    """
+    # Without the lock, a second learner could bind at the same path, because libzmq removes the existing socket file. The actors
+    # of the first learner would then connect to the second one.
 
     def __init__(self, address: Address) -> None:
         self._folder: str | None = None
@@ -153,7 +130,7 @@ class _IpcPathLock(Resource):
             self.address = address
             self._lock = address.name + ".lock"
             os.makedirs(os.path.dirname(address.name) or ".", mode=0o700, exist_ok=True)
-            self._fd = self._take()
+            self._fd = self._acquire()
             self._check_vacant()
         except OSError as exc:
             self._release()
@@ -163,18 +140,17 @@ class _IpcPathLock(Resource):
             raise
 
     def close(self) -> None:
-        """Remove the socket file, the lock file, and the temporary folder if the path was chosen by this object."""
+        """Remove the socket file, the lock file, and the folder if this object created it."""
         if self._fd >= 0:
             _unlink(self.address.name)
         self._release()
 
     def abandon(self) -> None:
-        """Close the file descriptor of the lock in a forked child. The parent keeps the lock."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._folder = -1, None
 
-    def _take(self) -> int:
+    def _acquire(self) -> int:
         while True:
             fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:

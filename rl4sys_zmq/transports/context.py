@@ -1,8 +1,7 @@
 """The one ZeroMQ context of this process, and the set of its open sockets.
 
-All sockets share one context, because inproc addresses are known only within a context. The context exists until the process
-ends. A forked child creates a new one. It does not close the inherited context, because the parent's I/O threads do not exist in
-the child.
+All sockets share one context, because inproc addresses are known only within a context. A forked child creates a new one. It
+does not close the inherited context, because the parent's I/O threads do not exist in the child.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ MAX_SOCKETS = 8192
 
 
 class TrackedResource(Resource):
-    """The base class of objects that this module closes at the end of the process and disables in a forked child.
-
-    These objects are ZeroMQ sockets, and handles of a separate process that holds sockets (`SidecarSocketFactory`). `track`
-    registers an object, `untrack` removes it.
-    """
+    """A resource that the end of the process closes and a fork disables in the child: a socket, or the handle of a sidecar."""
 
     owner: int
     """The identifier of the thread that created the object. Only this thread can use it."""
@@ -36,8 +31,6 @@ class TrackedResource(Resource):
 
 
 class _ProcessSockets:
-    """The ZeroMQ context and the open sockets of one process. A forked child gets a new object of this class."""
-
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.lock = threading.Lock()
@@ -62,13 +55,9 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """Raise the soft limit on open files of this process to `wanted`, as far as the hard limit permits. Never lower it.
+    """Raise the soft limit on open files of this process to `wanted`, as far as the hard limit permits. Return the new limit.
 
-    A learner needs two descriptors for each actor: one connection for messages, and one for weights. Many systems start processes
-    with a soft limit of 1,024.
-
-    Returns:
-        The soft limit that now holds.
+    A learner needs two descriptors for each actor. Many systems start processes with a soft limit of 1,024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -79,10 +68,7 @@ def raise_descriptor_limit(wanted: int) -> int:
 
 
 def track(socket: TrackedResource) -> None:
-    """Register an open socket, so that it is closed at the end of the process and disabled in a forked child.
-
-    The reference also keeps the garbage collector from closing the socket in another thread.
-    """
+    """Register an open socket. The reference also keeps the garbage collector from closing the socket in another thread."""
     with _process.lock:
         _process.open.add(socket)
 
@@ -100,7 +86,7 @@ def tracked() -> list[TrackedResource]:
 
 
 def open_sockets() -> int:
-    """Return the number of open sockets of this process, for example to find out if a test has left sockets open."""
+    """Return the number of open sockets of this process."""
     with _process.lock:
         return len(_process.open)
 
@@ -114,12 +100,10 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Close the sockets of ended threads at the exit of the process, and terminate the context if no open socket remains.
-
-    The socket of a thread that still runs cannot be closed here, because libzmq would then abort the process. Terminating the
-    context would wait for such a socket. In that case the process ends without terminating the context. That is safe, because
-    all sockets discard their unsent messages when they are closed.
-    """
+    """Close the sockets of ended threads, and terminate the context if no open socket remains."""
+    # The socket of a thread that still runs cannot be closed here, because libzmq would then abort the process. Terminating the
+    # context would wait for such a socket. In that case the process ends without terminating the context. That is safe, because
+    # all sockets discard their unsent messages when they are closed.
     if _process.pid != os.getpid() or _process.context is None:
         return
     left = tracked()

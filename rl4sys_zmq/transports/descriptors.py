@@ -19,12 +19,12 @@ from rl4sys_zmq.transports.peers import open_descriptors
 
 log = get_logger(__name__)
 
+# Descriptors that connections leave free; a quarter of the limit if that is less.
 RESERVE = 256
-"""The number of descriptors that connections leave free; a quarter of the limit if that is less."""
 
+# The time from one look to the next, and the same while descriptors are scarce. Each look interrupts the other threads: at 50
+# a second, a busy learner received several percent less.
 LOOK_S, SCARCE_LOOK_S = 0.1, 0.005
-"""The time from one look to the next, in seconds, and the same while descriptors are scarce. Each look interrupts the other
-threads: at 50 a second, a busy learner received several percent less."""
 
 WARN_S = 60.0
 
@@ -32,24 +32,23 @@ WARN_S = 60.0
 class ConnectionLimitThread(Worker):
     """A thread that closes connections to this process's sockets while fewer descriptors than the reserve are free.
 
-    It closes connections that have completed no message first, and among these the ones that are silent for longest. Others are
-    closed only if all connections together use half of the limit. Their peers reconnect, and lose nothing.
+    It first closes those that have completed no message, the longest silent ones first, and others only if all connections
+    together use half of the limit. Their peers reconnect, and lose nothing. The counter ``connections.shed`` counts them.
     """
 
     def __init__(self, counters: Counters) -> None:
-        """Create the thread object, which adds the closed connections to the counter ``connections.shed``."""
         super().__init__("rl4sys-connections")
         self._counters = counters
         self._is_scarce, self._warn_at = False, 0.0
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Check the descriptors until `stop` is called. This is the body of the thread."""
+        """Check the descriptors until `stop` is called."""
         while not self._stopping.wait(SCARCE_LOOK_S if self._is_scarce else LOOK_S):
             self.look(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def stop(self) -> None:
-        """Ask the thread to end, without waiting for its end."""
+        """Ask the thread to end, without waiting."""
         self._stopping.set()
 
     def look(self, limit: int) -> None:
@@ -80,13 +79,11 @@ def _lowest_free(limit: int) -> int:
 
 
 def _shed(count: int, more: int, keep: int) -> int:
-    """Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`.
-
-    Close up to `more` further ones that have completed no message, since each search is expensive beside a flood.
-    """
+    # Close up to `count` connections of this process, but none that has completed a message while there are at most `keep`. Close
+    # up to `more` further ones that have completed no message, since each search is expensive beside a flood.
     sockets = [socket for socket in tracked() if isinstance(socket, Endpoint)]
-    found = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
-    found.sort(key=lambda entry: entry[:2])
-    silent = sum(not heard for heard, _, _, _ in found)
-    most = max(min(silent, count + more), min(count, len(found) - keep))
-    return sum(socket.cut(fd) for _, _, fd, socket in found[:most])
+    candidates = [(*socket.activity(fd), fd, socket) for socket in sockets for fd in socket.connections()]
+    candidates.sort(key=lambda entry: entry[:2])
+    silent = sum(not heard for heard, _, _, _ in candidates)
+    most = max(min(silent, count + more), min(count, len(candidates) - keep))
+    return sum(socket.cut(fd) for _, _, fd, socket in candidates[:most])

@@ -27,32 +27,24 @@ from rl4sys_zmq.transports.peers import (
 )
 
 _NO_OWNER = -1
+# The flags for sending the last frame of a message, and the earlier frames: plain numbers, because combining pyzmq's flag
+# objects takes as long as sending.
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-"""The flags for sending the last frame of a message, and the earlier frames.
-
-They are plain numbers, because combining pyzmq's flag objects takes as long as sending.
-"""
 
 
 class Endpoint(TrackedResource):
-    """An open socket that sends and receives frames in the thread that created it.
-
-    Attributes:
-        owner: The identifier of the thread that created the socket.
-        role: ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``.
-        raw: The socket of pyzmq.
-        user: On an `authenticated` socket: the user id that the key check (`rl4sys_zmq.security.zap`) has given to the sender of
-            the last received message. Empty if that message is an unsubscription that the end of a connection caused. Always
-            empty on other sockets.
-    """
+    """An open socket that sends and receives frames in the thread that created it."""
 
     def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: SocketBinding | None) -> None:
-        self.owner = threading.get_ident()
-        self.role = role
-        self.raw = raw
+        self.owner = threading.get_ident()  # the identifier of the thread that created the socket
+        self.role = role  # ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``
+        self.raw = raw  # the socket of pyzmq
         self._address = address
         self._binding = binding
         self._fewest = 2 if role == "router" else 1
+        # on an `authenticated` socket: the user id that the key check (`rl4sys_zmq.security.zap`) has given to the sender of
+        # the last received message. Empty if that message is an unsubscription that the end of a connection caused. Always
+        # empty on other sockets.
         self.user = ""
         self._authenticated = False
         self._first: zmq.Frame | None = None
@@ -71,11 +63,7 @@ class Endpoint(TrackedResource):
 
     @property
     def bound(self) -> Address:
-        """The bound address, to which peers can connect.
-
-        Raises:
-            TransportError: If the socket connects rather than binds.
-        """
+        """The bound address, to which peers can connect. Raise TransportError if the socket connects rather than binds."""
         if self._binding is None:
             raise TransportError(f"this {self.role} connects to {self._address.uri}; it is not bound")
         return self._address
@@ -87,20 +75,18 @@ class Endpoint(TrackedResource):
 
     @property
     def authenticated(self) -> bool:
-        """True if libzmq checks the keys of all peers, so that `user` names the sender of each message.
-
-        This holds for a bound tcp or ipc socket with a ZAP domain (ZAP is ZeroMQ's protocol for the check of keys).
-        """
+        """True if libzmq checks the keys of all peers: on a bound tcp or ipc socket with a ZAP domain."""
         return self._authenticated
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking.
 
-        Frames are copied, so the caller can reuse a buffer at once. Only a view that `recv` returned is sent without a copy. On a
-        router, the first frame is the routing id of the peer.
+        Frames are copied, so the caller can reuse a buffer at once. Only a view that `recv` returned is sent without a copy. On
+        a router, the first frame is the routing id of the peer.
 
         Raises:
-            TransportError: If the message is empty, a router's message consists only of the routing id, or another thread calls.
+            TransportError: If the message is empty, a router's message consists only of the routing id, or another thread
+                calls.
             Closed: If the socket is closed.
         """
         if self.owner != threading.get_ident() or self._closed:
@@ -130,15 +116,8 @@ class Endpoint(TrackedResource):
         return result
 
     def send_wait(self, frames: Frames, timeout_s: float | None) -> SendResult:
-        """Send one message as `send` does, but wait while the queue is full. Only for a thread that can block.
-
-        Args:
-            frames: The message.
-            timeout_s: Longest time to wait, in seconds. None: without limit.
-
-        Raises:
-            TransportError: If the socket is a router, which cannot wait for a single peer, or as for `send`.
-            Closed: If the socket is closed.
+        """Send one message as `send` does, but wait while the queue is full. Not on a router, which cannot wait for a single
+        peer.
         """
         if self.role == "router":
             raise TransportError("a router cannot wait for one peer; use send, and try again later")
@@ -166,13 +145,7 @@ class Endpoint(TrackedResource):
         return self._recv(max_frames, _LAST)
 
     def recv_wait(self, timeout_s: float, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Receive one message as `recv` does, but wait for it up to `timeout_s` seconds. Only for a thread that can block.
-
-        Raises:
-            TooManyFrames: As for `recv`.
-            TransportError: If another thread calls.
-            Closed: If the socket is closed.
-        """
+        """Receive one message as `recv` does, but wait for it up to `timeout_s` seconds. Only for a thread that can block."""
         timeout_ms = math.ceil(max(0.0, timeout_s) * 1000)
         if timeout_ms != self._timeout_ms:
             self.check_owner()
@@ -207,11 +180,8 @@ class Endpoint(TrackedResource):
     def grant(self, topic: bytes) -> None:
         """Allow the subscription in the last received message, so that it takes effect. Only on an xpub with ``grants=True``.
 
-        If the subscriber has disconnected, nothing happens.
-
-        Raises:
-            TransportError: If the last message was not a subscription to this topic, or the socket was created without
-                ``grants=True``.
+        If the subscriber has disconnected, nothing happens. Raise TransportError if that message did not subscribe to this
+        topic.
         """
         self.check_owner()
         if self._grants is None:
@@ -222,18 +192,13 @@ class Endpoint(TrackedResource):
     def cut_off(self) -> bool:
         """Close the connection from which the last message came, for example because its key was revoked. The peer reconnects.
 
-        Returns:
-            True if the connection was closed. False if it has already ended, if there was no message so far, on inproc, and on a
-            connecting socket.
+        Return False if it has already ended, if there was no message so far, on inproc, and on a connecting socket.
         """
         self.check_owner()
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """Return the file descriptor of the connection from which the last message came.
-
-        Return -1 before the first message, on inproc, and on a connecting socket.
-        """
+        """Return the file descriptor of the connection from which the last message came, or -1 where `cut_off` returns False."""
         if self._binding is None or self._first is None:
             return -1
         descriptor = descriptor_of(self._first)
@@ -249,28 +214,18 @@ class Endpoint(TrackedResource):
         return host_of(self._first) if self._first is not None else ""
 
     def cut(self, descriptor: int) -> bool:
-        """Close the connection with this file descriptor. The peer reconnects.
-
-        Returns:
-            True if the connection was closed. False if it has already ended, or is not a connection to this socket.
-        """
+        """Close the connection with this descriptor. Return False if it has already ended, or is no connection to this socket."""
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self._address)
 
     def connections(self) -> list[int]:
-        """Return the file descriptors of all connections to this bound socket.
-
-        The list is empty on inproc, on a connecting socket, and on a system without ``/proc``.
-        """
+        """Return the file descriptors of all connections to this bound socket; [] on inproc, or without ``/proc``."""
         return connections(self._address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
-        """Return the events of the connections since the last call, without blocking. `explain` describes an event in words.
+        """Return the events of the connections since the last call, without blocking. Only with ``watch=True``.
 
-        Call this method about once a second or more often, because waiting events take memory. If more than `limit` events are
+        Call this about once a second or more often, because waiting events take memory. If more than `limit` events are
         waiting, the others are discarded, and the event ``lost`` follows.
-
-        Raises:
-            TransportError: If the socket was created without ``watch=True``.
         """
         self.check_owner()
         if self._monitor is None:
@@ -291,9 +246,6 @@ class Endpoint(TrackedResource):
         """Stop listening and close the socket. A second call does nothing.
 
         Messages that are still queued are discarded, except on a push socket that was created with a time to linger.
-
-        Raises:
-            TransportError: If another thread calls.
         """
         if self._closed:
             return
@@ -316,10 +268,6 @@ class Endpoint(TrackedResource):
         """Make the calling thread the owner of the socket, the only thread that can use it.
 
         Use it only if a lock ensures that the previous owner has finished all its calls of the socket.
-
-        Raises:
-            TransportError: If the socket was inherited by a fork.
-            Closed: If the socket is closed.
         """
         if self.owner != _NO_OWNER:
             self.owner = threading.get_ident()
@@ -356,10 +304,7 @@ class Endpoint(TrackedResource):
 
 
 def _shared(frame: Frame) -> Frame | zmq.Frame:
-    """Return an object to send instead of a frame, to avoid a copy if possible.
-
-    For a view of a whole received frame this is the libzmq message that the view belongs to. Otherwise it is the frame itself.
-    """
+    """Return the libzmq message of a view of a whole received frame, to avoid a copy; else the frame itself."""
     if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
         return frame.obj
     return frame

@@ -11,11 +11,11 @@ Frame = bytes | memoryview
 Frames = Sequence[Frame]
 """A message: a sequence of at least one frame. The package `transports` never interprets its contents."""
 
+# What `Socket.recv` returns by default, at most.
 MAX_FRAMES = 32
-"""The largest number of frames of a message that `Socket.recv` returns by default."""
 
+# The smallest frame that `recv` returns as a view of libzmq's buffer. `recv` copies smaller frames.
 LARGE_FRAME_BYTES = 64 * 1024
-"""The smallest frame, in bytes, that `recv` returns as a view of libzmq's buffer. `recv` copies smaller frames."""
 
 
 class SendResult(Enum):
@@ -30,13 +30,10 @@ class SendResult(Enum):
 
 
 class TooManyFrames(ProtocolError):
-    """Raised if a received message has more frames than allowed. The message is discarded.
-
-    Attributes:
-        count: The number of frames of the message. If a separate process holds the socket, this can be a lower bound.
-        first: The first frame of the message. On a router this is the routing id of the sender.
-    """
+    """Raised if a received message has more frames than allowed. The message is discarded."""
 
     def __init__(self, count: int, limit: int, first: bytes) -> None:
+        # count: number of frames of the message. If a sidecar holds the socket, this can be a lower bound.
+        # first: first frame of the message. On a router this is the routing id of the sender.
         self.count, self.first = count, first
         super().__init__(RefusalReason.FRAMES, f"a message of {count} frames; the limit is {limit}")

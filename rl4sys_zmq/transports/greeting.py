@@ -1,7 +1,7 @@
 """Checks of a learner's address with plain sockets, to find out why no learner answers there.
 
-The checks are name resolution, a connection, and the greeting of ZMTP 3, ZeroMQ's wire protocol. Each function has a time
-limit, and each error names a remedy.
+The checks are name resolution, a connection, and the greeting of ZMTP 3, ZeroMQ's wire protocol. Each has a time limit, and
+each error names a remedy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.transports.address import Address
 
 GREETING_BYTES = 64
+# Signature and version of ZMTP 3.1. libzmq replies with its whole greeting. Nothing more is sent, so that the ZeroMQ handshake
+# never completes.
 _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-"""Signature and version of ZMTP 3.1. libzmq replies to this with its whole greeting. Nothing more is sent, so that the ZeroMQ
-handshake never completes."""
 
 _PROBE_S = 0.5
 _HTTP_PROBE = b"GET / HTTP/1.0\r\n\r\n"
@@ -37,12 +37,7 @@ _REMEDIES = {
 
 
 class LearnerUnreachable(RL4SysError):
-    """Raised if no learner can be reached at an address, or the learner refuses the connection or a request.
-
-    Attributes:
-        cause: The cause, as text for people.
-        remedy: What to do about it, as text for people.
-    """
+    """Raised if no learner can be reached at an address, or the learner refuses the connection or a request."""
 
     def __init__(self, cause: str, remedy: str) -> None:
         self.cause, self.remedy = cause, remedy
@@ -51,33 +46,21 @@ class LearnerUnreachable(RL4SysError):
 
 @dataclass(frozen=True, slots=True)
 class ZmtpGreeting:
-    """The first 64 bytes that a ZeroMQ socket sends on a connection: the greeting of ZMTP, ZeroMQ's wire protocol.
+    """The first 64 bytes that a ZeroMQ socket sends on a connection."""
 
-    Attributes:
-        version: The version of ZMTP, such as ``3.1``.
-        mechanism: The security mechanism: ``NULL``, ``CURVE`` or another.
-    """
-
-    version: str
-    mechanism: str
+    version: str  # version of ZMTP, such as ``3.1``
+    mechanism: str  # security mechanism: ``NULL``, ``CURVE`` or another
 
 
 def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, int]]]:
-    """Resolve the host of a tcp address.
-
-    Returns:
-        Pairs of an address family, such as ``AF_INET``, and a socket address ``(IP address, port)``.
-
-    Raises:
-        LearnerUnreachable: If the name has no usable address, or is not resolved in time.
-    """
-    found: list[tuple[int, tuple[str, int]]] = []
+    """Resolve the host of a tcp address to pairs of an address family and a socket address ``(IP address, port)``."""
+    addresses: list[tuple[int, tuple[str, int]]] = []
     failures: list[OSError] = []
 
     def ask() -> None:
         try:
             for family, _, _, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
-                found.append((family, (str(where[0]), int(where[1]))))
+                addresses.append((family, (str(where[0]), int(where[1]))))
         except (OSError, UnicodeError) as exc:
             failures.append(exc if isinstance(exc, OSError) else OSError(str(exc)))
 
@@ -91,19 +74,15 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
     if failures:
         raise LearnerUnreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", remedy)
     # As in libzmq: a name means IPv4, and only an address in brackets means IPv6.
-    usable = [pair for pair in dict.fromkeys(found) if address.is_v6 or pair[0] == socket.AF_INET]
+    usable = [pair for pair in dict.fromkeys(addresses) if address.is_v6 or pair[0] == socket.AF_INET]
     if not usable:
-        others = ", ".join(sorted({where[0] for _, where in found}))
+        others = ", ".join(sorted({where[0] for _, where in addresses}))
         raise LearnerUnreachable(f"the name {address.host!r} has IPv6 addresses only ({others})", "use one of them, in brackets")
     return usable
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:
-    """Open a plain connection, without ZeroMQ, to a tcp or ipc address. The caller must close it.
-
-    Raises:
-        LearnerUnreachable: If the connection fails.
-    """
+    """Open a plain connection, without ZeroMQ, to a tcp or ipc address. The caller must close it."""
     deadline = time.monotonic() + timeout_s
     if address.scheme == "ipc":
         return _dial_path(address.name, timeout_s)
@@ -145,11 +124,7 @@ def _unreachable(error: OSError, where: str, timeout_s: float) -> LearnerUnreach
 
 
 def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
-    """Check that a ZeroMQ socket listens at an address, and return its greeting. Only the start of a greeting is sent.
-
-    Raises:
-        LearnerUnreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
-    """
+    """Check that a ZeroMQ socket listens at an address, and return its greeting. Only the start of a greeting is sent."""
     with dial(address, timeout_s) as raw:
         heard, closed = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
     if len(heard) >= GREETING_BYTES and heard[0] == 0xFF and heard[9] & 1:
@@ -164,23 +139,18 @@ def greet(address: Address, timeout_s: float) -> ZmtpGreeting:
 
 
 def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
-    """Find out with plain sockets why no learner answers at an address. Return the cause and a remedy for people.
+    """Return the cause for which no learner answers at an address, and a remedy. Empty for an ``inproc`` address.
 
-    The call can take three times `timeout_s`. The text is empty for an ``inproc`` address.
-
-    Args:
-        uri: The address of the learner.
-        has_keys: True if this side uses CURVE keys.
-        timeout_s: Longest time for one check, in seconds.
+    The call can take three times `timeout_s`.
     """
     address = Address.parse(uri)
     if address.scheme == "inproc":
         return ""
     try:
-        found = greet(address, timeout_s)
+        greeting = greet(address, timeout_s)
     except LearnerUnreachable as exc:
         return str(exc)
-    if has_keys != (found.mechanism == "CURVE"):
+    if has_keys != (greeting.mechanism == "CURVE"):
         return (
             "the learner has no keys, but this side has: remove the option keys"
             if has_keys
@@ -189,16 +159,12 @@ def explain_silence(uri: str, *, has_keys: bool, timeout_s: float = 0.5) -> str:
     return f"a ZeroMQ socket answers, but no learner: correct the port, or {'the keys' if has_keys else 'see its log'}"
 
 
-def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
-    """Send bytes, and read up to `at_most` bytes until the timeout.
-
-    Returns:
-        The received bytes, and True if the peer closed the connection.
-    """
+def _exchange(raw: socket.socket, request: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
+    """Send bytes, and read up to `at_most` bytes until the timeout. Return them, and True if the peer closed the connection."""
     deadline = time.monotonic() + timeout_s
     heard = b""
     try:
-        raw.sendall(words)
+        raw.sendall(request)
         while len(heard) < at_most and (left_s := deadline - time.monotonic()) > 0:
             raw.settimeout(left_s)
             data = raw.recv(at_most - len(heard))

@@ -1,32 +1,25 @@
 """The events of a socket's connections, from libzmq's monitor, and their meaning in one sentence.
 
 The table lists the events of each side, with libzmq 4.3.5 over tcp. ``..`` means that the events repeat with each reconnect.
-ZAP is ZeroMQ's protocol for the check of keys. NULL (no keys) and CURVE (keys) are its security mechanisms.
 
-=======================================  ==============================================  =========================================
-cause                                    the learner's side (bound)                      the actor's side (connecting)
-=======================================  ==============================================  =========================================
-no failure                               accepted, handshake_succeeded                   connected, handshake_succeeded
-the actor has another learner's key      accepted, handshake_failed.protocol             connected, handshake_failed.no_detail
-                                         0x11000001, disconnected ..                     32 (EPIPE), disconnected ..
-the key is denied (ZAP 400)              handshake_failed.auth 400, disconnected         handshake_failed.auth 400, disconnected
-the check raised (ZAP 500)               handshake_failed.auth 500, disconnected         handshake_failed.auth 500, disconnected
-NULL actor, CURVE learner                handshake_failed.protocol 0x11000002,           the same, disconnected
-                                         disconnected
-CURVE actor, NULL learner                the same                                        the same, disconnected
-no ZAP handler                           handshake_failed.no_detail 14 (EFAULT),          handshake_failed.no_detail 32,
-                                         disconnected ..                                 disconnected ..
-a check that takes more than 3 s         handshake_failed.no_detail 11 (EAGAIN),         handshake_failed.no_detail 11,
-                                         disconnected ..                                 disconnected ..
-=======================================  ==============================================  =========================================
+=======================================  ==============================================
+========================================= cause                                    the learner's side (bound)
+the actor's side (connecting) =======================================  ==============================================
+========================================= no failure                               accepted, handshake_succeeded
+connected, handshake_succeeded the actor has another learner's key      accepted, handshake_failed.protocol
+connected, handshake_failed.no_detail 0x11000001, disconnected ..                     32 (EPIPE), disconnected .. the key is
+denied (ZAP 400)              handshake_failed.auth 400, disconnected         handshake_failed.auth 400, disconnected the check
+raised (ZAP 500)               handshake_failed.auth 500, disconnected         handshake_failed.auth 500, disconnected NULL
+actor, CURVE learner                handshake_failed.protocol 0x11000002,           the same, disconnected disconnected CURVE
+actor, NULL learner                the same                                        the same, disconnected no ZAP handler
+handshake_failed.no_detail 14 (EFAULT),          handshake_failed.no_detail 32, disconnected ..
+disconnected .. a check that takes more than 3 s         handshake_failed.no_detail 11 (EAGAIN),
+handshake_failed.no_detail 11, disconnected ..                                 disconnected ..
+=======================================  ==============================================
+=========================================
 
 After ``handshake_failed.auth`` and after ``handshake_failed.protocol`` 0x11000002, libzmq never reconnects, and `send` of the
 dealer returns FULL for ever. The actor must create a new socket (`MonitorEvent.is_final`). inproc has no events.
-
-The queue of events has no limit in libzmq. A full queue would block libzmq's I/O thread, and so every socket of the process
-(measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). `Monitor` limits the queue in
-another way: if more events are waiting than one call of `events` returns, it stops monitoring for a second, discards the waiting
-events and reports ``lost``.
 """
 
 from __future__ import annotations
@@ -44,7 +37,6 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.context import context
 
 MAX_EVENTS = 256
-"""The largest number of events that one call of `Socket.events` returns by default."""
 
 PAUSE_S = 1.0
 CRYPTO = 0x11000001
@@ -67,12 +59,10 @@ _FORMAT = struct.Struct("=HI")
 
 @dataclass(frozen=True, slots=True)
 class MonitorEvent:
-    """One event of a socket's connection, such as a failed handshake. libzmq reports the events.
+    """One event of a socket's connection, such as a failed handshake.
 
     Attributes:
-        name: ``accepted``, ``connected``, ``disconnected``, ``handshake_succeeded``, ``handshake_failed.protocol``,
-            ``handshake_failed.auth``, ``handshake_failed.no_detail``, ``accept_failed``, or ``lost`` (further events were
-            discarded).
+        name: A name of the table in this module, ``accept_failed``, or ``lost`` (further events were discarded).
         detail: For ``handshake_failed.protocol`` the code of the error, for ``handshake_failed.auth`` the ZAP status, for other
             failures an errno, and for all other events a file descriptor or 0.
         endpoint: The address of the monitored socket, as libzmq writes it. It is not the address of the peer.
@@ -94,7 +84,7 @@ class MonitorEvent:
 
 
 class Monitor(Resource):
-    """The reader of the connection events of one ZeroMQ socket.
+    """The reader of the connection events of one socket.
 
     Create it before the socket binds or connects, and close it before the socket is closed.
     """
@@ -106,29 +96,31 @@ class Monitor(Resource):
         self._listen()
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
-        """Return the events since the last call, without blocking.
-
-        At most `limit` events are returned. If more were waiting, they are discarded, and a ``lost`` event follows.
+        """Return at most `limit` events since the last call. If more were waiting, they are discarded, and a ``lost`` event
+        follows.
         """
         if self._pair is None and (time.monotonic() < self._resumes_s or not self._resumed()):
             return []
-        found: list[MonitorEvent] = []
+        events: list[MonitorEvent] = []
         exhausted = False
         for _ in range(limit):
             event = self._next()
             if event is None:
-                return found
+                return events
             if event.name == "accept_failed" and event.detail in _NO_DESCRIPTORS:
                 # libzmq retries at once, tens of thousands of times a second. One such event is enough.
                 exhausted = True
-                found.append(event)
+                events.append(event)
                 break
-            found.append(event)
+            events.append(event)
+        # The queue has no limit in libzmq (RCVHWM is 0). A full queue would block libzmq's I/O thread, and so every socket of the
+        # process (measured: with the default limit of 1000, 3000 unread connections block a well-behaved peer). Instead, if too
+        # many events are waiting, stop monitoring for a second and discard them.
         if exhausted or (self._pair is not None and self._pair.poll(0)):
             self._stop()
             self._resumes_s = time.monotonic() + PAUSE_S
-            found.append(MonitorEvent("lost"))
-        return found
+            events.append(MonitorEvent("lost"))
+        return events
 
     def close(self) -> None:
         """Stop monitoring. Call this before the monitored socket is closed."""
@@ -160,10 +152,7 @@ class Monitor(Resource):
         self._pair = pair
 
     def _stop(self) -> None:
-        """Stop monitoring, then close the socket that receives the events.
-
-        In the other order libzmq can block, because it sends an event to a closed socket.
-        """
+        # Stop monitoring first. In the other order libzmq can block, because it sends an event to a closed socket.
         if self._pair is None:
             return
         pair, self._pair = self._pair, None
@@ -198,10 +187,7 @@ _LEARNER = {
 
 
 def _without_detail(code: int, actor: bool) -> str:
-    """Return the explanation of a handshake failure for which libzmq reports only an errno.
-
-    EFAULT: no ZAP handler runs. EAGAIN: `HANDSHAKE_IVL` passed. EPIPE: the other side closed the connection.
-    """
+    # EFAULT: no ZAP handler runs. EAGAIN: `HANDSHAKE_IVL` passed. EPIPE: the other side closed the connection.
     if code == errno.EAGAIN:
         who = "the learner" if actor else "a peer"
         return f"{who} did not finish the handshake in time; it is overloaded, or does not speak our protocol"
@@ -215,9 +201,7 @@ def _without_detail(code: int, actor: bool) -> str:
 def explain(event: MonitorEvent, side: str) -> str:
     """Return the meaning of an event and the remedy, in one sentence.
 
-    Args:
-        event: An event of `Socket.events`.
-        side: ``actor`` if the socket with the event connects, ``learner`` if it is bound.
+    `side` is ``actor`` if the socket with the event connects, ``learner`` if it is bound.
     """
     actor = side == "actor"
     detail = event.detail

@@ -1,7 +1,7 @@
-"""One interface for the connecting sockets of an actor. A separate process, the *sidecar*, can hold the sockets.
+"""The seam of an actor's connecting sockets, which are in this process or in a sidecar.
 
-The program that embeds the actor then survives if libzmq aborts the sidecar. `LocalSocketFactory` creates sockets in this
-process, `sidecar_sockets.SidecarSocketFactory` creates them in a sidecar.
+The host survives if libzmq aborts a sidecar. `LocalSocketFactory` creates sockets in this process,
+`sidecar_sockets.SidecarSocketFactory` in a sidecar.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ Keys = tuple[str, str, str]
 
 
 class ConnectingSocket(Protocol):
-    """The interface of a connecting socket, in this process or in a separate process that holds the actor's sockets.
-
-    The methods behave as those of `Socket`.
-    """
+    """A connecting socket, in this process or in a sidecar. The methods behave as those of `Socket`."""
 
     def send(self, frames: Frames) -> SendResult:
         """Queue one message, as a whole or not at all, without blocking."""
@@ -45,7 +42,7 @@ class ConnectingSocket(Protocol):
         """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
 
     def events(self) -> list[MonitorEvent]:
-        """Return the events of a DEALER's connection since the last call; an empty list if another process holds the socket."""
+        """Return the events of a DEALER's connection since the last call; an empty list if a sidecar holds the socket."""
 
     def close(self) -> None:
         """Close the socket. Messages that are still queued are discarded."""
@@ -56,10 +53,7 @@ class ConnectingSocket(Protocol):
 
 
 class SocketPoller(Protocol):
-    """The interface of a poller for the sockets of one `SocketFactory` and for file descriptors, its *sources*.
-
-    The methods behave as those of `Poller`.
-    """
+    """A poller for the sockets of one `SocketFactory` and for file descriptors, its *sources*. It behaves as `Poller`."""
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
         """Add a source (a socket or a descriptor), or change the condition to wait for: data to read, or room to write."""
@@ -108,7 +102,7 @@ class SocketFactory(Resource):
 
 
 class LocalSocketFactory(SocketFactory):
-    """A `SocketFactory` whose sockets are ZeroMQ sockets of this process. The code that creates a socket must close it."""
+    """A `SocketFactory` whose sockets are in this process. The code that creates a socket must close it."""
 
     def dealer(
         self,
@@ -119,7 +113,6 @@ class LocalSocketFactory(SocketFactory):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> ConnectingSocket:
-        """Create a connecting DEALER (`SocketFactory.dealer`)."""
         secure = secure_with(keys)
         return Socket.dealer(
             connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure, watch=True
@@ -128,15 +121,12 @@ class LocalSocketFactory(SocketFactory):
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> ConnectingSocket:
-        """Create a connecting SUB (`SocketFactory.sub`)."""
         return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
 
     def poller(self) -> SocketPoller:
-        """Create a poller (`SocketFactory.poller`)."""
         return cast(SocketPoller, Poller())  # all connections of this network are sockets
 
-    def close(self) -> None:
-        """Do nothing: the code that created a socket closes it."""
+    def close(self) -> None: ...
 
 
 def secure_with(keys: Keys | None) -> Secure | None:
@@ -145,10 +135,7 @@ def secure_with(keys: Keys | None) -> Secure | None:
 
 
 def curve(keys: Keys) -> Secure:
-    """Return a function that sets CURVE keys on a connecting socket.
-
-    The function raises TransportError if the keys are not valid Z85 text.
-    """
+    """Return a function that sets CURVE keys on a connecting socket. It raises TransportError if they are not valid Z85 text."""
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

@@ -23,11 +23,11 @@ from rl4sys_zmq.resource import with_descriptor
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context
 
+# It limits what an actor can send to a learner.
 ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
-"""The largest frame that a ROUTER receives by default, in bytes. It limits what an actor can send to a learner."""
 
+# All weights of a large policy fit.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""The largest frame that a DEALER, SUB or PULL receives by default, in bytes. All weights of a large policy fit."""
 
 Options = Mapping[int, int]
 
@@ -45,32 +45,15 @@ _COMMON: Options = {
 
 _rng = random.SystemRandom()  # the global generator would give a forked actor the numbers of its parent
 
-_KINDS = {
-    "router": zmq.ROUTER,
-    "dealer": zmq.DEALER,
-    "xpub": zmq.XPUB,
-    "sub": zmq.SUB,
-    "push": zmq.PUSH,
-    "pull": zmq.PULL,
-}
 _BOUND: dict[str, Options] = {"router": {zmq.ROUTER_MANDATORY: 1}, "xpub": {zmq.XPUB_VERBOSER: 1}}
 
 
 def configured(role: str, address: Address, options: Options, *, dials: bool, secure: Secure | None) -> zmq.Socket[bytes]:
-    """Return a new ZeroMQ socket with all options set. It is not bound or connected so far.
-
-    Args:
-        role: ``router``, ``dealer``, ``xpub``, ``sub``, ``push`` or ``pull``.
-        address: The address to which the caller will bind or connect the socket.
-        options: Options for this socket, by ZeroMQ's numbers. They override the options that all sockets have.
-        dials: True if the socket will connect, False if it will be bound.
-        secure: A function that sets the security options, or None.
-
-    Raises:
-        TransportError: If no file descriptor is left.
+    """Return a new ZeroMQ socket with all options set, to be bound or, if it `dials`, connected. `options` override the common
+    ones.
     """
     try:
-        raw = with_descriptor(lambda: context().socket(_KINDS[role]))
+        raw = with_descriptor(lambda: context().socket(zmq.SocketType[role.upper()]))
     except zmq.ZMQError as exc:
         raise TransportError(f"cannot create a {role}: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
     try:
@@ -88,11 +71,8 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
 
 
 def _reconnect_options() -> Options:
-    """Return the reconnect options of one socket, with random intervals.
-
-    libzmq does not vary its intervals at random if ``RECONNECT_IVL_MAX`` is set. With equal options, all actors of a restarted
-    learner would try to reconnect at the same moments.
-    """
+    # libzmq does not vary its intervals at random if ``RECONNECT_IVL_MAX`` is set. With equal options, all actors of a restarted
+    # learner would try to reconnect at the same moments.
     return {
         zmq.CONNECT_TIMEOUT: 3_000,
         zmq.RECONNECT_IVL: _rng.randint(*RECONNECT_MS),

@@ -1,4 +1,4 @@
-"""Functions for the peers of a bound socket: find the user that sent a frame, allow a subscription, close one connection."""
+"""The peers of a bound socket: find the user that sent a frame, allow a subscription, close one connection."""
 
 from __future__ import annotations
 
@@ -18,26 +18,16 @@ from rl4sys_zmq.transports.address import Address
 
 _TCP_TIMES = struct.Struct("=I4xI")  # tcpi_last_data_sent, tcpi_last_data_recv, at 44 in Linux's tcp_info
 
+# Subscriptions that can be refused on one connection before it is closed. libzmq keeps each requested topic until the
+# connection ends, also a refused one: 200,000 topics of 4 bytes take 143 MiB, 50,000 topics of 100 bytes take 257 MiB.
 MAX_UNGRANTED = 64
-"""The number of subscriptions that can be refused on one connection before the connection is closed.
-
-libzmq keeps each requested topic until the connection ends, also a refused one: 200,000 topics of 4 bytes take 143 MiB, 50,000
-topics of 100 bytes take 257 MiB.
-"""
 
 
 class SubscriptionControl:
-    """The control of subscriptions on an XPUB (publishing) socket: a subscription takes effect only if `grant` allows it.
-
-    A subscription that was not granted before the next message counts as refused. A connection with more than `MAX_UNGRANTED`
-    refused subscriptions is closed.
-
-    Attributes:
-        cuts: The number of connections that were closed for this reason.
-    """
+    """The control of subscriptions on an XPUB socket: a subscription takes effect only if `grant` allows it."""
 
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:
-        self.cuts = 0
+        self.cuts = 0  # connections that were closed for too many refused subscriptions
         self._raw = raw
         self._address = address
         self._asked: bytes | None = None
@@ -45,8 +35,8 @@ class SubscriptionControl:
         self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
-        """Process a received message: put an unsubscription into effect at once, and keep a subscription for `grant`."""
-        if self._asked is not None and self._frame is not None:
+        """Put an unsubscription into effect at once, and keep a subscription for `grant`."""
+        if self._asked is not None and self._frame is not None:  # not granted before this message
             self._refuse(self._frame)
         notice = frame.bytes
         self._asked, self._frame = None, None
@@ -56,7 +46,7 @@ class SubscriptionControl:
             self._asked, self._frame = notice[1:], frame
 
     def grant(self, topic: bytes) -> None:
-        """Allow the subscription in the last message, so that it takes effect."""
+        """Allow the subscription in the last message."""
         if topic != self._asked:
             raise TransportError("only the topic of the last subscription message can be granted, once and before the next recv")
         self._asked, self._frame = None, None
@@ -75,10 +65,9 @@ class SubscriptionControl:
 
 
 def user_of(frame: zmq.Frame) -> str:
-    """Return the authenticated user that sent a frame.
+    """Return the authenticated user that sent a frame; empty for an unsubscription that the end of a connection caused.
 
-    The result is empty for an unsubscription that the end of a connection caused. Use this function only for frames from a socket
-    with a ZAP domain. On other sockets, the peer itself can set the user.
+    Use this only for frames from a socket with a ZAP domain. On other sockets, the peer itself can set the user.
     """
     try:
         return str(frame.get("User-Id"))
@@ -96,16 +85,11 @@ def host_of(frame: zmq.Frame) -> str:
 
 
 def cut_off(fd: int, bound: Address) -> bool:
-    """Shut down the connection with this file descriptor, if it is a connection to the address `bound`.
-
-    libzmq has no function to close one connection, but it reports the descriptor of the connection of a message. When the
-    connection is shut down, libzmq treats the peer as disconnected. If the connection has already ended, another connection to
-    `bound` can have the descriptor. It is then shut down by mistake, and its peer reconnects.
-
-    Returns:
-        True if a connection was shut down.
-    """
+    """Shut down the connection with this file descriptor, if it is a connection to the address `bound`. Return True if so."""
     with suppress(OSError), _socket_of(fd) as connection:
+        # libzmq has no function to close one connection, but treats the peer as disconnected after a shutdown. If the connection
+        # has already ended, another connection to `bound` can have the descriptor. It is then shut down by mistake, and its
+        # peer reconnects.
         if _is_connection_to(connection, bound):
             connection.shutdown(socket.SHUT_RDWR)
             return True
@@ -113,20 +97,17 @@ def cut_off(fd: int, bound: Address) -> bool:
 
 
 def connections(bound: Address) -> list[int]:
-    """Return the file descriptors of all connections to a bound address.
-
-    The list is empty on inproc and on a system without ``/proc``.
-    """
-    found: list[int] = []
+    """Return the file descriptors of all connections to a bound address; [] on inproc, or without ``/proc``."""
+    descriptors: list[int] = []
     for fd in () if bound.scheme == "inproc" else open_descriptors():
         with suppress(OSError), _socket_of(fd) as connection:
             if _is_connection_to(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.append(fd)
-    return found
+                descriptors.append(fd)
+    return descriptors
 
 
 def open_descriptors() -> list[int]:
-    """Return the open file descriptors of this process. The list is empty on a system without ``/proc``."""
+    """Return the open file descriptors of this process; [] without ``/proc``."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except FileNotFoundError:
@@ -153,11 +134,7 @@ def inode(fd: int) -> int:
 
 @contextmanager
 def _socket_of(fd: int) -> Iterator[socket.socket]:
-    """Yield a socket object for a file descriptor, which stays open. This needs no free descriptor.
-
-    Raises:
-        OSError: If the descriptor does not exist or is not a socket.
-    """
+    # the descriptor stays open; this needs no free one
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
     connection = socket.socket(fileno=fd)

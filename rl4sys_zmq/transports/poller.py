@@ -23,10 +23,7 @@ Source = Socket | HasFileno | int
 
 
 class Poller(Resource):
-    """A poller for ZeroMQ sockets and file descriptors, its *sources*. Use it in the thread of the sockets.
-
-    Closing the poller does not close the sources.
-    """
+    """A poller for ZeroMQ sockets and file descriptors, its *sources*. Use it in the thread of the sockets."""
 
     def __init__(self) -> None:
         self._raw = zmq.Poller()
@@ -34,12 +31,9 @@ class Poller(Resource):
         self._sockets: list[Socket] = []
 
     def register(self, source: Source, *, read: bool = True, write: bool = False) -> None:
-        """Add a source (a socket or a descriptor), or change the conditions in which `poll` reports it.
+        """Add a source, or change the conditions in which `poll` reports it: something to read, or room to write.
 
-        Args:
-            source: A `Socket`, a file descriptor, or an object with a file descriptor, such as a `Wakeup`.
-            read: Report the source when it has something to read.
-            write: Report the source when it has room to write. A router is reported when there is room for *any* of its peers.
+        A router is reported when there is room for *any* of its peers.
         """
         key = _pollable(source)
         self._raw.register(key, (zmq.POLLIN if read else 0) | (zmq.POLLOUT if write else 0))
@@ -54,12 +48,9 @@ class Poller(Resource):
             self._sockets = [s for s in self._sources.values() if isinstance(s, Socket)]
 
     def poll(self, timeout_s: float | None) -> set[Source]:
-        """Wait until a source is ready, and return the sources that are ready.
+        """Wait until a source is ready, and return the sources that are ready. None waits without limit.
 
         A file descriptor is also ready when it has failed or its other end is closed. Reading from it then shows the reason.
-
-        Args:
-            timeout_s: Longest time to wait, in seconds. 0: return at once. None: without limit.
 
         Raises:
             TransportError: If a source was closed before `unregister`, or belongs to another thread.

@@ -1,4 +1,4 @@
-"""The host program's handle of its sidecar, a separate process that holds ZeroMQ sockets, and of the socketpair to it.
+"""The host's handle of its sidecar process, and of the socketpair to it.
 
 If the sidecar ends, the messages in it are lost, as when a connection breaks. The delivery protocol of the actor resends them.
 """
@@ -24,27 +24,17 @@ from rl4sys_zmq.transports.sidecar_pipe import SidecarCommand, SidecarCommandKin
 
 log = get_logger(__name__)
 
+# Longest time that the host waits for the end of a sidecar after `QUIT`. Then it kills the process.
 CLOSE_WAIT_S = 0.5
-"""Longest time that the host waits for the end of a sidecar after `QUIT`, in seconds. Then it kills the process."""
 
 _MODULE = "rl4sys_zmq.transports.sidecar_process"
 
 
 class Sidecar(Resource):
-    """A host program's handle of its sidecar, a separate process that holds the ZeroMQ sockets.
-
-    The handle starts the process, exchanges commands with it over a socketpair, detects its end, and ends it.
-
-    Attributes:
-        pid: The process id.
-    """
+    """A host's handle of its sidecar: it starts the process, exchanges commands with it, detects its end, and ends it."""
 
     def __init__(self) -> None:
-        """Start the process. Commands can be sent at once; the process reads them when it has started.
-
-        Raises:
-            TransportError: If no process can be started.
-        """
+        """Start the process. Commands can be sent at once; the process reads them when it has started."""
         self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
         self._death: str | None = None
         self._closed = False
@@ -54,30 +44,21 @@ class Sidecar(Resource):
         self._answer_by: float | None = self._heard_at + SIDECAR_START_S
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socketpair to the process. When it is ready, call `exchange`."""
+        """Return the descriptor of the socketpair. When it is ready, call `exchange`."""
         return self._pair.fileno()
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that are queued because the socketpair to the process is full."""
+        """The number of bytes that are queued because the socketpair is full."""
         return self._output.nbytes
 
     def check(self) -> None:
-        """Raise TransportError if an earlier call has found that the sidecar process has ended."""
+        """Raise TransportError if an earlier call has found that the process has ended."""
         if self._death is not None:
             raise TransportError(self._death)
 
     def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Queue one command with copies of its frames, and write as many bytes as the socketpair accepts.
-
-        Args:
-            command: The command.
-            line: The number of the socket in the sidecar; 0 for the sidecar itself.
-            frames: The frames of the command (`SidecarCommandKind`).
-
-        Raises:
-            TransportError: If the sidecar has ended.
-        """
+        """Queue a command for a socket (0: the sidecar itself), and write as many bytes as the socketpair accepts."""
         self.check()
         self._output.put(command, line, frames)
         try:
@@ -86,11 +67,7 @@ class Sidecar(Resource):
             self._die()
 
     def exchange(self) -> list[SidecarCommand]:
-        """Write queued commands to the process and read from it without blocking. Return the commands that were received.
-
-        Raises:
-            TransportError: If the sidecar has ended.
-        """
+        """Write queued commands and read from the socketpair without blocking. Return the commands that were received."""
         self.check()
         heard: list[SidecarCommand] = []
         progress = False
@@ -107,7 +84,7 @@ class Sidecar(Resource):
         return heard
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Send `PING` to a sidecar process that has been silent for `PING_S`, and kill it if it does not answer in time."""
+        """Send `PING` to a sidecar that has been silent for `PING_S`, and kill it if it does not answer in time."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and is_silent(now, self._heard_at, PING_S):
@@ -145,10 +122,7 @@ class Sidecar(Resource):
         self._process.returncode = 0  # the parent waits for the process
 
     def _send_quit(self, deadline: float) -> None:
-        """Send the command `QUIT` to the sidecar process.
-
-        The socketpair stays open: closing it would end the process before it has sent its last message.
-        """
+        # The socketpair stays open: closing it would end the process before it has sent its last message.
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
         self._output.put(SidecarCommandKind.QUIT, 0)

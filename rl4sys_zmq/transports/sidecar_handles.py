@@ -1,4 +1,4 @@
-"""Handles, in the host program, of ZeroMQ sockets in a separate process (the sidecar), and a poller for these handles."""
+"""Handles, in the host, of the ZeroMQ sockets of a sidecar, and a poller for these handles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import select
 import time
 from collections import deque
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportError
 from rl4sys_zmq.liveness import PING_S
@@ -28,51 +28,23 @@ from rl4sys_zmq.transports.sidecar_pipe import (
     size_fault,
 )
 
-
-class SidecarLink(Protocol):
-    """The interface to the sidecar, a separate process that holds ZeroMQ sockets, for the handles and pollers of these sockets.
-
-    `SidecarSocketFactory` implements it. A socketpair between the host and the sidecar carries the messages of all sockets.
-    """
-
-    @property
-    def unsent_bytes(self) -> int:
-        """The number of bytes that this process has queued because the socketpair to the sidecar process is full."""
-
-    def fileno(self) -> int:
-        """Return the file descriptor of the socketpair to the sidecar process, for a poller."""
-
-    def check_owner(self) -> None:
-        """Raise TransportError if the sidecar process has ended or belongs to another thread, and Closed if it is closed."""
-
-    def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Send a command to the sidecar process. `line` is the number of the socket there, or 0 for the process itself."""
-
-    def exchange(self) -> None:
-        """Write queued data to the sidecar process, and pass the commands received from it to their sockets. Never block."""
-
-    def close_connection(self, number: int) -> None:
-        """Close the socket with this number in the sidecar process."""
+if TYPE_CHECKING:
+    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
 
 
 class SidecarSocket(Resource):
-    """A handle of a ZeroMQ socket in the sidecar, a separate process. Its methods behave as those of `Socket`.
+    """A handle of a ZeroMQ socket in a sidecar. Its methods behave as those of `Socket`.
 
     `send` returns `FULL` when `SEND_WINDOW_BYTES` of messages were sent to the sidecar and the ZeroMQ socket has not accepted
-    them. Messages between host and ZeroMQ socket are lost when the socket is closed or the sidecar ends.
-
-    Attributes:
-        role: ``dealer`` or ``sub``.
-        address: The address to which the socket connects.
-        number: The number of the socket in the sidecar.
-        link: The `SidecarSocketFactory` that passes the messages.
+    them. `recv` raises `ProtocolError` for a message of more than `MAX_MESSAGE_BYTES`. Messages between host and ZeroMQ socket
+    are lost when the socket is closed or the sidecar ends.
     """
 
-    def __init__(self, link: SidecarLink, number: int, role: str, address: Address) -> None:
+    def __init__(self, factory: SidecarSocketFactory, number: int, role: str, address: Address) -> None:
         self.role = role
         self.address = address
         self.number = number
-        self.link = link
+        self.factory = factory
         self._inbox: deque[SidecarCommand] = deque()
         self._error: str | None = None
         self._closed = False
@@ -87,51 +59,38 @@ class SidecarSocket(Resource):
     @property
     def writable(self) -> bool:
         """True if `send` would accept a message."""
-        return self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.link.unsent_bytes < SEND_WINDOW_BYTES
+        return (
+            self._sent_bytes - self._confirmed_bytes < SEND_WINDOW_BYTES and self.factory.sidecar.unsent_bytes < SEND_WINDOW_BYTES
+        )
 
     def send(self, frames: Frames) -> SendResult:
-        """Queue one message, as a whole or not at all, without blocking. Frames are copied.
-
-        Raises:
-            TransportError: If the message is empty or too large for a sidecar, the role is ``sub``, another thread calls, the
-                socket has failed in the sidecar, or the sidecar has ended.
-            Closed: If the socket is closed.
-        """
         self._check()
         if not frames or self.role == "sub":
             raise TransportError(f"a {self.role} cannot send a message of {len(frames)} frame(s)")
         if fault := size_fault([frame_bytes(frame) for frame in frames]):
             raise TransportError(fault)
         if not self.writable:
-            self.link.exchange()
+            self.factory.exchange()
             if not self.writable:
                 return SendResult.FULL
         self._sent_bytes += cost_bytes(frames)
-        self.link.send_command(SidecarCommandKind.MESSAGE, self.number, frames)
+        self.factory.send_command(SidecarCommandKind.MESSAGE, self.number, frames)
         return SendResult.OK
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Receive one message without blocking. Return None if no message is waiting.
-
-        Raises:
-            TooManyFrames: If the message had more than `max_frames` frames. It is discarded.
-            ProtocolError: If the message had more than `MAX_MESSAGE_BYTES`. It is discarded.
-            TransportError: If another thread calls, the socket has failed in the sidecar, or the sidecar has ended.
-            Closed: If the socket is closed.
-        """
         self._check()
         if not self._inbox:
-            self.link.exchange()
+            self.factory.exchange()
             self._check()
             if not self._inbox:
                 return None
-        said = self._inbox.popleft()
-        frames = said.frames
+        command = self._inbox.popleft()
+        frames = command.frames
         self._taken_bytes += cost_bytes(frames)
         if self._taken_bytes - self._reported_bytes >= RECEIVE_WINDOW_BYTES // 2:
             self._reported_bytes = self._taken_bytes
-            self.link.send_command(SidecarCommandKind.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
-        if said.command == SidecarCommandKind.REFUSED:
+            self.factory.send_command(SidecarCommandKind.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
+        if command.kind == SidecarCommandKind.REFUSED:
             (count,) = TOTAL.unpack(frames[0])
             if not count:
                 raise ProtocolError(RefusalReason.TOO_LARGE, f"a message of more than {MAX_MESSAGE_BYTES} bytes")
@@ -141,34 +100,28 @@ class SidecarSocket(Resource):
         return frames
 
     def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
         self._set_topic(SidecarCommandKind.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
-        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
         self._set_topic(SidecarCommandKind.UNSUBSCRIBE, prefix)
 
     def events(self) -> list[MonitorEvent]:
-        """Return an empty list. The sidecar process does not report the events of connections."""
+        # the sidecar does not report the events of connections
         return []
 
-    def on_command(self, said: SidecarCommand) -> None:
-        """Process a command from the sidecar process for this socket. `link` calls this in its thread."""
-        if said.command in (SidecarCommandKind.MESSAGE, SidecarCommandKind.REFUSED):
-            self._inbox.append(said)
-        elif said.command == SidecarCommandKind.TAKEN:
-            (self._confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == SidecarCommandKind.FAILED:
-            self._error = bytes(said.frames[0]).decode(errors="replace")
+    def on_command(self, command: SidecarCommand) -> None:
+        """Process a command from the sidecar for this socket."""
+        if command.kind in (SidecarCommandKind.MESSAGE, SidecarCommandKind.REFUSED):
+            self._inbox.append(command)
+        elif command.kind == SidecarCommandKind.TAKEN:
+            (self._confirmed_bytes,) = TOTAL.unpack(command.frames[0])
+        elif command.kind == SidecarCommandKind.FAILED:
+            self._error = bytes(command.frames[0]).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the socket. A second call does nothing. If the sidecar process has ended, `close` does not raise.
-
-        Raises:
-            TransportError: If the calling thread is not the one that created the socket.
-        """
+        """Close the socket. If the sidecar has ended, this does not raise."""
         if not self._closed:
-            self.link.close_connection(self.number)
+            self.factory.close_connection(self.number)
             self._closed = True
             self._inbox.clear()
 
@@ -176,10 +129,10 @@ class SidecarSocket(Resource):
         self._check()
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
-        self.link.send_command(command, self.number, [prefix])
+        self.factory.send_command(command, self.number, [prefix])
 
     def _check(self) -> None:
-        self.link.check_owner()
+        self.factory.check_owner()
         if self._closed:
             raise Closed(f"the {self.role} at {self.address.uri} is closed")
         if self._error is not None:
@@ -190,37 +143,22 @@ class SidecarSocket(Resource):
 
 
 class _Interest(NamedTuple):
-    """The conditions in which the poller reports a socket: it has a message to read, or room to write."""
-
     read: bool
     write: bool
 
 
 class SidecarPoller(Resource):
-    """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2).
+    """A poller for sockets of a `SidecarSocketFactory` and for file descriptors. It uses poll(2)."""
 
-    Closing the poller does not close the sockets and descriptors.
-    """
-
-    def __init__(self, link: SidecarLink) -> None:
-        self._link = link
+    def __init__(self, factory: SidecarSocketFactory) -> None:
+        self._factory = factory
         self._raw = select.poll()
         self._connections: dict[SidecarSocket, _Interest] = {}
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: ConnectingSocket | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
-        """Add a source (a socket or a descriptor), or change the conditions in which `poll` reports it.
-
-        Args:
-            source: A socket of the same `SidecarSocketFactory`, a file descriptor, or an object with one.
-            read: Report the source when it has something to read.
-            write: Report the source when it has room to write.
-
-        Raises:
-            TransportError: If the source is a ZeroMQ socket of this process, or a socket of another `SidecarSocketFactory`.
-        """
-        self._link.check_owner()
-        if isinstance(source, SidecarSocket) and source.link is self._link:
+        self._factory.check_owner()
+        if isinstance(source, SidecarSocket) and source.factory is self._factory:
             self._connections[source] = _Interest(read, write)
             return
         fd = _descriptor(source)
@@ -228,7 +166,6 @@ class SidecarPoller(Resource):
         self._sources[fd] = source if isinstance(source, int) else _with_descriptor(source)
 
     def unregister(self, source: ConnectingSocket | HasFileno | int) -> None:
-        """Remove a source. Do this before it is closed. An unknown source is ignored."""
         if isinstance(source, SidecarSocket):
             self._connections.pop(source, None)
             return
@@ -237,16 +174,6 @@ class SidecarPoller(Resource):
             self._raw.unregister(fd)
 
     def poll(self, timeout_s: float | None) -> set[ConnectingSocket | HasFileno | int]:
-        """Wait until a source is ready, and return the sources that are ready.
-
-        A descriptor or socket is also ready when it has failed. Reading then raises or shows the error.
-
-        Args:
-            timeout_s: Longest time to wait, in seconds. 0: return at once. None: without limit.
-
-        Raises:
-            TransportError: If a descriptor was closed before `unregister`, the sidecar has ended, or another thread calls.
-        """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             ready = self._ready_lines()
@@ -257,20 +184,19 @@ class SidecarPoller(Resource):
                 return ready
 
     def close(self) -> None:
-        """Remove all sockets and file descriptors from the poller. They stay open."""
         for fd in self._sources:
             self._raw.unregister(fd)
         self._sources.clear()
         self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[ConnectingSocket | HasFileno | int]:
-        """Wait once for the file descriptors and the sidecar process, exchange data with it, and return the ready descriptors.
+        """Wait once for the file descriptors and the sidecar, exchange data with it, and return the ready descriptors.
 
-        The sidecar's sockets are not in the result. The exchange delivers their messages, and `_ready_lines` then finds them.
+        The exchange delivers the messages of the sidecar's sockets, and `_ready_lines` then finds them.
         """
-        self._link.check_owner()
-        pair = self._link.fileno()
-        self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._link.unsent_bytes else 0))
+        self._factory.check_owner()
+        pair = self._factory.sidecar.fileno()
+        self._raw.register(pair, select.POLLIN | (select.POLLOUT if self._factory.sidecar.unsent_bytes else 0))
         events = self._raw.poll(math.ceil(timeout_s * 1000))
         self._raw.unregister(pair)
         ready: set[ConnectingSocket | HasFileno | int] = set()
@@ -280,7 +206,7 @@ class SidecarPoller(Resource):
             if event & select.POLLNVAL:
                 raise TransportError("cannot poll: unregister a source before closing it")
             ready.add(self._sources[fd])
-        self._link.exchange()
+        self._factory.exchange()
         return ready
 
     def _ready_lines(self) -> set[ConnectingSocket | HasFileno | int]:

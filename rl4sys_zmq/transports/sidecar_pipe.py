@@ -1,12 +1,11 @@
-"""The protocol between a host (a program that embeds an actor) and its sidecar, a process that holds the ZeroMQ sockets.
+"""The protocol between a host and its sidecar, over a socketpair.
 
-A socketpair connects the two processes.
-Each side sends commands. A command consists of a head (command, number of the socket, number of frames), the sizes of the frames,
-and the frames. Each ZeroMQ socket of the sidecar has a number from 1 on. Number 0 is the sidecar itself.
+Each side sends commands: a head (command, number of the socket, number of frames), the sizes of the frames, and the frames.
+Each ZeroMQ socket of the sidecar has a number from 1 on. Number 0 is the sidecar itself.
 
-Both sides always read the socketpair, so that a slow socket does not delay the others. To bound the memory, there is a *window*
-(a limit in bytes) for each socket and direction. The receiving side reports with `TAKEN` the bytes that it has processed. The
-sending side sends messages only while the bytes that were not reported so far fit the window.
+Both sides always read the socketpair, so that a slow socket does not delay the others. A window for each socket and direction
+bounds the memory: the receiving side reports with `TAKEN` the bytes that it has processed, and the sending side sends messages
+only while the bytes not reported so far fit the window.
 """
 
 from __future__ import annotations
@@ -26,22 +25,16 @@ from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 
+# A socket's limits in `OPEN`: two high-water marks (send, receive) in messages, largest frame in bytes.
 LIMITS = struct.Struct("<IIQ")
-"""The format of a socket's limits in `OPEN`: two high-water marks (send, receive) in messages, largest frame in bytes."""
+# A frame with one number. In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a
+# lower bound on the number of frames of a message that had too many frames, or 0 for a message that had too many bytes.
 TOTAL = struct.Struct("<Q")
-"""The format of a frame with one number.
 
-In `TAKEN`: the bytes that the receiver has processed since the socket was opened. In `REFUSED`: a lower bound on the number of
-frames of a message that had too many frames, or 0 for a message that had too many bytes.
-"""
-
+# The limit for messages from the host that the ZeroMQ socket has not accepted so far.
 SEND_WINDOW_BYTES = 64 * 1024 * 1024
-"""The window from the host to a ZeroMQ socket, in bytes: the limit for messages that the socket has not accepted so far."""
+# The limit for messages that the host has not received so far. When it is reached, the sidecar does not read the ZeroMQ socket.
 RECEIVE_WINDOW_BYTES = 16 * 1024 * 1024
-"""The window from a ZeroMQ socket to the host, in bytes: the limit for messages that the host has not received so far.
-
-When it is full, the sidecar does not read the ZeroMQ socket.
-"""
 
 _HEAD = struct.Struct("<BII")
 _STAGE_BYTES = 256 * 1024
@@ -50,10 +43,7 @@ _MAX_CHUNKS = 64
 
 
 class SidecarCommandKind(IntEnum):
-    """The commands between a host program and its sidecar, the process that holds the program's ZeroMQ sockets.
-
-    The comment of each command gives the sender and the frames.
-    """
+    """The commands. The comment of each gives the sender and the frames."""
 
     OPEN = 1  # from the host: role, address, LIMITS, and with CURVE the three keys. Creates a socket
     SUBSCRIBE = 2  # from the host: prefix
@@ -69,24 +59,15 @@ class SidecarCommandKind(IntEnum):
 
 
 class SidecarCommand(NamedTuple):
-    """A command received over the socketpair between a host program and the sidecar process that holds its ZeroMQ sockets.
+    """A received command. `line` is the number of the socket; 0 for the sidecar itself."""
 
-    Attributes:
-        command: A value of `SidecarCommandKind`.
-        line: The number of the socket in the sidecar; 0 for the sidecar itself.
-        frames: The frames of the command.
-    """
-
-    command: int
+    kind: int
     line: int
     frames: list[Frame]
 
 
 def cost_bytes(frames: Frames) -> int:
-    """Return the bytes that a message counts for in flow control: the bytes of its frames and a fixed number.
-
-    The flow control limits the bytes on the way between the host and one ZeroMQ socket of the sidecar process.
-    """
+    """Return the bytes that a message counts for in the windows: those of its frames and a fixed number."""
     return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
 
 
@@ -102,21 +83,14 @@ def size_fault(sizes: Sequence[int]) -> str | None:
 
 
 class SidecarCommandQueue:
-    """The queue of commands that wait until the socketpair between a host program and its sidecar process has room.
-
-    Attributes:
-        nbytes: The number of queued bytes.
-    """
+    """The commands that wait until the socketpair has room. `nbytes` is their size."""
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._chunks: deque[memoryview] = deque()
 
     def put(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Add one command to the queue, with copies of its frames.
-
-        `line` is the number of the socket in the sidecar process that the command concerns, or 0 for the process itself.
-        """
+        """Add one command, with copies of its frames."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
         chunk = memoryview(b"".join((head, *frames)))
@@ -124,11 +98,7 @@ class SidecarCommandQueue:
         self.nbytes += len(chunk)
 
     def flush(self, pair: socket.socket) -> None:
-        """Write as many queued bytes as the socketpair accepts without blocking.
-
-        Raises:
-            ConnectionError: If the other side has closed the socketpair.
-        """
+        """Write as many queued bytes as the socketpair accepts without blocking."""
         while self._chunks:
             try:
                 # Without the flag, a host that has restored the default action of SIGPIPE would end together with its sidecar.
@@ -145,26 +115,22 @@ class SidecarCommandQueue:
 
 
 class SidecarCommandReader:
-    """A reader of commands from the socketpair between a host program and its sidecar process.
+    """A reader of commands from a socketpair. It keeps the bytes of a command that was received only in part.
 
-    It keeps the bytes of a command that was received only in part.
-    Small frames are copied out of one shared buffer. A large frame is read directly into a separate buffer, which becomes the
+    Small frames are copied out of one shared buffer. A large frame is read directly into a buffer of its own, which becomes the
     frame.
     """
 
     def __init__(self) -> None:
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._begin = self._end = 0
-        self._said: SidecarCommand | None = None
+        self._partial: SidecarCommand | None = None
         self._sizes: tuple[int, ...] = ()
         self._large: memoryview | None = None
         self._filled = 0
 
     def read(self, pair: socket.socket) -> list[SidecarCommand] | None:
-        """Read from the socketpair once, without blocking.
-
-        Returns:
-            The commands that are now complete, or None if there was nothing to read.
+        """Read once, without blocking. Return the commands that are now complete, or None if there was nothing to read.
 
         Raises:
             EOFError: If the other side has closed the socketpair.
@@ -185,8 +151,8 @@ class SidecarCommandReader:
         if not got:
             raise EOFError
         done: list[SidecarCommand] = []
-        while (said := self._next()) is not None:
-            done.append(said)
+        while (command := self._next()) is not None:
+            done.append(command)
         return done
 
     def _compact(self) -> None:
@@ -196,23 +162,23 @@ class SidecarCommandReader:
             self._begin, self._end = 0, left
 
     def _next(self) -> SidecarCommand | None:
-        if self._said is None and not self._read_head():
+        if self._partial is None and not self._read_head():
             return None
-        said = self._said
-        assert said is not None
-        while len(said.frames) < len(self._sizes):
-            frame = self._read_frame(self._sizes[len(said.frames)])
+        command = self._partial
+        assert command is not None
+        while len(command.frames) < len(self._sizes):
+            frame = self._read_frame(self._sizes[len(command.frames)])
             if frame is None:
                 return None
-            said.frames.append(frame)
-        self._said = None
-        return said
+            command.frames.append(frame)
+        self._partial = None
+        return command
 
     def _read_head(self) -> bool:
         have = self._end - self._begin
         if have < _HEAD.size:
             return False
-        command, line, count = _HEAD.unpack_from(self._stage, self._begin)
+        kind, line, count = _HEAD.unpack_from(self._stage, self._begin)
         if count > SIDECAR_MESSAGE_FRAMES:
             raise ProtocolError(RefusalReason.TOO_LARGE, f"a command of {count} frames")
         if have < _HEAD.size + 4 * count:
@@ -221,7 +187,7 @@ class SidecarCommandReader:
         if fault := size_fault(self._sizes):
             raise ProtocolError(RefusalReason.TOO_LARGE, fault)
         self._begin += _HEAD.size + 4 * count
-        self._said = SidecarCommand(command, line, [])
+        self._partial = SidecarCommand(kind, line, [])
         return True
 
     def _read_frame(self, size: int) -> Frame | None:

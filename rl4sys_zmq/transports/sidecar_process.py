@@ -1,8 +1,7 @@
-"""The program of a sidecar: a process that holds ZeroMQ sockets for its host, the program that embeds the actor.
+"""The program of a sidecar: ``python -m rl4sys_zmq.transports.sidecar_process FD``, with the descriptor of the socketpair.
 
-It runs as ``python -m rl4sys_zmq.transports.sidecar_process FD``. FD is the descriptor of the socketpair to the host. The process
-has one Python thread and does not interpret messages. It ends when the host sends `QUIT`, when the host's end of the socketpair
-is closed, or (on Linux) when the thread of the host that started the process ends.
+It has one Python thread and does not interpret messages. It ends when the host sends `QUIT`, when the host's end of the
+socketpair is closed, or (on Linux) when the thread of the host that started the process ends.
 """
 
 from __future__ import annotations
@@ -43,31 +42,22 @@ _READS_PER_TURN = 16
 
 
 class _SidecarSocket:
-    """A ZeroMQ socket of the sidecar process, with the data of its flow control to and from the host program.
-
-    Attributes:
-        number: The number by which commands name the socket.
-        socket: The socket.
-        held: Messages of the host that the socket has not accepted so far.
-        taken_bytes: Bytes of messages from the host that the socket has accepted.
-        reported_bytes: The value of `taken_bytes` that was last reported to the host.
-        sent_bytes: Bytes of received messages that were sent to the host.
-        confirmed_bytes: The part of `sent_bytes` that the host has reported as processed.
-        interest: Two booleans: the poller watches the socket for reading, and for writing.
-    """
+    """A ZeroMQ socket of the sidecar, with the data of its flow control."""
 
     def __init__(self, number: int, socket: Socket) -> None:
         self.number = number
         self.socket = socket
-        self.held: deque[list[Frame]] = deque()
+        self.held: deque[list[Frame]] = deque()  # messages of the host that the socket has not accepted so far
+        # taken_bytes: bytes of messages from the host that the socket has accepted
+        # reported_bytes: value of `taken_bytes` that was last reported to the host
         self.taken_bytes = self.reported_bytes = 0
+        # sent_bytes: bytes of received messages that were sent to the host
+        # confirmed_bytes: part of `sent_bytes` that the host has reported as processed
         self.sent_bytes = self.confirmed_bytes = 0
-        self.interest = (False, False)
+        self.interest = (False, False)  # two booleans: the poller watches the socket for reading, and for writing
 
 
 class _SidecarLoop:
-    """The poll loop of the sidecar process. It passes messages between the host program and the ZeroMQ sockets."""
-
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
         self._input, self._output = SidecarCommandReader(), SidecarCommandQueue()
@@ -75,12 +65,7 @@ class _SidecarLoop:
         self._done = False
 
     def serve(self) -> None:
-        """Pass messages between the host program and the ZeroMQ sockets until the host sends `QUIT`.
-
-        Raises:
-            EOFError: If a read finds that the host has closed the socketpair.
-            ConnectionError: If a write finds that the host has closed the socketpair.
-        """
+        """Pass messages until the host sends `QUIT`. Raise EOFError or ConnectionError if the host has closed the socketpair."""
         with Poller() as poller:
             self._poller = poller
             self._output.put(SidecarCommandKind.PONG, 0)
@@ -97,7 +82,7 @@ class _SidecarLoop:
                 self._close(line)
 
     def _update_interest(self) -> None:
-        """Set which sockets the poller watches. A socket is not read while the host program cannot take its messages."""
+        """Set which sockets the poller watches. A socket is not read while the host cannot take its messages."""
         self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
         for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
@@ -119,39 +104,39 @@ class _SidecarLoop:
             done = self._input.read(self._pair)
             if done is None:
                 return
-            for said in done:
-                self._do(said)
+            for command in done:
+                self._do(command)
 
-    def _do(self, said: SidecarCommand) -> None:
-        if said.command == SidecarCommandKind.OPEN:
-            self._open(said)
-        elif said.command == SidecarCommandKind.QUIT:
+    def _do(self, command: SidecarCommand) -> None:
+        if command.kind == SidecarCommandKind.OPEN:
+            self._open(command)
+        elif command.kind == SidecarCommandKind.QUIT:
             self._done = True
-        elif said.command == SidecarCommandKind.PING:
+        elif command.kind == SidecarCommandKind.PING:
             self._output.put(SidecarCommandKind.PONG, 0)
-        elif (line := self._connections.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
+        elif (line := self._connections.get(command.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
-                self._do_on_line(line, said)
+                self._do_on_line(line, command)
             except TransportError as exc:
                 self._fail(line, exc)
 
-    def _do_on_line(self, line: _SidecarSocket, said: SidecarCommand) -> None:
-        if said.command == SidecarCommandKind.MESSAGE:
-            if line.held or not line.socket.send(said.frames):
-                line.held.append(said.frames)
+    def _do_on_line(self, line: _SidecarSocket, command: SidecarCommand) -> None:
+        if command.kind == SidecarCommandKind.MESSAGE:
+            if line.held or not line.socket.send(command.frames):
+                line.held.append(command.frames)
             else:
-                self._take(line, said.frames)
-        elif said.command == SidecarCommandKind.TAKEN:
-            (line.confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == SidecarCommandKind.SUBSCRIBE:
-            line.socket.subscribe(bytes(said.frames[0]))
-        elif said.command == SidecarCommandKind.UNSUBSCRIBE:
-            line.socket.unsubscribe(bytes(said.frames[0]))
-        elif said.command == SidecarCommandKind.CLOSE:
+                self._count_accepted(line, command.frames)
+        elif command.kind == SidecarCommandKind.TAKEN:
+            (line.confirmed_bytes,) = TOTAL.unpack(command.frames[0])
+        elif command.kind == SidecarCommandKind.SUBSCRIBE:
+            line.socket.subscribe(bytes(command.frames[0]))
+        elif command.kind == SidecarCommandKind.UNSUBSCRIBE:
+            line.socket.unsubscribe(bytes(command.frames[0]))
+        elif command.kind == SidecarCommandKind.CLOSE:
             self._close(line)
 
-    def _open(self, said: SidecarCommand) -> None:
-        role, address, limits, *keys = (bytes(frame) for frame in said.frames)
+    def _open(self, command: SidecarCommand) -> None:
+        role, address, limits, *keys = (bytes(frame) for frame in command.frames)
         send_hwm, recv_hwm, most = LIMITS.unpack(limits)
         secure = secure_with((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
         try:
@@ -161,15 +146,12 @@ class _SidecarLoop:
             else:
                 made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
         except TransportError as exc:
-            self._output.put(SidecarCommandKind.FAILED, said.line, [str(exc).encode()])
+            self._output.put(SidecarCommandKind.FAILED, command.line, [str(exc).encode()])
             return
-        self._connections[said.line] = _SidecarSocket(said.line, made)
+        self._connections[command.line] = _SidecarSocket(command.line, made)
 
-    def _take(self, line: _SidecarSocket, frames: list[Frame]) -> None:
-        """Count the bytes of a message that the ZeroMQ socket has accepted.
-
-        After each `SEND_WINDOW_BYTES` / 2 bytes, report the count to the host program with `TAKEN`, so that it can send more.
-        """
+    def _count_accepted(self, line: _SidecarSocket, frames: list[Frame]) -> None:
+        """Count the bytes of a message that the ZeroMQ socket has accepted, and report them after each half of the window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
@@ -180,7 +162,7 @@ class _SidecarLoop:
     def _serve_connection(self, line: _SidecarSocket) -> None:
         try:
             while line.held and line.socket.send(line.held[0]):
-                self._take(line, line.held.popleft())
+                self._count_accepted(line, line.held.popleft())
             for _ in range(_MESSAGES_PER_TURN):
                 if not (self._may_receive(line) and self._receive(line)):
                     return
@@ -218,10 +200,7 @@ class _SidecarLoop:
 
 
 def main() -> None:
-    """Run the sidecar, a process that holds the ZeroMQ sockets of another program, and then end this process.
-
-    The first argument of the command line is the descriptor of the socketpair to that program.
-    """
+    """Run the sidecar, and then end this process."""
     begin_child(signal.SIGINT)
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)

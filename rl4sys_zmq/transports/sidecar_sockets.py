@@ -1,7 +1,6 @@
-"""ZeroMQ sockets in a separate process, the *sidecar*, so that the program that embeds an actor survives an abort in libzmq.
+"""ZeroMQ sockets in a sidecar, so that the host survives an abort in libzmq: the host's side.
 
-This module is the side of that program, the *host*. One socketpair to the sidecar carries the messages of all sockets. The host
-itself has no ZeroMQ socket and no context.
+The host itself has no ZeroMQ socket and no context.
 """
 
 from __future__ import annotations
@@ -24,33 +23,25 @@ _KEY_BYTES = 40
 
 
 class SidecarSocketFactory(SocketFactory, TrackedResource):
-    """A `SocketFactory` whose sockets are in a separate process, the sidecar. It starts the sidecar and passes messages.
+    """A `SocketFactory` whose sockets are in a sidecar, which it starts.
 
-    Create, use and close the factory, its sockets and its pollers in one thread. After the sidecar has ended, all their methods
-    except `close` and `unregister` raise `TransportError`. The factory does not start another sidecar. In a forked child every
-    method except `close` raises.
-
-    Attributes:
-        owner: The identifier of the thread that created the factory.
+    After the sidecar has ended, all methods of the factory, its sockets and its pollers except `close` and `unregister` raise
+    `TransportError`. The factory does not start another sidecar. In a forked child every method except `close` raises.
     """
 
     def __init__(self) -> None:
-        """Start the sidecar process. This call does not wait until the process runs.
-
-        Raises:
-            TransportError: If no process can be started.
-        """
+        """Start the sidecar, without waiting until it runs."""
         self.owner = threading.get_ident()
         self._connections: dict[int, SidecarSocket] = {}
         self._opened = 0
         self._closed = False
-        self._sidecar = Sidecar()
+        self.sidecar = Sidecar()
         track(self)
 
     @property
     def pid(self) -> int:
-        """The process id of the sidecar, the separate process that holds the sockets."""
-        return self._sidecar.pid
+        """The process id of the sidecar."""
+        return self.sidecar.pid
 
     def dealer(
         self,
@@ -61,23 +52,15 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
     ) -> SidecarSocket:
-        """Create a connecting DEALER in the sidecar process, as `SocketFactory.dealer` describes.
-
-        The process connects the socket later. If that fails, later calls of the socket's methods raise.
-
-        Raises:
-            TransportError: If the address, the limits or the keys are invalid, another thread calls, or the sidecar has ended.
-        """
+        # The sidecar connects the socket later. If that fails, later calls of the socket's methods raise.
         return self._open("dealer", connect, (send_hwm, recv_hwm, max_frame_bytes), keys)
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
     ) -> SidecarSocket:
-        """Create a connecting SUB in the sidecar process, as `SocketFactory.sub` describes. Errors are as for `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
     def poller(self) -> SocketPoller:
-        """Create a poller for the sockets of this factory and for file descriptors."""
         return SidecarPoller(self)
 
     def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> SidecarSocket:
@@ -98,42 +81,27 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
 
     # ---- for the sockets and pollers of this sidecar
 
-    def fileno(self) -> int:
-        """Return the file descriptor of the socketpair to the sidecar process, for a poller."""
-        return self._sidecar.fileno()
-
-    @property
-    def unsent_bytes(self) -> int:
-        """The number of bytes that this process has queued because the socketpair to the sidecar process is full."""
-        return self._sidecar.unsent_bytes
-
     def send_command(self, command: SidecarCommandKind, line: int, frames: Frames = ()) -> None:
-        """Send a command to the sidecar, the separate process that holds the sockets.
-
-        Args:
-            command: The command.
-            line: The number of the socket in the sidecar; 0 for the sidecar itself.
-            frames: The frames of the command (`SidecarCommandKind`).
-        """
+        """Send a command to a socket in the sidecar, or to the sidecar itself (0)."""
         self.check_owner()
-        self._sidecar.send_command(command, line, frames)
+        self.sidecar.send_command(command, line, frames)
 
     def exchange(self) -> None:
-        """Write queued data to the sidecar process, and pass the commands received from it to their sockets. Never block."""
+        """Write queued data to the sidecar, and pass the commands received from it to their sockets. Never block."""
         self.check_owner()
-        for said in self._sidecar.exchange():
-            if (line := self._connections.get(said.line)) is not None:
-                line.on_command(said)
+        for command in self.sidecar.exchange():
+            if (line := self._connections.get(command.line)) is not None:
+                line.on_command(command)
 
     def close_connection(self, number: int) -> None:
-        """Close the socket with this number in the sidecar process."""
+        """Close the socket with this number in the sidecar."""
         if self.owner == _NO_OWNER:
             return
         self.check_thread()
         self._connections.pop(number, None)
         if not self._closed:
             with contextlib.suppress(TransportError):  # the sidecar has ended, so its sockets are closed
-                self._sidecar.send_command(SidecarCommandKind.CLOSE, number)
+                self.sidecar.send_command(SidecarCommandKind.CLOSE, number)
 
     def check_thread(self) -> None:
         """Raise TransportError if the calling thread did not create this object, or the process is a forked child."""
@@ -143,20 +111,16 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
             raise TransportError("this sidecar belongs to another thread; create, use and close it in one thread")
 
     def check_owner(self) -> None:
-        """Raise TransportError in another thread or if the sidecar process has ended, and Closed after `close`."""
+        """Raise TransportError in another thread or if the sidecar has ended, and Closed after `close`."""
         self.check_thread()
         if self._closed:
             raise Closed("the sidecar is closed")
-        self._sidecar.check()
+        self.sidecar.check()
 
     # ---- closing
 
     def close(self) -> None:
-        """End the sidecar process within about a second, by force if necessary. Messages that it has not sent are discarded.
-
-        Raises:
-            TransportError: If another thread calls.
-        """
+        """End the sidecar within about a second, by force if necessary. Messages that it has not sent are discarded."""
         if self._closed:
             return
         if self.owner == _NO_OWNER:
@@ -166,11 +130,11 @@ class SidecarSocketFactory(SocketFactory, TrackedResource):
         self._closed = True
         self._connections.clear()
         try:
-            self._sidecar.close()
+            self.sidecar.close()
         finally:
             untrack(self)
 
     def abandon(self) -> None:
         """Mark the factory as unusable in a forked child, and close the child's copy of the socketpair."""
         self.owner = _NO_OWNER
-        self._sidecar.abandon()
+        self.sidecar.abandon()

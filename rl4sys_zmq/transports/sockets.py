@@ -16,30 +16,27 @@ from rl4sys_zmq.transports.peers import SubscriptionControl
 
 _NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake, a PUSH only the handshake
 
+# The receive high-water mark of an XPUB with ``grants=True``, in subscription messages. A small limit keeps a flood of
+# subscriptions outside the process until the connection is closed. With a limit of 64, a flood took up to 125 MiB of memory;
+# with 4 it takes 2 MiB. With 1, subscriptions over CURVE never arrive.
 _PUBLICATION_HWM = 4
-"""The receive high-water mark of an XPUB with ``grants=True``, in subscription messages.
-
-A small limit keeps a flood of subscriptions outside the process until the connection is closed. With a limit of 64, a flood took
-up to 125 MiB of memory; with 4 it takes 2 MiB. With 1, subscriptions over CURVE never arrive.
-"""
 
 
 class Socket(Endpoint):
     """A ZeroMQ socket for one thread. Create it with `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
 
-    Create, use and close a socket in one thread. A call from another thread raises, because two threads in one libzmq socket
-    corrupt messages without an error. In a forked child an inherited socket is unusable: every call except `close` raises, and
-    `close` does not affect the parent.
+    A call from another thread raises, because two threads in one libzmq socket corrupt messages without an error. In a forked
+    child an inherited socket is unusable: every call except `close` raises, and `close` does not affect the parent.
 
-    The functions that create sockets raise `AddressInUse` if another socket is bound to the address, and `TransportError` if the
-    socket cannot be bound or connected. They share these arguments:
+    The functions that create sockets raise `AddressInUse` if another socket is bound to the address, and `TransportError` if
+    the socket cannot be bound or connected. They share these arguments:
 
     - `secure`: a function that sets the security options of the socket (`curve_server`, `curve_client`). No effect on inproc.
     - `watch`: True to collect the events of connections, which `events` returns.
     - `hwm`, `send_hwm`, `recv_hwm`: high-water marks, the largest number of queued messages (not bytes) for each peer. Over
       inproc the limits of the two sides add up.
-    - `max_frame_bytes`: the largest frame that the socket receives. If a tcp or ipc peer sends a larger one, the message is lost
-      and the connection is closed. inproc has no limit.
+    - `max_frame_bytes`: the largest frame that the socket receives. If a tcp or ipc peer sends a larger one, the message is
+      lost and the connection is closed. inproc has no limit.
     """
 
     @classmethod
@@ -117,7 +114,8 @@ class Socket(Endpoint):
     ) -> Self:
         """Create a PUSH, the sending end of a pipeline: bound or connecting. If a bound PUSH has no peer, `send` returns FULL.
 
-        After `close`, libzmq continues to send the queued messages for up to `linger_s` seconds, also at the exit of the process.
+        After `close`, libzmq continues to send the queued messages for up to `linger_s` seconds, also at the exit of the
+        process.
         """
         options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
         made = cls._make("push", options, bind=bind, connect=connect, secure=secure, watch=watch)

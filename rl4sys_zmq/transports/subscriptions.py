@@ -11,12 +11,7 @@ from rl4sys_zmq.transports.sockets import Socket
 
 
 def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
-    """Decode a subscription message, which an XPUB socket receives from a subscriber.
-
-    Returns:
-        None if the message is not a subscription or unsubscription. Otherwise a pair: True for a subscription or False for an
-        unsubscription, and the topic prefix.
-    """
+    """Decode a subscription message: True for a subscription or False for an unsubscription, and the topic prefix; else None."""
     if len(frames) != 1 or bytes(frames[0][:1]) not in (b"\0", b"\1"):
         return None
     notice = bytes(frames[0])
@@ -24,15 +19,10 @@ def read_subscription(frames: Frames) -> tuple[bool, bytes] | None:
 
 
 def subscribed_topics(xpub: Socket, counters: Counters, most: int | None = None) -> Iterator[bytes]:
-    """Receive the messages that wait in an XPUB socket, and yield the topic prefix of each new subscription.
+    """Receive at most `most` messages that wait in an XPUB socket, and yield the topic prefix of each new subscription.
 
     All other messages are discarded. A subscriber can send anything, so a message with too many frames is only counted
     (``refused.frames``). With ``grants=True``, call `Socket.grant` before the next topic is taken.
-
-    Args:
-        xpub: The socket.
-        counters: Counts the refused messages.
-        most: Largest number of messages to receive. None: no limit.
     """
     for _ in itertools.count() if most is None else range(most):
         try:

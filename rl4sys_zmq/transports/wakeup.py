@@ -16,24 +16,18 @@ class Wakeup(Resource):
     """A signal that ends the wait of a poll loop. Any thread can call `set`; the loop polls `fileno` and calls `clear`.
 
     The loop must call `clear` *before* it checks for new work. Then it finds all work that was added before a call of `set`.
-
-    The implementation uses no lock, because a thread of the user's program could have to wait for it. Instead there is one
-    token, in a deque. `set` takes the token and sends one byte; `clear` reads the byte and puts the token back. Operations on a
-    deque are atomic. While the token is taken, `set` does nothing.
     """
 
     def __init__(self) -> None:
-        """Open the pair of sockets.
-
-        Raises:
-            TransportError: If the process has no file descriptors left.
-        """
         try:
             self._reader, self._writer = socket.socketpair()
         except OSError as exc:
             raise TransportError(f"cannot open a pair of sockets: {exc.strerror}; raise the limit with ulimit -n") from exc
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        # There is no lock, because a thread of the user's program could have to wait for it. Instead there is one token, in a
+        # deque, whose operations are atomic. `set` takes the token and sends one byte; `clear` reads the byte and puts the
+        # token back. While the token is taken, `set` does nothing.
         self._token: deque[None] = deque([None], maxlen=1)  # one, even if a forked child writes to the pair that it shares
         self._closed = False
 
@@ -66,14 +60,11 @@ class Wakeup(Resource):
         return bool(poll.poll(timeout_s * 1e3))
 
     def close(self) -> None:
-        """Close both ends of the socketpair, when no thread is in the middle of `set`.
-
-        The call first disables `set`, so that a later `set` does not write to the closed descriptor, whose number another file
-        can have by then.
-        """
+        """Close both ends of the socketpair, when no thread is in the middle of `set`."""
         if self._closed:
             return
         self._closed = True
+        # First disable `set`: a later one must not write to the closed descriptor, whose number another file can have by then.
         try:
             self._token.pop()
         except IndexError:

@@ -47,7 +47,7 @@ def stream_of(first_seq: int = 0, actor_id: str = "a", **kwargs: Any) -> Segment
 def take(stream: SegmentStream, count: int, steps: int = 2) -> None:
     """Accept segments whose checksums are their numbers."""
     for _ in range(count):
-        stream.accept(steps, stream.received)
+        stream.accept_all(steps, [stream.received])
 
 
 def hello(incarnation: int = 1, first_seq: int = 0, actor_id: str = "a", **kwargs: Any) -> Hello:
@@ -190,7 +190,7 @@ def test_an_ack_says_all_of_it() -> None:
 def test_a_refused_item_is_counted_where_its_verdict_is() -> None:
     stream = stream_of()
     take(stream, 1)
-    stream.accept(2, 1)
+    stream.accept_all(2, [1])
     stream.refuse()
     assert (stream.refused, stream.verdicts[Verdict.REFUSED], stream.pending, stream.received) == (1, 1, 1, 2)
 
@@ -988,7 +988,7 @@ def paced(pace_s: float, burst: int, want: int = 0, unused: int = 0) -> SegmentS
     """Return the stream of an actor that has delivered bursts of this size, one each `pace_s` seconds, until the time 0."""
     stream = stream_of()
     for place in range(20):
-        stream.accept(burst, place)
+        stream.accept_all(burst, [place])
         stream.ready_at = -pace_s
         stream.measure(burst, 0.0)
     stream.want_steps, stream.credit_steps = stream.accepted_steps + want, stream.accepted_steps + unused
@@ -1009,7 +1009,7 @@ def test_actors_of_one_speed_share_a_batch_and_do_not_exceed_it() -> None:
     pool.grant(members, 0.001)
     assert [stream.unused_steps for stream in members] == [60] * 8
     pool.transit.accept(DataAmount(60, 1, 0))
-    members[0].accept(60, 0)
+    members[0].accept_all(60, [0])
     members[0].measure(60, 0.055)
     assert pool.grant(members, 0.055) == [], "the rest of the batch is for those who collect it"
 
@@ -1069,7 +1069,7 @@ def test_an_overshoot_is_paid_back_by_all() -> None:
     pool.demand(10, 0, 0)
     pool.grant([stream], 0.0)
     pool.transit.accept(DataAmount(13, 1, 100))
-    stream.accept(13, 0)
+    stream.accept_all(13, [0])
     pool.demand(12, 0, 0)
     assert pool.grant([stream], 0.0) == []
 

@@ -543,7 +543,7 @@ def test_framing_survives_any_cut(step: int) -> None:
     got = []
     while (said := inlet.read(pair)) is not None:
         got += said
-    assert [(s.command, s.line, s.frames) for s in got] == [(SidecarCommandKind.MESSAGE, n, f) for n, f in enumerate(messages)]
+    assert [(s.kind, s.line, s.frames) for s in got] == [(SidecarCommandKind.MESSAGE, n, f) for n, f in enumerate(messages)]
 
 
 def test_a_host_without_standard_streams(router: Any) -> None:

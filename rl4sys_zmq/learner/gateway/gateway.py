@@ -39,7 +39,7 @@ from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
-from rl4sys_zmq.transports import Address, CallQueue, ConnectionLimitThread, Poller, SendResult, Socket, subscribed_topics
+from rl4sys_zmq.transports import Address, ConnectionLimitThread, Poller, SendResult, Socket, ThreadCalls, subscribed_topics
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone
@@ -91,7 +91,7 @@ class Gateway(Worker):
         self._service: InferenceService | None = None
         self._config, self._restored, self._authenticator = config, restored, authenticator
         self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
-        self._calls = CallQueue("learner")
+        self._calls = ThreadCalls("learner")
         self._open = threading.Event()
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()

@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from rl4sys_zmq.errors import Closed
-from rl4sys_zmq.transports import CallQueue, Poller
+from rl4sys_zmq.transports import Poller, ThreadCalls
 
 
 def test_functions_run_in_the_thread_and_their_results_and_exceptions_reach_the_caller() -> None:
-    queue = CallQueue("lab")
+    queue = ThreadCalls("lab")
 
     def serve() -> None:
         with Poller() as poller:
@@ -35,7 +35,7 @@ def test_functions_run_in_the_thread_and_their_results_and_exceptions_reach_the_
 
 
 def test_what_waits_at_the_end_and_what_comes_later_is_refused() -> None:
-    queue = CallQueue("lab")
+    queue = ThreadCalls("lab")
     waiting = queue.call(lambda: 1)
     queue.stop()
     with pytest.raises(Closed, match="the lab is closed"):
@@ -47,7 +47,7 @@ def test_what_waits_at_the_end_and_what_comes_later_is_refused() -> None:
 
 
 def test_a_thread_that_outlives_the_wait_for_it_closes_the_descriptor_at_its_end() -> None:
-    queue = CallQueue("lab")
+    queue = ThreadCalls("lab")
     queue.stop()
     queue.release(alive=True)
     assert queue.wakeup.fileno() >= 0

@@ -1,4 +1,4 @@
-"""A queue of functions that other threads want the owner of some sockets to call."""
+"""The functions that other threads want the owner of some sockets to call."""
 
 from __future__ import annotations
 
@@ -15,22 +15,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class CallQueue:
+class ThreadCalls:
     """The functions that other threads want a thread to call, and the request to stop.
 
-    The thread polls `wakeup` together with its sockets. After each poll it calls `serve`, until `stopping` is True. At its end it
-    calls `refuse_all`. Any thread can use the other methods.
-
-    Attributes:
-        wakeup: Ends the wait of the thread. `release` closes it.
+    The thread polls `wakeup` together with its sockets. After each poll it calls `serve`, until `stopping` is True. At its end
+    it calls `refuse_all`. Any thread can use the other methods.
     """
 
     def __init__(self, owner: str) -> None:
-        """Create the queue.
-
-        Args:
-            owner: The name of the object with the thread, such as ``learner``, for error messages.
-        """
+        """Create the queue. `owner` names the object with the thread, such as ``learner``, in error messages."""
         self.wakeup = Wakeup()
         self._owner = owner
         self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
@@ -59,7 +52,7 @@ class CallQueue:
         return future
 
     def stop(self) -> None:
-        """Ask the thread to end. This does not wait for its end."""
+        """Ask the thread to end, without waiting."""
         with self._lock:
             self._stopping = True
         self.wakeup.set()
@@ -86,11 +79,7 @@ class CallQueue:
             future.set_exception(self.closed())
 
     def release(self, *, alive: bool) -> None:
-        """Close `wakeup`: now, or at the end of the thread if it still runs. Call `stop` first.
-
-        Args:
-            alive: True if the thread has started and may not have ended.
-        """
+        """Close `wakeup` now, or at the end of the thread if it still may be `alive`. Call `stop` first."""
         with self._lock:
             self._released = True
             if self._ended or not alive:

@@ -34,15 +34,7 @@ TQC_REFERENCE = (
 
 
 def check_quantiles(dropped: int, quantiles: int) -> None:
-    """Check that TQC's targets keep a quantile of each network.
-
-    Args:
-        dropped: The number of quantiles of each network that are left out.
-        quantiles: The number of quantiles that each network estimates.
-
-    Raises:
-        ConfigError: If none is left.
-    """
+    """Check that TQC's targets keep a quantile of each network."""
     if dropped >= quantiles:
         raise ConfigError(
             f"algorithm_parameters.top_quantiles_to_drop_per_net: {dropped} of {quantiles} quantiles leave none; drop fewer",
@@ -78,11 +70,7 @@ class LibraryFactory(DeferredFactory):
     extra: str
 
     def load(self) -> AlgorithmFactory:
-        """Import the library, and with it torch. Return the function that builds the algorithm.
-
-        Raises:
-            ImportError: If the library is not installed.
-        """
+        """Import the library, and with it torch. Return the function that builds the algorithm."""
         return partial(load_object(self.builder), self.name)
 
     def __str__(self) -> str:
@@ -100,18 +88,7 @@ def library_entry(
     staleness: Staleness = ANY_AGE,
     takes_masks: bool = False,
 ) -> AlgorithmEntry:
-    """Return the registry entry of an algorithm of a library. The library is not imported.
-
-    Args:
-        factory: The factory of the algorithm. Its extra is also the first part of the algorithm's name.
-        parameters: The dataclass of its parameters.
-        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
-        kind: ``onpolicy`` or ``offpolicy``.
-        summary: One line of documentation.
-        reference: The source of the algorithm.
-        staleness: The age of the data that it can learn from.
-        takes_masks: True if the training respects action masks.
-    """
+    """Return the registry entry of an algorithm of a library. The library is not imported."""
     kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
     name = f"{factory.extra}:{factory.name}"
     return AlgorithmEntry(
@@ -154,11 +131,7 @@ def _plan(
     action_space: Space,
     parameters: Mapping[str, object],
 ) -> PolicySpec:
-    """Return the specification of the policy that an algorithm would train.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
-    """
+    """Return the specification of the policy that an algorithm would train."""
     p = read_parameters(cls, parameters, algorithm=name)
     check_not_image(observation_space, p.hidden_sizes, name)
     if action_space.KIND not in heads:

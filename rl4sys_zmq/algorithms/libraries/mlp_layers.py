@@ -57,11 +57,7 @@ class PublishedNetwork:
 
 
 def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between them.
-
-    Raises:
-        ConfigError: If there is another layer, a linear layer without a bias, or several kinds of activations.
-    """
+    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between them."""
     layers: list[tuple[Tensor, Tensor]] = []
     found: list[str] = []
     for layer in _flat(modules):

@@ -218,11 +218,7 @@ class ReplayTraining(ABC):
 
 
 def refuse_masks(segment: Segment, name: str) -> None:
-    """Refuse a segment with action masks, for an algorithm that would ignore them.
-
-    Raises:
-        ConfigError: If the segment has masks.
-    """
+    """Refuse a segment with action masks, for an algorithm that would ignore them."""
     if segment.masks is not None:
         raise ConfigError(mask_refusal(name) or f"{name} ignores action masks", key="algorithm_name")
 

@@ -149,11 +149,7 @@ class Sb3Adapter:
         return self._published().tensors()
 
     def _published(self) -> PublishedNetwork:
-        """Return the part of the model's networks that is sent to actors.
-
-        Raises:
-            ConfigError: If no policy of ours can express it.
-        """
+        """Return the part of the model's networks that is sent to actors."""
         model, policy = self._model, self._model.policy
         if getattr(model, "use_sde", False):
             raise ConfigError(f"{self._name}: actors cannot explore with use_sde; leave it out", key="algorithm_parameters")
@@ -261,9 +257,6 @@ class Sb3Adapter:
 
         The optimizers keep their options. An entropy weight that is learned only now begins as the parameters say, and one that
         was learned before is that of the parameters.
-
-        Raises:
-            ConfigError: If the state comes from another network.
         """
         model, given, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
         if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef

@@ -38,14 +38,7 @@ class _SegmentReplay(ReplayBuffer):
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device="cpu")
 
     def connect(self, memory: ReplayMemory, generator: torch.Generator, observation_space: Space, action_space: Space) -> None:
-        """Sample from this memory from now on.
-
-        Args:
-            memory: The transitions. Their actions are in the units of the environment.
-            generator: The source of random rows.
-            observation_space: The space of the observations in the memory.
-            action_space: The space of the actions in the memory.
-        """
+        """Sample from this memory from now on."""
         self.memory, self._draws, self._space = memory, TorchDraws(generator), observation_space
         self._actions = action_space
 

@@ -12,8 +12,7 @@ from stable_baselines3 import A2C
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.algorithms.libraries.replayed import refuse_masks
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
-from rl4sys_zmq.algorithms.onpolicy.returns import vtrace
-from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments
+from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments, vtrace
 from rl4sys_zmq.values import Segment
 
 

@@ -31,18 +31,7 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, fea
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> TorchrlAlgorithm:
-    """Build an algorithm with one of the library's losses.
-
-    Args:
-        name: The name of the algorithm, such as ``IQL``.
-        observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
-        parameters: The parameters, by name.
-        seed: The seed of all random numbers.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
-    """
+    """Build an algorithm with one of the library's losses."""
     return TorchrlAlgorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space, action_space, parameters, seed)
 
 
@@ -204,11 +193,7 @@ class TorchrlAlgorithm(ReplayTraining):
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. The replay and the count of observed steps do not change.
-
-        Raises:
-            ConfigError: If the state comes from other networks.
-        """
+        """Return to a state that `checkpoint` has copied. The replay and the count of observed steps do not change."""
         own = self._tensors()
         given = {name: torch.as_tensor(tensor, device="cpu") for name, tensor in kept["weights"].items()}
         if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:

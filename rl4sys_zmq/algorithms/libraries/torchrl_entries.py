@@ -49,19 +49,11 @@ class TorchrlParameters:
         return {name: value for name, value in found.items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the names of the library's losses on which a gradient step does not train.
-
-        Args:
-            step: The number of the gradient step, from 1.
-        """
+        """Return the names of the library's losses on which a gradient step does not train."""
         return ()
 
     def moves_targets(self, step: int) -> bool:
-        """Return True if the target networks take a step after a gradient step.
-
-        Args:
-            step: The number of the gradient step, from 1.
-        """
+        """Return True if the target networks take a step after a gradient step."""
         return True
 
 

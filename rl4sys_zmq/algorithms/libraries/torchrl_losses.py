@@ -108,14 +108,7 @@ class _CQLLoss(CQLLoss):
 
 
 def make_loss(name: str, parameters: TorchrlParameters, features: int, action_space: Space) -> LossNetworks:
-    """Build the networks and the loss of an algorithm. Draw the first weights from the global generator of torch.
-
-    Args:
-        name: The name of the algorithm, such as ``IQL``.
-        parameters: Its parameters.
-        features: The number of features of an observation.
-        action_space: The space of the actions.
-    """
+    """Build the networks and the loss of an algorithm. Draw the first weights from the global generator of torch."""
     count = action_layout(action_space).outputs
     networks = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
     if isinstance(parameters, ValueParameters):

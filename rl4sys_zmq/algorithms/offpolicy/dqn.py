@@ -13,7 +13,7 @@ from torch import Tensor
 from rl4sys_zmq.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam
-from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters, plan_dqn
+from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
@@ -49,10 +49,8 @@ class DQN(ReplayAlgorithm[DQNParameters]):
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        name, cls = self._name, self._parameters
-        spec = plan_dqn(observation_space, action_space, parameters, algorithm=name, cls=cls)
-        p = read_parameters(cls, parameters, algorithm=name)
-        super().__init__(spec, p, name, seed)
+        p = read_parameters(self._parameters, parameters, algorithm=self._name)
+        super().__init__(p.policy(self._name, observation_space, action_space), p, self._name, seed)
         assert isinstance(action_space, DiscreteSpace)
         self._head = make_value_head(p, action_space.n)
         self._online, self._target = (self._new_network() for _ in range(2))
@@ -90,11 +88,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return {**super()._training_state(), "target_steps": self._target_steps}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. The transitions and the counts of observed data do not change.
-
-        Raises:
-            ConfigError: If the state comes from networks of other sizes.
-        """
+        """Return to a state that `checkpoint` has copied. The transitions and the counts of observed data do not change."""
         super().restore(kept)
         self._target_steps = int(kept.get("target_steps", 0))
 
@@ -162,9 +156,6 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         """Train the online network with a large margin, so that demonstrated actions are the best (`margin_loss`).
 
         The target network then gets the same weights. Return the mean loss of the last tenth of the steps.
-
-        Raises:
-            ConfigError: If the network is recurrent.
         """
         head, network = self._head, self._online
         if isinstance(network, SequenceNetwork):

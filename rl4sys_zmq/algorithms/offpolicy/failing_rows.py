@@ -18,15 +18,6 @@ def find_failing_rows(
     """Try the gradient steps of the next update, and return the replay rows that make the first failing step fail.
 
     The rows of this step are halved again and again, as long as a half still fails.
-
-    Args:
-        steps: Number of gradient steps of the update.
-        draw: Draws the rows of the next step, int64 ``[B]``.
-        checkpoint: Returns copies of everything that a step changes.
-        survives: Returns to such copies, takes a gradient step on some rows, and returns True if all numbers are then finite.
-
-    Returns:
-        The rows, int64; an empty array if no step fails.
     """
     for _ in range(steps):
         rows = draw()

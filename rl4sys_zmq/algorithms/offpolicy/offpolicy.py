@@ -98,13 +98,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
 
     @abstractmethod
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
-        """Take a gradient step on the rows of this rank, and return metrics, and TD errors if they are needed.
-
-        Args:
-            batch: The columns of these rows, on the device of the networks.
-            weight: The share of these rows in the batch (`RowShare.weight`).
-            rate: The learning rate.
-        """
+        """Take a gradient step on the rows of this rank, and return metrics, and TD errors if they are needed."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -244,13 +238,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._step(work["columns"], work["rate"], target_due=work["target_due"])
 
     def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> StepResult:
-        """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the results for all rows.
-
-        Args:
-            columns: The columns of the whole batch, which are the same for all ranks.
-            rate: The learning rate.
-            target_due: True if the target networks must follow first.
-        """
+        """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the results for all rows."""
         ranks, put = self._compute.ranks, self._compute.put
         if target_due:
             self._follow_target()

@@ -69,13 +69,7 @@ class TransitionSampler:
         spaces: tuple[ObservationSpace, Space],
         convert: Callable[[TransitionBatch], Columns],
     ) -> None:
-        """Create the sampler.
-
-        Args:
-            memory: The replay.
-            spaces: The spaces of the stored observations and actions.
-            convert: Returns the inputs of a gradient step, without importance weights.
-        """
+        """Create the sampler."""
         self._memory, self._spaces, self._convert = memory, spaces, convert
         self._demonstrations: DemonstrationReplay | None = None
 

@@ -6,17 +6,7 @@ from rl4sys_zmq.errors import ConfigError
 
 
 def check_replay_size(steps: int, size: int, available: int, files: str = "") -> None:
-    """Check that a full replay is not larger than the memory that the process can have.
-
-    Args:
-        steps: The largest number of steps in the replay, `buffer_size`.
-        size: The size of the full replay in bytes.
-        available: The memory of the process in bytes.
-        files: What puts the replay into files, as text; empty if nothing does.
-
-    Raises:
-        ConfigError: If it is larger.
-    """
+    """Check that a full replay is not larger than the memory that the process can have."""
     if size > available:
         raise ConfigError(
             f"algorithm_parameters.buffer_size: a full replay of {steps:,} steps needs {size:,} bytes, and the learner's machine "

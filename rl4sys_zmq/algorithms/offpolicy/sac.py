@@ -37,7 +37,7 @@ from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.torch_layers import FORBIDDEN_LOGIT, FlatAdam, limit_norm
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.algorithms.offpolicy.sac_parameters import SACParameters, plan_sac
+from rl4sys_zmq.algorithms.offpolicy.sac_parameters import SACParameters
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
@@ -68,9 +68,9 @@ def make_sac(
     observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> ContinuousSAC | DiscreteSAC:
     """Build SAC for a Box or for a Discrete action space."""
-    spec = plan_sac(observation_space, action_space, parameters)
+    p = read_parameters(SACParameters, parameters, algorithm="SAC")
     kind = ContinuousSAC if isinstance(action_space, BoxSpace) else DiscreteSAC
-    return kind(spec, read_parameters(SACParameters, parameters, algorithm="SAC"), seed)
+    return kind(p.policy("SAC", observation_space, action_space), p, seed)
 
 
 class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
@@ -80,18 +80,11 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
     """
 
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int, *, actions: int, values: int) -> None:
-        """Build the networks.
-
-        Args:
-            spec: The specification of the policy.
-            parameters: The parameters.
-            seed: The seed of all random numbers.
-            actions: The number of elements of an action that a critic gets; 0 if it computes the values of all actions.
-            values: The number of values that a critic computes.
-        """
+        """Build the networks."""
         super().__init__(spec, parameters, "SAC", seed)
         p = parameters
-        choice, space, outputs = p.chosen_network(), self._observation_space, p.head(spec.action_space).outputs(spec.action_space)
+        choice, space = p.chosen_network(), self._observation_space
+        outputs = p.head("SAC", spec.action_space).outputs(spec.action_space)
         self._policy = choice.replay(space, ReplayShape(outputs=(outputs,), extras=1))
         critics = ReplayShape(outputs=(values, values), actions=actions)
         self._critics, self._targets = (choice.replay(space, critics) for _ in range(2))
@@ -248,14 +241,6 @@ def squash(means: Tensor, log_stds: Tensor, noise: Tensor) -> tuple[Tensor, Tens
     With u = μ + σ ε, the action is tanh(u), and log π = log N(u; μ, σ) - Σ log(1 - tanh²(u) + 1e-6). Without the 1e-6, this is
     the exact density ([1], appendix C), which has no limit where tanh(u) goes to ±1. With it, as in the first implementation of
     the authors of [1], an action at a bound costs no more entropy than 13.8 nats in each dimension.
-
-    Args:
-        means: The means μ, ``[B, n]``.
-        log_stds: The logarithms of the standard deviations σ, ``[B, n]``.
-        noise: Standard normal numbers ε, ``[B, n]``.
-
-    Returns:
-        The actions, ``[B, n]`` between -1 and 1, and their log-densities, ``[B]``.
     """
     actions = torch.addcmul(means, log_stds.exp(), noise).tanh()
     terms = log_stds + 0.5 * noise.square() + torch.log(1.0 - actions.square() + SQUASH_EPSILON)

@@ -50,14 +50,7 @@ class SequenceSampler:
     digest = 0
 
     def __init__(self, memory: SequenceMemory, observation_space: ObservationSpace, n_step: int, gamma: float) -> None:
-        """Create the sampler.
-
-        Args:
-            memory: The replay.
-            observation_space: The space of the stored observations.
-            n_step: Number of rewards that are summed before the bootstrap.
-            gamma: Discount per step.
-        """
+        """Create the sampler."""
         self._memory, self._space = memory, observation_space
         self._n_step, self._gamma = n_step, gamma
 

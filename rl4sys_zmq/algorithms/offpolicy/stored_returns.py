@@ -8,15 +8,7 @@ from rl4sys_zmq.errors import ConfigError
 
 
 def check_stored_returns(stored: Mapping[str, float], given: Mapping[str, float]) -> None:
-    """Check that the returns in a stored replay were computed with the given parameters.
-
-    Args:
-        stored: The parameters by name with which the returns were computed, such as ``gamma``.
-        given: The same parameters of the training that continues.
-
-    Raises:
-        ConfigError: If one of these parameters has another value.
-    """
+    """Check that the returns in a stored replay were computed with the given parameters."""
     for name, value in given.items():
         if stored[name] != value:
             raise ConfigError(

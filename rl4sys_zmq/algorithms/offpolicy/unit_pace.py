@@ -82,10 +82,6 @@ class UnitPace:
         """Return the number of environment steps that are missing until the next policy version can be published.
 
         With `samples_per_insert`, the number is smaller if training lags behind the ratio.
-
-        Args:
-            parameters: The parameters.
-            units_per_version: The number of units of training from one version to the next.
         """
         p = parameters
         next_version = (self.units // units_per_version + 1) * units_per_version

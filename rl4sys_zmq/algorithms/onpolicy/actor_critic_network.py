@@ -97,20 +97,10 @@ class RecurrentNetwork(ActorCriticNetwork, Protocol):
 
 
 def initial_states(segments: Sequence[Segment], column: str) -> Tensor:
-    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to the range from -1 to 1.
-
-    The elements of a state are within this range by its definition.
-
-    Args:
-        segments: The segments.
-        column: The name of the extra column with the state.
-
-    Raises:
-        ConfigError: If a segment lacks the column. The learner refuses such a segment when it arrives.
-    """
+    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to their range of -1 to 1."""
     for segment in segments:
         if column not in segment.initial:
-            raise ConfigError(
+            raise ConfigError(  # the learner refuses such a segment when it arrives
                 f"a segment of episode {segment.episode_id} lacks the column {column!r}, the recurrent state before its first "
                 "step; record data with a recurrent policy of the same kind"
             )

@@ -1,4 +1,4 @@
-"""The interface between a learning algorithm and the learner thread (the thread that trains one policy) that calls it.
+"""The interface between a learning algorithm and the learner thread that calls it.
 
 The state of an algorithm depends only on its parameters, its seed and the calls of its methods. An algorithm does no I/O, starts
 no thread, logs nothing, counts no policy versions and uses no global random state. All calls come from the learner thread that
@@ -46,7 +46,7 @@ An algorithm's entry can have another default, in `AlgorithmEntry.staleness`.
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A learning rule for one policy. It receives segments (consecutive steps of one episode) and updates the weights.
+    """A learning rule for one policy. It receives segments and updates the weights.
 
     The learner thread uses an algorithm like this::
 
@@ -73,7 +73,7 @@ class Algorithm(Protocol):
         """Return the description from which actors build the policy: spaces, kind and tensors. Every call returns the same."""
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Accept one segment (consecutive steps of one episode) for training.
+        """Accept one segment for training.
 
         Args:
             segment: The segment. It fits the observation and action spaces, and its numbers are finite. Only an off-policy
@@ -276,7 +276,7 @@ class PlaceableAlgorithm(Protocol):
     """The optional method of an algorithm that can compute on a GPU (the option ``device``)."""
 
     def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
+        """Move the networks and the optimizer to a device, and use it and its ranks from now on.
 
         The learner thread calls this at most once, right after it has built the algorithm. Afterwards, `Algorithm.state` can
         return tensors on the device. `Algorithm.load` must accept a state of any device: its tensors are on the CPU.
@@ -288,9 +288,9 @@ class PlaceableAlgorithm(Protocol):
 
 @runtime_checkable
 class ParallelAlgorithm(PlaceableAlgorithm, UndoableAlgorithm, Protocol):
-    """The optional methods of an algorithm that several processes can train together (the option ``learners``).
+    """The optional methods of an algorithm that several ranks can train together (the option ``learners``).
 
-    Each of these processes, the *ranks*, has an object of the algorithm with the same parameters and seed. Only rank 0 observes
+    Each rank is a process with an object of the algorithm with the same parameters and seed. Only rank 0 observes
     segments and makes updates. The other ranks follow it through `follow`, and get its state through
     `UndoableAlgorithm.restore`. `Ranks` in `rl4sys_zmq.learner.registry.compute` describes an update.
     """

@@ -7,11 +7,12 @@ converts a dict from a configuration into this dataclass.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
@@ -28,6 +29,7 @@ __all__ = [
     "DeferredFactory",
     "LEAST_EPSILON",
     "PolicyPlan",
+    "Setting",
     "Staleness",
     "TaskPreset",
     "READ_ELSEWHERE",
@@ -37,6 +39,7 @@ __all__ = [
     "parameter_table",
     "read_parameters",
     "readings",
+    "with_settings",
 ]
 
 
@@ -127,6 +130,33 @@ def inherited(cls: type[Any], name: str, default: object, *, names: tuple[str, .
     """
     (known,) = (f.metadata for f in fields(cls) if f.name == name)
     return option(known["check"], default, names=known["names"] if names is None else names, doc=doc or known["doc"])
+
+
+class Setting(NamedTuple):
+    """The default of a parameter that a class inherits, with another meaning or other synonyms, as for `inherited`."""
+
+    default: object
+    doc: str = ""
+    names: tuple[str, ...] | None = None
+
+
+@dataclass_transform(frozen_default=True)
+def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that makes a class of parameters a frozen dataclass in which inherited parameters have other defaults.
+
+    Args:
+        settings: The defaults by the names of the parameters, or a `Setting`.
+    """
+
+    def declare(cls: type[T]) -> type[T]:
+        types = {f.name: f.type for f in fields(cast(Any, cls))}
+        for name, given in settings.items():
+            setting = given if isinstance(given, Setting) else Setting(given)
+            setattr(cls, name, inherited(cls, name, setting.default, names=setting.names, doc=setting.doc))
+        cls.__annotations__ = {**{name: types[name] for name in settings}, **inspect.get_annotations(cls)}
+        return dataclass(frozen=True, slots=True)(cls)
+
+    return declare
 
 
 def readings(parameters: object) -> list[str]:

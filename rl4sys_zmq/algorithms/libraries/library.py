@@ -1,9 +1,4 @@
-"""The parts of registry entries that the algorithms of all libraries share. This module imports no library.
-
-- `LibraryFactory`: a factory whose library is imported before the algorithm is built.
-- `library_entry`: the entry of an algorithm, with its policy as a perceptron.
-- `TQC_REFERENCE`, `check_quantiles`: the source of TQC, which two libraries have, and the check of its parameters.
-"""
+"""The parts of registry entries that the algorithms of all libraries share. This module imports no library."""
 
 from __future__ import annotations
 
@@ -59,8 +54,7 @@ class LibraryFactory(DeferredFactory):
     """The factory of one algorithm of a library, which is imported before the algorithm is built.
 
     Attributes:
-        builder: The function that builds the algorithm, as ``"package.module:attribute"``. Its first argument is `name`; the
-            others are those of an `AlgorithmFactory`.
+        builder: The path of the function that builds the algorithm. Its first argument is `name`.
         name: The name of the algorithm in the library, or the location of the user's own class.
         extra: The optional dependency group of this package that installs the library.
     """
@@ -70,7 +64,6 @@ class LibraryFactory(DeferredFactory):
     extra: str
 
     def load(self) -> AlgorithmFactory:
-        """Import the library, and with it torch. Return the function that builds the algorithm."""
         return partial(load_object(self.builder), self.name)
 
     def __str__(self) -> str:
@@ -88,7 +81,7 @@ def library_entry(
     staleness: Staleness = ANY_AGE,
     takes_masks: bool = False,
 ) -> AlgorithmEntry:
-    """Return the registry entry of an algorithm of a library. The library is not imported."""
+    """Return the registry entry of an algorithm, given the head of its policy for each kind of action space."""
     kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
     name = f"{factory.extra}:{factory.name}"
     return AlgorithmEntry(
@@ -131,7 +124,6 @@ def _plan(
     action_space: Space,
     parameters: Mapping[str, object],
 ) -> PolicySpec:
-    """Return the specification of the policy that an algorithm would train."""
     p = read_parameters(cls, parameters, algorithm=name)
     check_not_image(observation_space, p.hidden_sizes, name)
     if action_space.KIND not in heads:

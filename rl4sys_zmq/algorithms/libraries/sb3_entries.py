@@ -1,6 +1,6 @@
 """The registry entries of Stable-Baselines3's algorithms and their parameters. This module imports neither torch nor the library.
 
-A parameter has the name and the default that it has in the library, unless a line of its meaning says otherwise.
+A parameter has the name and the default of the library, unless its meaning says otherwise.
 """
 
 from __future__ import annotations
@@ -247,7 +247,6 @@ class QRDQNParameters(DQNParameters):
     n_quantiles: int = option(whole_number(1, 10_000), 200, doc="quantiles of the return that are estimated for each action")
 
     def network_arguments(self) -> dict[str, Any]:
-        """Return the number of quantiles, which the library's policy class takes."""
         return {"n_quantiles": self.n_quantiles}
 
 
@@ -283,7 +282,6 @@ class TQCParameters(SACParameters):
         check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
 
     def network_arguments(self) -> dict[str, Any]:
-        """Return the numbers of quantiles and critics, which the library's policy class takes."""
         return {"n_quantiles": self.n_quantiles, "n_critics": self.n_critics}
 
 
@@ -331,7 +329,6 @@ class OwnClassParameters(Sb3Parameters):
     )
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the user's class, by name."""
         return dict(self.arguments_of_class)
 
 
@@ -432,7 +429,7 @@ DDPG = _entry(
 
 
 def own_class(name: str) -> AlgorithmEntry:
-    """Return the entry of a user's own class, named ``sb3:package.module:Class``. The class is not imported."""
+    """Return the entry of a user's own class, ``sb3:package.module:Class``, which is not imported."""
     return AlgorithmEntry(
         name=name,
         factory=LibraryFactory(_BUILDER, name.partition(":")[2], _EXTRA),

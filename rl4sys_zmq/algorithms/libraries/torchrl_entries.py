@@ -1,7 +1,6 @@
 """The registry entries of TorchRL's losses and their parameters. This module imports neither torch nor the library.
 
-A parameter of a loss has the name and the default that it has in the library. The losses are only a part of an algorithm, so the
-parameters of the networks, of the optimizer and of the replay are those of this library.
+A parameter of a loss has the name and the default of the library; those of networks, optimizer and replay are ours.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ class TorchrlParameters:
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def loss_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's loss, by name, without those whose value is the library's default."""
+        """Return the arguments of the library's loss, without those whose value is the library's default."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
         return {name: value for name, value in found.items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the names of the library's losses on which a gradient step does not train."""
+        """Return the names of the losses on which gradient step `step`, from 1, does not train."""
         return ()
 
     def moves_targets(self, step: int) -> bool:
-        """Return True if the target networks take a step after a gradient step."""
+        """Return True if the target networks follow after gradient step `step`, from 1."""
         return True
 
 
@@ -118,7 +117,7 @@ class CQLParameters(ValueParameters):
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the name of one of the two losses of the policy: a gradient step trains on the other one alone."""
+        """Each gradient step trains on one of the two losses of the policy."""
         return ("loss_actor" if step <= self.policy_eval_start else "loss_actor_bc",)
 
 
@@ -142,11 +141,9 @@ class TD3BCParameters(ValueParameters):
     )
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the name of the policy's loss for a gradient step of the critics alone."""
         return () if self.moves_targets(step) else ("loss_actor",)
 
     def moves_targets(self, step: int) -> bool:
-        """Return True for each gradient step that also trains the policy."""
         return not step % self.policy_delay
 
 

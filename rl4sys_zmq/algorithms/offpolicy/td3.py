@@ -83,18 +83,14 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         critic_loss = functional.mse_loss(estimates[0].squeeze(1), targets)
         for other in estimates[1:]:
             critic_loss = critic_loss + functional.mse_loss(other.squeeze(1), targets)
-        gradient = self._gradient("critics", critic_loss, weight)
-        self._compute.ranks.add_up(gradient)
-        self._optimizers["critics"].step(gradient, [p.critic_rate], max_norm=p.max_grad_norm)
+        self._descend("critics", critic_loss, weight, p.critic_rate)
         metrics = {"losses/qf_loss": critic_loss.detach(), "losses/qf_values": estimates[0].detach().mean()}
         if self._gradient_steps % p.policy_delay:
             return StepResult(metrics)
 
         actions = self._policy(observations)[0].tanh()
         policy_loss = -self._critics.one(0, observations, actions).mean()
-        gradient = self._gradient("policy", policy_loss, weight)
-        self._compute.ranks.add_up(gradient)
-        self._optimizers["policy"].step(gradient, [rate], max_norm=p.max_grad_norm)
+        self._descend("policy", policy_loss, weight, rate)
         self._target_policy.flat.lerp_(self._policy.flat, p.target_share)
         self._target_critics.flat.lerp_(self._critics.flat, p.target_share)
         return StepResult({**metrics, "losses/actor_loss": policy_loss.detach()})

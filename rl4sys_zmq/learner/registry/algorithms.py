@@ -39,7 +39,7 @@ ALGORITHMS = Registry(
     fold=algorithm_key,
     families={"sb3": "rl4sys_zmq.algorithms.libraries.sb3_entries:own_class"},
 )
-"""The registry of all algorithms. To add one to this package, write a module with its entry, and add the location here."""
+"""The registry of all algorithms. To add one to this package, write a module with its entry, and add its path here."""
 
 
 @overload
@@ -72,13 +72,6 @@ def make_algorithm(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Algorithm:
     """Build an object of a registered algorithm, which trains one policy.
-
-    Args:
-        name: The registered name of the algorithm.
-        observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
-        parameters: The parameters of the algorithm, by name.
-        seed: The seed of all random numbers that the algorithm uses.
 
     Raises:
         ConfigError: If the algorithm is unknown or cannot be loaded, or a parameter is invalid.

@@ -1,8 +1,7 @@
 """The device on which an algorithm computes, and the interface to the ranks, the processes that share the work of one client.
 
-Rank 0 is the learner thread, which trains the client's policy. The option ``learners`` sets the number of ranks. All ranks have
-equal networks and optimizers. Each rank computes the gradient of some rows of a minibatch, the gradients are added up, and each
-rank takes the same optimizer step.
+Rank 0 is the learner thread. All ranks have equal networks and optimizers. Each computes the gradient of some rows of a
+minibatch, the gradients are added up, and each rank takes the same optimizer step.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ class RowShare(NamedTuple):
 
     Attributes:
         rows: The rows of the rank. There is at least one.
-        weight: The number of these rows divided by the number of all rows. The gradient of a mean over the whole minibatch is
-            the sum over all ranks of ``weight`` times the gradient of the mean over the rank's rows. The weight is 0 if there
-            are fewer rows than ranks and none is left for this rank.
+        weight: The share of these rows in all rows. The gradient of a mean over the whole minibatch is the sum over all ranks of
+            ``weight`` times the gradient of the mean over the rank's rows. The weight is 0 if no row is left for this rank.
     """
 
     rows: slice
@@ -150,7 +148,7 @@ def check_one_rank(kind: str, ranks: Ranks) -> None:
 
 
 def find_devices(name: str, count: int = 1) -> list[torch.device]:
-    """Return the devices of `count` ranks: the CPU for all of them, or one GPU for each."""
+    """Return the devices of `count` ranks: the CPU for all of them, or one GPU for each, from the option ``device``."""
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if found >= count else "cpu"

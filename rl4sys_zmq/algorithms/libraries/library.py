@@ -15,6 +15,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
     AlgorithmFactory,
     DeferredFactory,
     Staleness,
+    parameter_error,
     read_parameters,
 )
 from rl4sys_zmq.plugins import load_object
@@ -31,10 +32,7 @@ TQC_REFERENCE = (
 def check_quantiles(dropped: int, quantiles: int) -> None:
     """Check that TQC's targets keep a quantile of each network."""
     if dropped >= quantiles:
-        raise ConfigError(
-            f"algorithm_parameters.top_quantiles_to_drop_per_net: {dropped} of {quantiles} quantiles leave none; drop fewer",
-            key="algorithm_parameters.top_quantiles_to_drop_per_net",
-        )
+        raise parameter_error("top_quantiles_to_drop_per_net", f"{dropped} of {quantiles} quantiles leave none; drop fewer")
 
 
 class LibraryParameters(Protocol):

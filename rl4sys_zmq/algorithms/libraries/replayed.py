@@ -41,7 +41,7 @@ class ReplayPace:
 
     @property
     def rule(self) -> dict[str, int]:
-        """What determines how many updates a number of observed steps makes due."""
+        """The numbers that determine how many updates are due."""
         return {"learning_starts": self.learning_starts, "every": self.every}
 
     @property

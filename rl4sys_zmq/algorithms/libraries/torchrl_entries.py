@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.libraries.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm, parameter_error
 from rl4sys_zmq.values import ACTIVATIONS
 
 _BUILDER = "rl4sys_zmq.algorithms.libraries.torchrl:build"
@@ -164,16 +163,13 @@ class REDQParameters(ValueParameters):
 
     def __post_init__(self) -> None:
         if self.sub_sample_len > max(1, self.num_qvalue_nets - 1):  # TorchRL would use this limit without a word
-            raise ConfigError(
-                f"algorithm_parameters.sub_sample_len: {self.sub_sample_len} of {self.num_qvalue_nets} networks leave none out, "
+            raise parameter_error(
+                "sub_sample_len",
+                f"{self.sub_sample_len} of {self.num_qvalue_nets} networks leave none out, "
                 "which TorchRL cannot; give fewer, or more num_qvalue_nets",
-                key="algorithm_parameters.sub_sample_len",
             )
         if self.min_alpha > self.max_alpha:
-            raise ConfigError(
-                f"algorithm_parameters.min_alpha: {self.min_alpha:g} is above max_alpha {self.max_alpha:g}; exchange them",
-                key="algorithm_parameters.min_alpha",
-            )
+            raise parameter_error("min_alpha", f"{self.min_alpha:g} is above max_alpha {self.max_alpha:g}; exchange them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from rl4sys_zmq.algorithms import like as tables
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters, replay_entry
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import Setting, TaskPreset, read_parameters, with_settings
+from rl4sys_zmq.learner.registry.algorithm_entry import Setting, TaskPreset, parameter_error, read_parameters, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.priorities import PriorityOptions
@@ -159,21 +159,13 @@ class DQNParameters(OffPolicyParameters):
         self._check_rescaling()
         if self.epsilon_end > self.epsilon:
             name = "end_e" if self.epsilon_end == self.end_e else "epsilon_min"
-            raise ConfigError(
-                f"algorithm_parameters.{name}: {self.epsilon_end:g} is above epsilon {self.epsilon:g}; set a smaller {name} too",
-                key=f"algorithm_parameters.{name}",
-            )
+            raise parameter_error(name, f"{self.epsilon_end:g} is above epsilon {self.epsilon:g}; set a smaller {name} too")
         if self.v_min >= self.v_max:
-            raise ConfigError(
-                f"algorithm_parameters.v_min: {self.v_min:g} is not below v_max {self.v_max:g}", key="algorithm_parameters.v_min"
-            )
+            raise parameter_error("v_min", f"{self.v_min:g} is not below v_max {self.v_max:g}")
 
     def _check_rescaling(self) -> None:
         if self.value_rescaling and self.distribution != "none":
-            raise ConfigError(
-                f"algorithm_parameters.value_rescaling: it is for distribution none, not {self.distribution}",
-                key="algorithm_parameters.value_rescaling",
-            )
+            raise parameter_error("value_rescaling", f"it is for distribution none, not {self.distribution}")
 
     def _check_sequences(self) -> None:
         problems = {}
@@ -193,7 +185,7 @@ class DQNParameters(OffPolicyParameters):
         elif self.buffer_size <= segment:
             problems["buffer_size"] = f"{self.buffer_size} has no room for a segment of {segment} steps and one more"
         for name, problem in problems.items():
-            raise ConfigError(f"algorithm_parameters.{name}: {problem}", key=f"algorithm_parameters.{name}")
+            raise parameter_error(name, problem)
 
     @property
     def recurrent(self) -> bool:
@@ -287,10 +279,10 @@ class DQNParameters(OffPolicyParameters):
             setting, remedy = (
                 ("dueling", "compute it within the module") if self.dueling else ("distribution: quantile", "use categorical")
             )
-            raise ConfigError(
-                f"algorithm_parameters.network: {setting} needs a network whose last layer is linear, which the kind "
+            raise parameter_error(
+                "network",
+                f"{setting} needs a network whose last layer is linear, which the kind "
                 f"{network.name!r} does not declare; {remedy}",
-                key="algorithm_parameters.network",
             )
         ladder = self.epsilon_ladder
         if self.distribution == "categorical":

@@ -9,7 +9,7 @@ from rl4sys_zmq.algorithms.entries import own_entry
 from rl4sys_zmq.algorithms.networks import NetworkChoice, PolicyRequirements, choose_network, network_option, plan_policy
 from rl4sys_zmq.config.options import MAX_NUMBER, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, gradient_norm
+from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
 from rl4sys_zmq.replay.priorities import PriorityOptions
@@ -97,22 +97,18 @@ class OffPolicyParameters:
     def __post_init__(self) -> None:
         (default,) = (f.default for f in fields(self) if f.name == "tau")
         if self.polyak is not None and self.tau not in (default, 1.0 - self.polyak):
-            raise ConfigError(
-                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; set only one of them",
-                key="algorithm_parameters.polyak",
-            )
+            raise parameter_error("polyak", f"{self.polyak} contradicts tau {self.tau}; set only one of them")
         if self.samples_per_insert is not None and self.traj_per_epoch is not None:
-            raise ConfigError(
-                f"algorithm_parameters.samples_per_insert: {self.samples_per_insert:g} contradicts traj_per_epoch "
-                f"{self.traj_per_epoch}; set only one of them",
-                key="algorithm_parameters.samples_per_insert",
+            raise parameter_error(
+                "samples_per_insert",
+                f"{self.samples_per_insert:g} contradicts traj_per_epoch {self.traj_per_epoch}; set only one of them",
             )
         rate = self.insert_rate
         if rate is not None and rate.tolerance < self._least_tolerance:
-            raise ConfigError(
-                f"algorithm_parameters.samples_per_insert_tolerance: {rate.tolerance:g} is too small; expected at least "
+            raise parameter_error(
+                "samples_per_insert_tolerance",
+                f"{rate.tolerance:g} is too small; expected at least "
                 f"{self._least_tolerance:g}, the larger of one unit of training and the samples of one segment",
-                key="algorithm_parameters.samples_per_insert_tolerance",
             )
         self.chosen_network()
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_error
 
 Rows = NDArray[np.int64]
 T = TypeVar("T")
@@ -40,10 +40,10 @@ def _halve(rows: Rows, before: T, survives: Callable[[Rows, T], bool]) -> Rows:
 def check_replay_size(steps: int, size: int, available: int, files: str = "") -> None:
     """Check that a full replay is not larger than the available memory. `files` tells what puts it into files."""
     if size > available:
-        raise ConfigError(
-            f"algorithm_parameters.buffer_size: a full replay of {steps:,} steps needs {size:,} bytes, and the learner's machine "
+        raise parameter_error(
+            "buffer_size",
+            f"a full replay of {steps:,} steps needs {size:,} bytes, and the learner's machine "
             f"has {available:,} bytes of memory; use a smaller buffer_size{files and f', or {files}'}",
-            key="algorithm_parameters.buffer_size",
         )
 
 
@@ -51,8 +51,8 @@ def check_stored_returns(stored: Mapping[str, float], current: Mapping[str, floa
     """Check that the returns in a stored replay were computed with the current parameters, such as ``gamma``."""
     for name, value in current.items():
         if stored[name] != value:
-            raise ConfigError(
-                f"algorithm_parameters.{name}: {value:g}, but the returns in the stored replay were computed with "
+            raise parameter_error(
+                name,
+                f"{value:g}, but the returns in the stored replay were computed with "
                 f"{stored[name]:g}; set {name} to {stored[name]:g} again, or `forget` the client, which discards the replay",
-                key=f"algorithm_parameters.{name}",
             )

@@ -9,7 +9,7 @@ from rl4sys_zmq.algorithms import like as tables
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import CriticParameters, replay_entry
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import TaskPreset
+from rl4sys_zmq.learner.registry.algorithm_entry import TaskPreset, parameter_error
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
@@ -59,10 +59,7 @@ class SACParameters(CriticParameters):
     def __post_init__(self) -> None:
         CriticParameters.__post_init__(self)
         if self.log_std_min > self.log_std_max:
-            raise ConfigError(
-                f"algorithm_parameters.log_std_min: {self.log_std_min:g} is above log_std_max {self.log_std_max:g}",
-                key="algorithm_parameters.log_std_min",
-            )
+            raise parameter_error("log_std_min", f"{self.log_std_min:g} is above log_std_max {self.log_std_max:g}")
 
     def initial_temperature(self) -> float:
         if self.temperature is not None:

@@ -14,8 +14,7 @@ from rl4sys_zmq.algorithms.networks import (
     plan_policy,
 )
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, AlgorithmEntry, gradient_norm
+from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
 from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
@@ -126,10 +125,7 @@ class ActorCriticParameters:
 
     def __post_init__(self) -> None:
         if self.steps_per_update is not None and self.episodes_per_update is not None:
-            raise ConfigError(
-                "algorithm_parameters.episodes_per_update: set episodes_per_update or steps_per_update, not both",
-                key="algorithm_parameters.episodes_per_update",
-            )
+            raise parameter_error("episodes_per_update", "set episodes_per_update or steps_per_update, not both")
         self.check_schedule("anneal_lr", self.anneal_lr)
         self.chosen_network()
 
@@ -138,8 +134,7 @@ class ActorCriticParameters:
 
     def check_schedule(self, name: str, anneals: bool) -> None:
         if anneals and self.total_steps is None:
-            key = f"algorithm_parameters.{name}"
-            raise ConfigError(f"{key}: a schedule needs a length; set total_steps (total_timesteps), also for lin_", key=key)
+            raise parameter_error(name, "a schedule needs a length; set total_steps (total_timesteps), also for lin_")
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -169,10 +164,10 @@ class ActorCriticParameters:
         boxes = [leaf for leaf in leaves_of(action_space).spaces if isinstance(leaf, BoxSpace)]
         bounded = all(box.bounded for box in boxes)
         if self.squash == "tanh" and not bounded:
-            raise ConfigError(
-                f"algorithm_parameters.squash: tanh maps actions into finite bounds, which {action_space!s:.80} does not have; "
+            raise parameter_error(
+                "squash",
+                f"tanh maps actions into finite bounds, which {action_space!s:.80} does not have; "
                 "use clip, or give the action space finite bounds",
-                key="algorithm_parameters.squash",
             )
         return (self.squash or ("tanh" if bounded else "clip")) if boxes else "clip"
 

@@ -16,8 +16,7 @@ from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
 )
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
 from rl4sys_zmq.config.options import flag, option, optional, whole_number
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import Setting, Staleness, TaskPreset, inherited, with_settings
+from rl4sys_zmq.learner.registry.algorithm_entry import Setting, Staleness, TaskPreset, inherited, parameter_error, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.values import DiscreteSpace, Space
 
@@ -140,10 +139,10 @@ class REINFORCEParameters(PPOSetting):
 
     def check_actions(self, name: str, action_space: Space) -> None:
         if self.discrete is not None and self.discrete is not isinstance(action_space, DiscreteSpace):
-            raise ConfigError(
-                f"algorithm_parameters.discrete: it is {str(self.discrete).lower()}, but the action space of {name} is "
+            raise parameter_error(
+                "discrete",
+                f"it is {str(self.discrete).lower()}, but the action space of {name} is "
                 f"{action_space}; omit it, or correct the action space",
-                key="algorithm_parameters.discrete",
             )
 
     def readings(self) -> list[str]:

@@ -35,6 +35,7 @@ __all__ = [
     "default_pacing_lag",
     "gradient_norm",
     "inherited",
+    "parameter_error",
     "parameter_table",
     "read_parameters",
     "readings",
@@ -73,10 +74,7 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
     if "network" in given and "network" not in elsewhere and not _has_network(cls):
-        raise ConfigError(
-            f"algorithm_parameters.network: {algorithm} cannot choose a kind of network; those that can: {CHOOSE_NETWORK}",
-            key="algorithm_parameters.network",
-        )
+        raise parameter_error("network", f"{algorithm} cannot choose a kind of network; those that can: {CHOOSE_NETWORK}")
     given = translated(cls, given, elsewhere, algorithm)
     problem, hint = f"{algorithm} has no such parameter", "`rl4sys-learner algorithms` lists them"
     if tables := libraries_of(cls):
@@ -99,6 +97,12 @@ def _as_config_error(problem: str, key: str) -> Iterator[None]:
 
 def _has_network(cls: type[Any] | None) -> bool:
     return cls is not None and any(f.name == "network" for f in fields(cls))
+
+
+def parameter_error(name: str, problem: str) -> ConfigError:
+    """Return the error of a parameter, with its name as the key."""
+    key = f"algorithm_parameters.{name}"
+    return ConfigError(f"{key}: {problem}", key=key)
 
 
 def gradient_norm(value: object) -> float | None:

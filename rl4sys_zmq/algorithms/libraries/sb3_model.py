@@ -68,7 +68,7 @@ class _RateSchedule:
 
 
 class Sb3Adapter:
-    """What on-policy and off-policy algorithms of Stable-Baselines3 have in common.
+    """The common part of on-policy and off-policy algorithms of Stable-Baselines3.
 
     The model sees flat float32 features of the observations, and actions from 0 or raw actions, whatever the spaces are.
     """

@@ -33,7 +33,7 @@ class ActorCriticNetwork(Protocol):
 
     @property
     def extras(self) -> Tensor | None:
-        """See the class."""
+        """The parameters that do not depend on the observation."""
 
     def __call__(self, x: Tensor, sequences: Sequences | None = None) -> Sequence[Tensor]:
         """Compute both networks on features ``[B, F]``. Return the policy's outputs ``[B, n]`` and the values ``[B, 1]``.

@@ -14,11 +14,7 @@ from rl4sys_zmq.values.trees import Tree
 
 
 class ActionDistributions:
-    """The distributions over the actions of one space, and the form in which they take actions.
-
-    Attributes:
-        layout: The choices and numbers of an action, and their order in the outputs of a network and in a mask.
-    """
+    """The distributions over the actions of one space, and the form in which they take actions."""
 
     def __init__(self, space: ActionSpace) -> None:
         self.layout = action_layout(space)
@@ -29,21 +25,20 @@ class ActionDistributions:
 
     @property
     def number_columns(self) -> slice | None:
-        """The columns of encoded actions that are numbers of a Box; None without a Box."""
+        """The columns of encoded actions that are numbers; None without a Box."""
         if not self.layout.numbers:
             return None
         return slice(None) if isinstance(self._space, BoxSpace) else slice(self.layout.choices, None)
 
     def place(self, device: torch.device) -> None:
-        """Make distributions on another device from now on."""
         self._choices = [index.to(device) for index in self._choices]
         self._logits = [index.to(device) for index in self._logits]
 
     def encode(self, actions: Tree) -> Tensor:
         """Return raw actions, a tree of arrays ``[N, *leaf]``, in the form that `Distribution.log_probs` takes.
 
-        The form is int64 ``[N]`` from 0 for a Discrete space, and float32 ``[N, n]`` for a Box. For all other spaces it is
-        float32 ``[N, choices + numbers]``: the indices of the choices from 0, and then the numbers of all Boxes.
+        It is int64 ``[N]`` from 0 for a Discrete space, and float32 ``[N, n]`` for a Box. For all other spaces it is float32
+        ``[N, choices + numbers]``: the indices of the choices from 0, and then the numbers of all Boxes.
         """
         if isinstance(self._space, DiscreteSpace):
             return torch.from_numpy(actions.astype(np.int64) - self._space.start)
@@ -52,13 +47,7 @@ class ActionDistributions:
         return torch.from_numpy(self.layout.join(actions))
 
     def __call__(self, outputs: Tensor, log_std: Tensor | None, forbidden: Tensor | None) -> Distribution:
-        """Return a batch of distributions.
-
-        Args:
-            outputs: The outputs of a network, ``[B, outputs]``, in the order of `ActionLayout`.
-            log_std: The logarithms of the standard deviations of all numbers, ``[numbers]``; None without a Box.
-            forbidden: True for each option to exclude, bool ``[B, logits]``; None if all are allowed.
-        """
+        """Return the distributions for the outputs of a network ``[B, outputs]``, in the order of `ActionLayout`."""
         if isinstance(self._space, DiscreteSpace):
             return Categorical(outputs, forbidden)
         if isinstance(self._space, BoxSpace):
@@ -73,29 +62,16 @@ class ActionDistributions:
 
 
 class JointDistribution:
-    """A batch of ``B`` distributions over actions that consist of choices and numbers. It implements `Distribution`.
+    """A batch of ``B`` distributions over actions of independent choices and numbers. It implements `Distribution`.
 
-    The parts of an action are independent: the log-probability and the entropy are the sums over the parts. The choices with the
-    same number of options are computed together.
+    The log-probability and the entropy are sums over the parts. Choices with the same number of options are computed together.
     """
 
     def __init__(self, rows: int, groups: list[Categorical], choices: list[Tensor], numbers: DiagonalGaussian | None) -> None:
-        """Create the distributions.
-
-        Args:
-            rows: ``B``.
-            groups: For each number of options, the distributions of its ``G`` choices, ``B * G`` of them.
-            choices: The indices of the choices of each group, int64 ``[G]``.
-            numbers: The distributions of all numbers; None without a Box.
-        """
         self._rows, self._groups, self._choices, self._numbers = rows, groups, choices, numbers
         self._count = sum(map(len, choices))
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return the log-probability of one action per distribution, ``[B]``.
-
-        The actions are float32 ``[B, choices + numbers]``, in the form of `ActionDistributions.encode`.
-        """
         parts = [
             group.log_probs(actions.index_select(1, choices).long().reshape(-1)).view(self._rows, -1).sum(dim=1)
             for group, choices in zip(self._groups, self._choices, strict=True)
@@ -105,14 +81,12 @@ class JointDistribution:
         return torch.stack(parts).sum(dim=0)
 
     def mean_entropy(self) -> Tensor:
-        """Return the mean over the ``B`` distributions of the sum of the parts' entropies, as a scalar tensor."""
         parts = [group.mean_entropy() * float(len(choices)) for group, choices in zip(self._groups, self._choices, strict=True)]
         if self._numbers is not None:
             parts.append(self._numbers.mean_entropy())
         return torch.stack(parts).sum()
 
     def mode(self) -> Tensor:
-        """Return the most probable action of each distribution, float32 ``[B, choices + numbers]``."""
         indices = torch.empty((self._rows, self._count), dtype=torch.float32, device="cpu")
         for group, choices in zip(self._groups, self._choices, strict=True):
             indices = indices.to(choices.device).index_copy(1, choices, group.mode().view(self._rows, -1).float())

@@ -22,5 +22,4 @@ class ActionScale:
         self._inverse = torch.from_numpy(1.0 / np.where(bounds.half > 0.0, bounds.half, np.inf).astype(np.float32))
 
     def __call__(self, actions: Tensor) -> Tensor:
-        """Return the scaled actions."""
         return (actions.reshape(len(actions), -1) - self._centre).mul_(self._inverse).clamp_(-1.0, 1.0)

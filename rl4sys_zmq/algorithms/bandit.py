@@ -37,11 +37,6 @@ class LinearBandit:
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        """Begin with the prior: all means are 0. The algorithm draws no random numbers, so `seed` has no effect.
-
-        Raises:
-            ConfigError: If a parameter is invalid, or the actions are not Discrete.
-        """
         self._spec = plan_bandit(observation_space, action_space, parameters)
         assert isinstance(action_space, DiscreteSpace)
         self._space, self._actions = observation_space, action_space
@@ -56,28 +51,22 @@ class LinearBandit:
         self._means, self._factors = self._posterior()
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from now on; `ridge` has an effect with the next update."""
+        """Use these parameters from now on; `ridge` from the next update on."""
         self.parameters = read_parameters(BanditParameters, parameters, algorithm="BANDIT")
         self.rollout_length = self.parameters.rollout_length
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Keep the segment for the next update. Decisions of any age count fully, so `correct` has no effect."""
         self._waiting.append(segment)
         self._waiting_steps += segment.steps
 
     def demand(self) -> int:
-        """Return the number of decisions that are missing for the next update."""
         return max(0, self.parameters.steps_per_update - self._waiting_steps)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Add the waiting decisions to the models of their actions, in their order.
-
-        Return None if fewer than `steps_per_update` decisions wait; with `partial`, if there are none.
-        """
+        """Add the waiting decisions to the models of their actions, in their order."""
         if not self._waiting or (self.demand() and not partial):
             return None
         segments, self._waiting, self._waiting_steps = self._waiting, [], 0
@@ -100,7 +89,7 @@ class LinearBandit:
         return features[: segment.steps].astype(np.float64)
 
     def _add(self, features: Array, actions: NDArray[np.int64], rewards: Array) -> None:
-        """Add decisions ``[N]`` to the sums of their actions, and discount the earlier ones, with a prior that is no ridge."""
+        """Add decisions ``[N]`` to the sums of their actions, and discount the earlier ones."""
         count, forgetting = len(actions), self.parameters.forgetting
         kept = forgetting**count
         self._gram *= kept
@@ -114,22 +103,17 @@ class LinearBandit:
             self._moment[action] += weighted.T @ rewards[rows]
 
     def _posterior(self) -> tuple[Array, Array]:
-        """Return the means ``[n, D]`` and the inverse Cholesky factors ``[n, D, D]`` of all actions.
-
-        They are not numbers if the sums are so large that a precision matrix is not positive definite in float64. The learner
-        thread then undoes the update, and quarantines the segments that caused it.
-        """
+        """Return the means ``[n, D]`` and the inverse Cholesky factors ``[n, D, D]`` of all actions."""
         identity = np.eye(self._gram.shape[1])
         try:
             lower = np.linalg.cholesky(self._gram + self._ridge_share * self.parameters.ridge * identity)
-        except np.linalg.LinAlgError:
+        except np.linalg.LinAlgError:  # sums too large for float64; the learner thread undoes the update
             return np.full_like(self._moment, np.nan), np.full_like(self._gram, np.nan)
         factors = np.tril(np.linalg.solve(lower, np.broadcast_to(identity, lower.shape)))
         means = np.einsum("ade,ad->ae", factors, np.einsum("ade,ae->ad", factors, self._moment))
         return means, factors
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the means and the factors of the posterior, and the parameters of the strategy, as float32."""
         return {
             "means": self._means.astype(np.float32),
             "factors": self._factors.astype(np.float32),
@@ -138,7 +122,6 @@ class LinearBandit:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the sums and the posterior, without the decisions that wait for the next update."""
         return {
             "gram": self._gram.copy(),
             "moment": self._moment.copy(),
@@ -149,11 +132,6 @@ class LinearBandit:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned.
-
-        Raises:
-            ConfigError: If the state comes from models of other sizes.
-        """
         arrays = {name: np.array(state[name], dtype=np.float64) for name in ("gram", "moment", "means", "factors")}
         if arrays["gram"].shape != self._gram.shape or arrays["moment"].shape != self._moment.shape:
             raise ConfigError(
@@ -165,11 +143,7 @@ class LinearBandit:
         self._waiting, self._waiting_steps = [], 0
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Take the posterior of an existing policy as the prior.
-
-        Raises:
-            ConfigError: If its factors cannot be inverted.
-        """
+        """Take the posterior of the given policy as the prior."""
         means, factors = (np.array(tensors[name], dtype=np.float64) for name in ("means", "factors"))
         identity = np.eye(factors.shape[1])
         try:

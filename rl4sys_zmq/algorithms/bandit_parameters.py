@@ -20,8 +20,6 @@ class BanditParameters:
     """All parameters of `BANDIT`. A *decision* is one step: its reward depends on its observation and its action only."""
 
     changeable: ClassVar[frozenset[str]] = frozenset({"scale", "epsilon", "ridge", "forgetting", "steps_per_update"})
-    """The parameters that can change in a running client."""
-
     strategy: str = option(
         one_of(*STRATEGIES),
         "thompson",
@@ -61,16 +59,11 @@ class BanditParameters:
     rollout_length: int = option(whole_number(1, 1 << 20), 32, doc="most steps per segment")
 
     def epsilon_in_force(self) -> float:
-        """Return the probability of a random action."""
         return self.epsilon if self.epsilon is not None else GREEDY_EPSILON if self.strategy == "greedy" else 0.0
 
 
 def plan_bandit(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the specification of the policy that a bandit with these parameters would train.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the actions are not Discrete.
-    """
+    """Return the specification of the policy of a bandit with these parameters."""
     p = read_parameters(BanditParameters, parameters, algorithm="BANDIT")
     return linear_bandit_spec(observation_space, action_space, p.strategy, intercept=p.intercept, samples=p.propensity_samples)
 

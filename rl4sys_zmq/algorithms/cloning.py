@@ -17,7 +17,6 @@ from rl4sys_zmq.values.observations import leaves_of
 MARGIN = 0.8
 """The margin of `margin_loss` in Hester et al. 2018."""
 
-
 CloneLoss = Callable[..., Tensor]
 """A loss of a policy: ``loss(features, actions)``, with a third argument ``forbidden`` if the demonstrations have masks."""
 
@@ -25,10 +24,9 @@ CloneLoss = Callable[..., Tensor]
 def cloned_columns(
     segments: Sequence[Segment], observation_space: ObservationSpace, action_space: Space
 ) -> tuple[Tensor, Tensor, *tuple[Tensor, ...]]:
-    """Return the features and the actions of all steps, and with masks the forbidden actions.
+    """Return the features ``[N, F]``, the actions, and with masks the forbidden actions, bool ``[N, n]``, of all steps.
 
-    The features are ``[N, F]``. The actions are int64 ``[N]`` from 0 if they are discrete, else float32 ``[N, n]``. The third
-    tensor, bool ``[N, n]``, is True for each action that a mask forbids. It is missing if no segment has masks.
+    The actions are int64 ``[N]`` from 0 if they are discrete, else float32 ``[N, n]``.
     """
     leaves = zip(*([leaf[: segment.steps] for leaf in segment.observation_leaves] for segment in segments), strict=True)
     observations = leaves_of(observation_space).unflatten(map(np.concatenate, leaves))
@@ -53,16 +51,7 @@ def clone_policy(
     options: CloneOptions,
     generator: torch.Generator,
 ) -> float:
-    """Take the gradient steps of behaviour cloning. Return the mean loss of the last tenth of them.
-
-    Args:
-        columns: The features and the actions of all steps, and the forbidden actions if there are masks (`cloned_columns`).
-        loss: Returns the loss of the policy on a batch of these columns, as a scalar tensor.
-        gradient: Returns the gradient of a loss by all parameters.
-        flat: The parameters, which change. A parameter on which the loss does not depend stays as it is.
-        options: The number and the size of the steps.
-        generator: The source of the random batches.
-    """
+    """Take the gradient steps of behaviour cloning on `flat`. Return the mean loss of the last tenth of them."""
     optimizer = FlatAdam(flat)
     last: list[Tensor] = []
     tenth = -(-options.steps // 10)
@@ -78,26 +67,15 @@ def clone_policy(
 
 
 def cross_entropy(logits: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-    """Return the mean cross-entropy of a policy and the demonstrated actions, in nats.
-
-    Args:
-        logits: The policy's logits of all actions, ``[B, n]``.
-        actions: The demonstrated actions, int64 ``[B]``.
-        forbidden: True for each action that a mask forbids, bool ``[B, n]``; None: none is forbidden.
-    """
+    """Return the mean cross-entropy of logits ``[B, n]`` and the demonstrated actions ``[B]``, in nats."""
     return functional.cross_entropy(logits if forbidden is None else logits.masked_fill(forbidden, FORBIDDEN_LOGIT), actions)
 
 
 def margin_loss(values: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
     """Return the large-margin loss of action values: 0 if each demonstrated action is better than all others by `MARGIN`.
 
-    The loss is the mean of max_a (Q(s, a) + l(a)) - Q(s, a_E), with l = 0 for the demonstrated action a_E, else `MARGIN` (Hester
-    et al. 2018, "Deep Q-learning from Demonstrations", equation 1).
-
-    Args:
-        values: The values of all actions, ``[B, n]``.
-        actions: The demonstrated actions, int64 ``[B]``.
-        forbidden: True for each action that a mask forbids, bool ``[B, n]``. Their values do not count. None: none is forbidden.
+    It is the mean of max_a (Q(s, a) + l(a)) - Q(s, a_E), with l = 0 for the demonstrated action a_E, else `MARGIN` (Hester et al.
+    2018, "Deep Q-learning from Demonstrations", equation 1). The values of forbidden actions do not count.
     """
     chosen = actions.unsqueeze(1)
     margins = torch.full_like(values, MARGIN).scatter_(1, chosen, 0.0)

@@ -18,8 +18,8 @@ from rl4sys_zmq.algorithms.networks.gru import GRUOptions
 from rl4sys_zmq.algorithms.networks.gru_actor_critic import GRUActorCritic
 from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import RecurrentNetwork, initial_states
-from rl4sys_zmq.algorithms.onpolicy.ppo import PPO
-from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, TrainingTensors, equal_groups, join_segments
+from rl4sys_zmq.algorithms.onpolicy.ppo import PPO, TrainingTensors, equal_groups
+from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.compute import Compute
 from rl4sys_zmq.policies import ExtraColumnPolicy, RandomSource, build_policy

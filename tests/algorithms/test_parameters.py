@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule
+from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import BatchCompletionRule, entropy_weight
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import ENTRY, PPOParameters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table, read_parameters
@@ -100,7 +100,7 @@ def test_defaults_that_follow_from_others() -> None:
     assert read_ppo_parameters({"steps_per_epoch": 100}).segment_length() == 16
     assert read_ppo_parameters({"episodes_per_update": 3}).segment_length() == 128
     assert read_ppo_parameters({"traj_per_epoch": 512}).segment_length() == 128
-    assert p.entropy(DiscreteSpace(3)) == 0.01 and p.entropy(BoxSpace((2,))) == 0.0
+    assert entropy_weight(p.ent_coef, DiscreteSpace(3)) == 0.01 and entropy_weight(p.ent_coef, BoxSpace((2,))) == 0.0
     assert p.squash_for(BoxSpace((2,), low=-1.0, high=1.0)) == "tanh" and p.squash_for(BoxSpace((2,))) == "clip"
 
 

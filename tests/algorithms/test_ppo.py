@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.algorithms import Algorithm
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.algorithms.onpolicy.normalise import RewardScaler, RunningMoments
-from rl4sys_zmq.algorithms.onpolicy.ppo import PPO
-from rl4sys_zmq.algorithms.onpolicy.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
+from rl4sys_zmq.algorithms.onpolicy.ppo import PPO, clipped_objective, equal_sizes, half_square_error, ratio_bounds
+from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RunningMoments, join_segments
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from rl4sys_zmq.algorithms.onpolicy.returns import discounted_sums, explained_variance, vtrace
+from rl4sys_zmq.algorithms.onpolicy.rollout import discounted_sums, explained_variance, vtrace
 
 Floats = NDArray[np.float64]
 Run = tuple[Floats, Floats, Floats, NDArray[np.bool_], Floats, float, float]

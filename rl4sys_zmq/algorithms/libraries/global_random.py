@@ -1,7 +1,6 @@
 """A private state of the global random generators of Python, numpy and torch, for libraries that draw from them.
 
-The generators of the process are as before after each use. This does not make them safe for threads: another thread that draws
-at the same time would change the results. Therefore the algorithms that use this module need a process of their own.
+Another thread that draws at the same time would change the results, so these libraries need a process of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ class GlobalRandomState:
     """The states of the three global generators, as one object's own."""
 
     def __init__(self, seed: int) -> None:
-        """Create the states that `seed` gives. The generators of the process do not change."""
         before = _current()
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
@@ -29,7 +27,7 @@ class GlobalRandomState:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let the code in the ``with`` block draw from these states, and then give the generators their earlier states back."""
+        """Let the code in the ``with`` block draw from these states, and give the generators their earlier states back."""
         before = _current()
         _set(self._states)
         try:
@@ -39,11 +37,9 @@ class GlobalRandomState:
             _set(before)
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the states, for a checkpoint."""
         return dict(self._states)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore states that `state` has returned."""
         self._states = {name: state[name] for name in ("python", "numpy", "torch")}
 
 

@@ -1,9 +1,4 @@
-"""The parts of registry entries that the algorithms of all libraries share. This module imports no library.
-
-- `LibraryFactory`: a factory whose library is imported before the algorithm is built.
-- `library_entry`: the entry of an algorithm, with its policy as a perceptron.
-- `TQC_REFERENCE`, `check_quantiles`: the source of TQC, which two libraries have, and the check of its parameters.
-"""
+"""The parts of registry entries that the algorithms of all libraries share. This module imports no library."""
 
 from __future__ import annotations
 
@@ -20,6 +15,7 @@ from rl4sys_zmq.learner.registry.algorithm_entry import (
     AlgorithmFactory,
     DeferredFactory,
     Staleness,
+    parameter_error,
     read_parameters,
 )
 from rl4sys_zmq.plugins import load_object
@@ -34,20 +30,9 @@ TQC_REFERENCE = (
 
 
 def check_quantiles(dropped: int, quantiles: int) -> None:
-    """Check that TQC's targets keep a quantile of each network.
-
-    Args:
-        dropped: The number of quantiles of each network that are left out.
-        quantiles: The number of quantiles that each network estimates.
-
-    Raises:
-        ConfigError: If none is left.
-    """
+    """Check that TQC's targets keep a quantile of each network."""
     if dropped >= quantiles:
-        raise ConfigError(
-            f"algorithm_parameters.top_quantiles_to_drop_per_net: {dropped} of {quantiles} quantiles leave none; drop fewer",
-            key="algorithm_parameters.top_quantiles_to_drop_per_net",
-        )
+        raise parameter_error("top_quantiles_to_drop_per_net", f"{dropped} of {quantiles} quantiles leave none; drop fewer")
 
 
 class LibraryParameters(Protocol):
@@ -67,8 +52,7 @@ class LibraryFactory(DeferredFactory):
     """The factory of one algorithm of a library, which is imported before the algorithm is built.
 
     Attributes:
-        builder: The function that builds the algorithm, as ``"package.module:attribute"``. Its first argument is `name`; the
-            others are those of an `AlgorithmFactory`.
+        builder: The path of the function that builds the algorithm. Its first argument is `name`.
         name: The name of the algorithm in the library, or the location of the user's own class.
         extra: The optional dependency group of this package that installs the library.
     """
@@ -78,11 +62,6 @@ class LibraryFactory(DeferredFactory):
     extra: str
 
     def load(self) -> AlgorithmFactory:
-        """Import the library, and with it torch. Return the function that builds the algorithm.
-
-        Raises:
-            ImportError: If the library is not installed.
-        """
         return partial(load_object(self.builder), self.name)
 
     def __str__(self) -> str:
@@ -100,18 +79,7 @@ def library_entry(
     staleness: Staleness = ANY_AGE,
     takes_masks: bool = False,
 ) -> AlgorithmEntry:
-    """Return the registry entry of an algorithm of a library. The library is not imported.
-
-    Args:
-        factory: The factory of the algorithm. Its extra is also the first part of the algorithm's name.
-        parameters: The dataclass of its parameters.
-        heads: The head of the policy for each kind of action space, ``Discrete`` and ``Box``.
-        kind: ``onpolicy`` or ``offpolicy``.
-        summary: One line of documentation.
-        reference: The source of the algorithm.
-        staleness: The age of the data that it can learn from.
-        takes_masks: True if the training respects action masks.
-    """
+    """Return the registry entry of an algorithm, given the head of its policy for each kind of action space."""
     kinds = (f"bounded {kind}" if head in BOUNDED_HEADS else kind for kind, head in heads.items())
     name = f"{factory.extra}:{factory.name}"
     return AlgorithmEntry(
@@ -154,11 +122,6 @@ def _plan(
     action_space: Space,
     parameters: Mapping[str, object],
 ) -> PolicySpec:
-    """Return the specification of the policy that an algorithm would train.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
-    """
     p = read_parameters(cls, parameters, algorithm=name)
     check_not_image(observation_space, p.hidden_sizes, name)
     if action_space.KIND not in heads:

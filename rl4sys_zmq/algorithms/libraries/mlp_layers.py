@@ -1,7 +1,4 @@
-"""The weights of a torch network of a library, as the tensors of the policy kind ``mlp``.
-
-A network that an ``mlp`` cannot express is refused, with the name of the layer.
-"""
+"""The weights of a torch network of a library, as the tensors of the policy kind ``mlp``, or a refusal of the network."""
 
 from __future__ import annotations
 
@@ -23,18 +20,16 @@ ACTIVATION_LAYERS: Mapping[str, type[nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
     "identity": nn.Identity,
 }
-"""The layers of torch, with their default arguments, that compute the activations of the policy kind ``mlp``."""
+"""The layers, with their default arguments, that compute the activations of ``mlp``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedNetwork:
-    """The part of a library's network that is sent to actors.
+    """The part of a library's network that is sent to actors, as a policy of the kind ``mlp``.
 
     Attributes:
-        head: The head of the policy kind ``mlp``, such as ``categorical``.
         layers: Weight ``[out, in]`` and bias ``[out]`` of each layer. The training changes these tensors in place or replaces
             them, so this object is read at once and not kept.
-        activation: The name of the activation between the layers.
         extras: The other tensors of the head, such as ``log_std``.
     """
 
@@ -45,11 +40,9 @@ class PublishedNetwork:
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
-        """The widths of the hidden layers."""
         return tuple(len(bias) for _, bias in self.layers[:-1])
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the weights, by the names of the policy kind ``mlp``."""
         named = dict(self.extras)
         for index, (weight, bias) in enumerate(self.layers):
             named[f"layers.{index}.weight"], named[f"layers.{index}.bias"] = weight, bias
@@ -57,31 +50,27 @@ class PublishedNetwork:
 
 
 def network_layers(*modules: nn.Module) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between them.
-
-    Raises:
-        ConfigError: If there is another layer, a linear layer without a bias, or several kinds of activations.
-    """
+    """Return weight and bias of each linear layer in a sequence of modules, and the name of the activation between them."""
     layers: list[tuple[Tensor, Tensor]] = []
-    found: list[str] = []
+    activations: list[str] = []
     for layer in _flat(modules):
-        if type(layer) is nn.Linear and "bias" in layer.state_dict() and len(found) == len(layers):
+        if type(layer) is nn.Linear and "bias" in layer.state_dict() and len(activations) == len(layers):
             layers.append((layer.weight, layer.bias))
-        elif layers and len(found) < len(layers) and (name := _activation(layer)):
-            found.append(name)
+        elif layers and len(activations) < len(layers) and (name := _activation(layer)):
+            activations.append(name)
         else:
             raise ConfigError(
                 f"the layer {layer} cannot be sent to actors; expected Linear layers with a bias, with one of "
                 f"{', '.join(ACTIVATION_LAYERS)} between them",
                 key="algorithm_name",
             )
-    if len(found) != len(layers) - 1 or len(set(found)) > 1:
+    if len(activations) != len(layers) - 1 or len(set(activations)) > 1:
         raise ConfigError(
-            f"{len(layers)} Linear layers have the activations {', '.join(found) or 'none'}; expected the same one between all "
-            "of them, and none at the end",
+            f"{len(layers)} Linear layers have the activations {', '.join(activations) or 'none'}; expected the same one "
+            "between all of them, and none at the end",
             key="algorithm_name",
         )
-    return layers, found[0] if found else "identity"
+    return layers, activations[0] if activations else "identity"
 
 
 def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -93,7 +82,7 @@ def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _activation(layer: nn.Module) -> str:
-    """Return the name of an activation layer with torch's default arguments; empty for any other layer."""
+    """Return the name of an activation layer with default arguments; empty for any other layer."""
     return next((name for name, kind in ACTIVATION_LAYERS.items() if type(layer) is kind and repr(layer) in _DEFAULTS), "")
 
 

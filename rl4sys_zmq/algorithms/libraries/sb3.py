@@ -22,19 +22,7 @@ from rl4sys_zmq.values import ObservationSpace, Space
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> Sb3Adapter:
-    """Build one of the library's algorithms, or an algorithm of the user.
-
-    Args:
-        name: The class in Stable-Baselines3 or sb3-contrib, such as ``TRPO``; or the user's class as ``package.module:Class``.
-        observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
-        parameters: The parameters, by name.
-        seed: The seed of all random numbers.
-
-    Raises:
-        ConfigError: If the class does not exist or is no algorithm of the library, a parameter is invalid, or its policy cannot
-            be sent to actors.
-    """
+    """Build one of the library's algorithms, or an algorithm of the user."""
     entry, cls = ALGORITHMS.get(f"sb3:{name}"), _find_class(name)
     if entry.plan is not None:
         entry.plan(observation_space, action_space, parameters)

@@ -1,6 +1,6 @@
 """The registry entries of Stable-Baselines3's algorithms and their parameters. This module imports neither torch nor the library.
 
-A parameter has the name and the default that it has in the library, unless a line of its meaning says otherwise.
+A parameter has the name and the default of the library, unless its meaning says otherwise.
 """
 
 from __future__ import annotations
@@ -20,31 +20,11 @@ from rl4sys_zmq.algorithms.libraries.library import (
 )
 from rl4sys_zmq.config.options import MAX_NUMBER, InvalidValue, flag, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.config.options import parameters as finite_parameters
-from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Staleness
+from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, Setting, Staleness, with_settings
 from rl4sys_zmq.values import ACTIVATIONS
 
 _BUILDER = "rl4sys_zmq.algorithms.libraries.sb3:build"
 _EXTRA = "sb3"
-
-
-def _rate(default: float) -> float:
-    return option(number(0.0, 10.0), default, names=("lr",), doc="step size of the optimizer")
-
-
-def _hidden(*default: int) -> tuple[int, ...]:
-    return option(sizes, default, names=("net_arch",), doc="widths of the hidden layers of each network")
-
-
-def _activation(default: str) -> str:
-    return option(one_of(*ACTIVATIONS), default, names=("activation_fn",), doc="activation of the hidden layers")
-
-
-def _norm(default: float | None) -> float | None:
-    return option(optional(number(0.0, MAX_NUMBER)), default, doc="largest norm of the gradient; null: no limit")
-
-
-def _steps(default: int) -> int:
-    return option(whole_number(1, 1 << 20), default, names=("num_steps",), doc="most steps per segment")
 
 
 def _entropy_weight(value: object) -> float | str:
@@ -75,7 +55,7 @@ class Sb3Parameters:
     )
     """The parameters that are no arguments of the library's class."""
 
-    learning_rate: float = _rate(3e-4)
+    learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr",), doc="step size of the optimizer")
     learning_rate_final: float | None = option(
         optional(number(0.0, 10.0)), None, doc="learning rate at total_steps, reached linearly; null: constant"
     )
@@ -85,9 +65,11 @@ class Sb3Parameters:
         names=("total_timesteps",),
         doc="length of the schedules in steps; training continues after it",
     )
-    hidden_sizes: tuple[int, ...] = _hidden(64, 64)
-    activation: str = _activation("tanh")
-    rollout_length: int = _steps(128)
+    hidden_sizes: tuple[int, ...] = option(
+        sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers of each network"
+    )
+    activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="activation of the hidden layers")
+    rollout_length: int = option(whole_number(1, 1 << 20), 128, names=("num_steps",), doc="most steps per segment")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the library's class, by name, without the learning rate."""
@@ -109,7 +91,7 @@ class OnPolicyParameters(Sb3Parameters):
     n_steps: int = option(whole_number(2, 1 << 30), 2048, names=("steps_per_update",), doc="steps per update, of all actors")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@with_settings(learning_rate=Setting(1e-3, "step size of the value network's Adam", names=("lr", "vf_lr")))
 class TRPOParameters(OnPolicyParameters):
     """The parameters of ``sb3:TRPO``."""
 
@@ -118,7 +100,6 @@ class TRPOParameters(OnPolicyParameters):
         *("n_critic_updates", "normalize_advantage", "target_kl", "sub_sampling_factor"),
     }
 
-    learning_rate: float = option(number(0.0, 10.0), 1e-3, names=("lr", "vf_lr"), doc="step size of the value network's Adam")
     batch_size: int = option(whole_number(1), 128, doc="steps per minibatch of the value network")
     cg_max_steps: int = option(whole_number(1, 1000), 15, names=("cg_iters",), doc="most steps of the conjugate gradient")
     cg_damping: float = option(number(0.0, 1e3), 0.1, names=("damping_coeff",), doc="damping of the Fisher matrix's product")
@@ -141,7 +122,7 @@ class TRPOParameters(OnPolicyParameters):
     sub_sampling_factor: int = option(whole_number(1, 1000), 1, doc="the policy's step uses every so many-th step of the batch")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@with_settings(learning_rate=7e-4, n_steps=5, gae_lambda=1.0)
 class A2CParameters(OnPolicyParameters):
     """The parameters of ``sb3:A2C``."""
 
@@ -149,9 +130,6 @@ class A2CParameters(OnPolicyParameters):
         *("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage"),
     }
 
-    learning_rate: float = _rate(7e-4)
-    n_steps: int = option(whole_number(2, 1 << 30), 5, names=("steps_per_update",), doc="steps per update, of all actors")
-    gae_lambda: float = option(number(0.0, 1.0), 1.0, names=("lam",), doc="decay of advantage traces")
     ent_coef: float = option(number(0.0, MAX_NUMBER), 0.0, doc="weight of the entropy bonus")
     vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, the mean squared error")
     max_grad_norm: float = option(number(0.0, MAX_NUMBER), 0.5, doc="largest norm of the gradient")
@@ -185,15 +163,13 @@ class PPOParameters(OnPolicyParameters):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@with_settings(rollout_length=32, activation="relu")
 class OffPolicyParameters(Sb3Parameters):
     """The parameters that all off-policy algorithms of Stable-Baselines3 have."""
 
     changeable: ClassVar[frozenset[str]] = Sb3Parameters.changeable | {"batch_size", "tau"}
     ours: ClassVar[frozenset[str]] = Sb3Parameters.ours | {"n_steps"}
 
-    rollout_length: int = _steps(32)
-    activation: str = _activation("relu")
     buffer_size: int = option(
         whole_number(1, 1 << 30), 1_000_000, names=("buffer_capacity", "replay_size"), doc="transitions held in the replay"
     )
@@ -206,16 +182,17 @@ class OffPolicyParameters(Sb3Parameters):
     n_steps: int = option(whole_number(1, 1000), 1, names=("n_step",), doc="number of rewards summed before the bootstrap")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@with_settings(
+    learning_rate=1e-4,
+    batch_size=32,
+    tau=Setting(1.0, "share of the new weights in each update of the target network; 1 copies them"),
+    train_freq=4,
+)
 class DQNParameters(OffPolicyParameters):
     """The parameters of ``sb3:DQN``."""
 
     changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"target_update_interval", "max_grad_norm"}
 
-    learning_rate: float = _rate(1e-4)
-    batch_size: int = option(whole_number(1, 1 << 20), 32, doc="transitions per gradient step")
-    tau: float = option(number(0.0, 1.0), 1.0, doc="share of the new weights in each update of the target network; 1 copies them")
-    train_freq: int = option(whole_number(1), 4, names=("train_frequency",), doc="steps from one training to the next")
     target_update_interval: int = option(
         whole_number(1),
         10_000,
@@ -232,30 +209,25 @@ class DQNParameters(OffPolicyParameters):
     max_grad_norm: float = option(number(0.0, MAX_NUMBER), 10.0, doc="largest norm of the gradient")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@with_settings(learning_rate=5e-5, exploration_fraction=0.005, exploration_final_eps=0.01)
 class QRDQNParameters(DQNParameters):
     """The parameters of ``sb3:QRDQN``."""
 
     ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"n_quantiles"}
 
-    learning_rate: float = _rate(5e-5)
-    exploration_fraction: float = option(number(0.0, 1.0), 0.005, doc="share of total_steps over which epsilon falls linearly")
-    exploration_final_eps: float = option(
-        number(0.0, 1.0), 0.01, names=("epsilon_min", "end_e"), doc="probability of a uniform action at the end"
+    max_grad_norm: float | None = option(  # type: ignore[assignment]
+        optional(number(0.0, MAX_NUMBER)), None, doc="largest norm of the gradient; null: no limit"
     )
-    max_grad_norm: float | None = _norm(None)  # type: ignore[assignment]
     n_quantiles: int = option(whole_number(1, 10_000), 200, doc="quantiles of the return that are estimated for each action")
 
     def network_arguments(self) -> dict[str, Any]:
-        """Return the number of quantiles, which the library's policy class takes."""
         return {"n_quantiles": self.n_quantiles}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@with_settings(hidden_sizes=(256, 256))
 class SACParameters(OffPolicyParameters):
     """The parameters of ``sb3:SAC``."""
 
-    hidden_sizes: tuple[int, ...] = _hidden(256, 256)
     ent_coef: float | str = option(
         _entropy_weight, "auto", names=("alpha",), doc="weight of the entropy; auto or auto_X: learnt, from 1 or X"
     )
@@ -283,19 +255,16 @@ class TQCParameters(SACParameters):
         check_quantiles(self.top_quantiles_to_drop_per_net, self.n_quantiles)
 
     def network_arguments(self) -> dict[str, Any]:
-        """Return the numbers of quantiles and critics, which the library's policy class takes."""
         return {"n_quantiles": self.n_quantiles, "n_critics": self.n_critics}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@with_settings(learning_rate=1e-3, hidden_sizes=(400, 300))
 class DDPGParameters(OffPolicyParameters):
     """The parameters of ``sb3:DDPG``."""
 
     changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"exploration_noise"}
     ours: ClassVar[frozenset[str]] = OffPolicyParameters.ours | {"exploration_noise"}
 
-    learning_rate: float = _rate(1e-3)
-    hidden_sizes: tuple[int, ...] = _hidden(400, 300)
     exploration_noise: float = option(
         number(0.0, 10.0),
         0.1,
@@ -331,7 +300,6 @@ class OwnClassParameters(Sb3Parameters):
     )
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the user's class, by name."""
         return dict(self.arguments_of_class)
 
 
@@ -432,7 +400,7 @@ DDPG = _entry(
 
 
 def own_class(name: str) -> AlgorithmEntry:
-    """Return the entry of a user's own class, named ``sb3:package.module:Class``. The class is not imported."""
+    """Return the entry of a user's own class, ``sb3:package.module:Class``, which is not imported."""
     return AlgorithmEntry(
         name=name,
         factory=LibraryFactory(_BUILDER, name.partition(":")[2], _EXTRA),

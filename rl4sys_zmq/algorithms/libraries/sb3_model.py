@@ -27,16 +27,15 @@ from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
 
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate", "_current_progress_remaining")
-"""The numbers of a model that training changes."""
 
 FIXED_ENTROPY_WEIGHT = "ent_coef_tensor"
-"""The variable of SAC and TQC that has an entropy weight that is not learned. It follows from the parameters."""
+"""The variable of SAC and TQC with a fixed entropy weight, which follows from the parameters."""
 ENTROPY_OPTIMIZER = "ent_coef_optimizer"
-"""The optimizer of SAC and TQC that learns the entropy weight. A model with a fixed weight has none."""
+"""The optimizer of SAC and TQC that learns the entropy weight. A model with a fixed one has none."""
 
 
 class _SpacesOnly(VecEnv):
-    """A vectorised environment that has spaces, which a model needs, and cannot be stepped."""
+    """A vectorised environment with the spaces that a model needs, which cannot be stepped."""
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise RL4SysError("this environment has only spaces; the steps come from actors")
@@ -44,25 +43,22 @@ class _SpacesOnly(VecEnv):
     reset = step_async = step_wait = env_method = _refuse
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return None as the render mode, the only attribute that a model reads."""
         if attr_name != "render_mode":
             raise AttributeError(attr_name)
         return [None]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Refuse the attribute."""
         self._refuse()
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """Return False: there are no wrappers."""
         return [False]
 
 
 class _RateSchedule:
-    """A learning rate that falls linearly from a first to a last value, as a function of the share of steps that remain."""
+    """A learning rate that falls linearly, as a function of the share of steps that remain."""
 
     def __init__(self, first: float, last: float) -> None:
         self._first, self._last = first, last
@@ -72,15 +68,9 @@ class _RateSchedule:
 
 
 class Sb3Adapter:
-    """The part of an adapter that on-policy and off-policy algorithms of Stable-Baselines3 have in common.
+    """The common part of on-policy and off-policy algorithms of Stable-Baselines3.
 
     The model sees flat float32 features of the observations, and actions from 0 or raw actions, whatever the spaces are.
-
-    Attributes:
-        parameters: The parameters, as the dataclass of the algorithm's entry.
-        rollout_length: As in `Algorithm`.
-        publish_every_updates: As in `Algorithm`.
-        max_policy_lag: As in `Algorithm`.
     """
 
     rollout_length: int
@@ -131,7 +121,6 @@ class Sb3Adapter:
             raise ConfigError(f"{self._name} cannot be created: {exc}", key="algorithm_parameters") from exc
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of the model's class."""
         return self.parameters.arguments()
 
     def _rate(self) -> Any:
@@ -141,19 +130,13 @@ class Sb3Adapter:
     # ---- the policy
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy, an MLP."""
         return self._spec
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the policy's weights by name."""
         return self._published().tensors()
 
     def _published(self) -> PublishedNetwork:
-        """Return the part of the model's networks that is sent to actors.
-
-        Raises:
-            ConfigError: If no policy of ours can express it.
-        """
+        """Return what is sent to actors, or raise `ConfigError` if no policy of ours can express it."""
         model, policy = self._model, self._model.policy
         if getattr(model, "use_sde", False):
             raise ConfigError(f"{self._name}: actors cannot explore with use_sde; leave it out", key="algorithm_parameters")
@@ -189,12 +172,11 @@ class Sb3Adapter:
         return PublishedNetwork("squashed_gaussian", [*layers[:-1], (weight, bias)], activation)
 
     def _epsilon(self) -> float:
-        """Return the current probability of a uniform action."""
         return float(getattr(self._model, "exploration_rate", 0.0))
 
     @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the policy's weights, to start training from an existing policy. All quantiles of a return get its mean."""
+        """Start the training from a policy. All quantiles of a return get its mean."""
         model, policy, published = self._model, self._model.policy, self._published()
         given = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
         last = len(published.layers) - 1
@@ -229,14 +211,13 @@ class Sb3Adapter:
         model._update_current_progress_remaining(min(steps, total), total)
 
     def _metrics(self) -> dict[str, float]:
-        """Return the numbers that the model has logged since the last call, by TensorBoard tag."""
+        """Return what the model has logged since the last call, by TensorBoard tag."""
         logged = self._model.logger.name_to_value
         found = {_tag(name): float(value) for name, value in logged.items()}
         logged.clear()
         return {tag: value for tag, value in found.items() if np.isfinite(value) or "loss" in tag.rpartition("/")[2]}
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those that the entry declares as changeable can differ."""
         self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._name)
         self._model.learning_rate = self._rate()
         self._model.lr_schedule = FloatSchedule(self._model.learning_rate)
@@ -246,7 +227,6 @@ class Sb3Adapter:
     # ---- the state
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes: networks, optimizers, generators and counters."""
         model = self._model
         variables = [name for name in model._get_torch_save_params()[1] if name != FIXED_ENTROPY_WEIGHT]
         return {
@@ -257,13 +237,9 @@ class Sb3Adapter:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. An optimizer of another kind stays as it is.
+        """Return to a state. An optimizer of another kind stays as it is, and optimizers keep their options.
 
-        The optimizers keep their options. An entropy weight that is learned only now begins as the parameters say, and one that
-        was learned before is that of the parameters.
-
-        Raises:
-            ConfigError: If the state comes from another network.
+        An entropy weight that is learned only now, or no longer, is that of the parameters.
         """
         model, given, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
         if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef
@@ -287,7 +263,6 @@ class Sb3Adapter:
         self._random.load(kept["random"])
 
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
-        """Return copies of all numbers that must stay finite: the weights, and the state of the optimizers."""
         weights: list[NDArray[Any]] = []
         moments: list[NDArray[Any]] = []
         for name, state in self._model.get_parameters().items():
@@ -297,7 +272,7 @@ class Sb3Adapter:
 
 
 def _is_adam(state: Mapping[str, Any]) -> bool:
-    """Return True for the state of an Adam optimizer, and False for that of RMSProp or of a network."""
+    """Return True for the state of Adam, and False for that of RMSProp or of a network."""
     return "param_groups" in state and "betas" in state["param_groups"][0]
 
 
@@ -309,7 +284,6 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _tag(name: str) -> str:
-    """Return our TensorBoard tag for a name in the library's log."""
     if name == "rollout/exploration_rate":
         return "charts/epsilon"
     own = name.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Off-policy algorithms of Stable-Baselines3, which draw their transitions from a replay buffer of this library."""
+"""Off-policy algorithms of Stable-Baselines3, which draw their transitions from a replay of this library."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ from rl4sys_zmq.values import Space
 
 
 class _SegmentReplay(ReplayBuffer):
-    """The replay buffer of a model: a view of a `ReplayMemory`, into which segments are written in bulk.
-
-    Attributes:
-        memory: The transitions.
-        rows: The rows of the next samples; None to draw them.
-    """
+    """The replay buffer of a model: a view of a `ReplayMemory`. If `rows` is set, the next samples are these rows."""
 
     memory: ReplayMemory
     rows: NDArray[np.int64] | None = None
@@ -38,27 +33,19 @@ class _SegmentReplay(ReplayBuffer):
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device="cpu")
 
     def connect(self, memory: ReplayMemory, generator: torch.Generator, observation_space: Space, action_space: Space) -> None:
-        """Sample from this memory from now on.
-
-        Args:
-            memory: The transitions. Their actions are in the units of the environment.
-            generator: The source of random rows.
-            observation_space: The space of the observations in the memory.
-            action_space: The space of the actions in the memory.
-        """
+        """Sample from this memory, whose actions are in the units of the environment, from now on."""
         self.memory, self._draws, self._space = memory, TorchDraws(generator), observation_space
         self._actions = action_space
 
     def size(self) -> int:
-        """Return the number of transitions."""
         return len(self.memory)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse a transition from the library: all of them come in segments."""
+        """Refuse a transition from the library."""
         raise NotImplementedError("transitions come from actors")
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
-        """Return random transitions as tensors. Their discounts include those of several steps, and are 0 after an end."""
+        """Return random transitions. Their discounts include those of several steps, and are 0 after an end."""
         rows = self.memory.draw(batch_size, self._draws) if self.rows is None else self.rows
         batch = self.memory.gather(rows)
         discounts = torch.from_numpy(batch.discounts).unsqueeze(1)
@@ -73,11 +60,7 @@ class _SegmentReplay(ReplayBuffer):
 
 
 class Sb3OffPolicy(Sb3Adapter, ReplayTraining):
-    """An off-policy algorithm of Stable-Baselines3. Its training depends on the number of observed steps, not on time.
-
-    As in the library, each `train_freq` environment steps are followed by `gradient_steps` gradient steps, and the target network
-    is updated after a number of environment steps.
-    """
+    """An off-policy algorithm of Stable-Baselines3, with the pace and the target updates of the library."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -105,16 +88,14 @@ class Sb3OffPolicy(Sb3Adapter, ReplayTraining):
         return {**super()._arguments(), "replay_buffer_class": _SegmentReplay}
 
     def _epsilon(self) -> float:
-        """Return the current probability of a uniform action. All actions are uniform until the training starts."""
+        """All actions are uniform until the training starts."""
         return super()._epsilon() if self._model.num_timesteps else 1.0
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those that the entry declares as changeable can differ."""
         super().change(parameters)
         self.pace.batch_size = self._model.batch_size
 
     def train(self) -> dict[str, float]:
-        """Do all gradient steps of an update. Return its metrics."""
         new = self.pace.seen - self._model.num_timesteps
         self._advance(self.pace.seen)
         with self._random.active():
@@ -124,7 +105,6 @@ class Sb3OffPolicy(Sb3Adapter, ReplayTraining):
         return self._metrics()
 
     def try_rows(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        """Do one gradient step on these rows of the replay. Return its metrics."""
         self._model.replay_buffer.rows = rows
         try:
             with self._random.active():
@@ -134,10 +114,8 @@ class Sb3OffPolicy(Sb3Adapter, ReplayTraining):
         return self._metrics()
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes; not the replay."""
         return {**super().checkpoint(), **self.replay_checkpoint()}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. The replay and the count of observed steps do not change."""
         super().restore(kept)
         self.replay_restore(kept)

@@ -12,18 +12,15 @@ from stable_baselines3 import A2C
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
 from rl4sys_zmq.algorithms.libraries.replayed import refuse_masks
 from rl4sys_zmq.algorithms.libraries.sb3_model import Sb3Adapter
-from rl4sys_zmq.algorithms.onpolicy.returns import vtrace
-from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments
+from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments, vtrace
 from rl4sys_zmq.values import Segment
 
 
 class Sb3OnPolicy(Sb3Adapter):
     """An on-policy algorithm of Stable-Baselines3. Each update trains on a batch of whole segments.
 
-    The library's rollout buffer is filled in bulk for each update. Its advantages and value targets are those of `vtrace`: of
-    consecutive segments of an episode, as one trace, with corrections for segments that are too old. The probabilities of the
-    actions are those that the actors sent. A2C and its subclasses ignore them, so the advantages of old segments get the factor
-    that V-trace has for the policy.
+    The advantages and value targets are those of `vtrace`, with traces across the segments of an episode. A2C and its subclasses
+    ignore the probabilities of the actions, so the advantages of old segments get the factor that V-trace has for the policy.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -38,22 +35,16 @@ class Sb3OnPolicy(Sb3Adapter):
         self._buffered = self._surplus = 0
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Keep the segment for the next update. If `correct` is True, the update uses V-trace targets for this segment."""
         if not self._masked:
             refuse_masks(segment, self._name)
         self._taken.append((segment, correct))
         self._buffered += segment.steps
 
     def demand(self) -> int:
-        """Return the number of steps that are missing until the batch is complete."""
         missing: int = self._model.n_steps - self._surplus - self._buffered
         return max(0, missing)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one update on all segments observed since the last update, and return its metrics.
-
-        Return None if they are not a complete batch. With `partial`, return None only if there are no segments.
-        """
         if not self._buffered or (self.demand() and not partial):
             return None
         rollout = join_segments(self._taken, self._observation_space, ActionDistributions(self._action_space))
@@ -73,7 +64,7 @@ class Sb3OnPolicy(Sb3Adapter):
         return self._metrics()
 
     def _limited(self, surplus: int) -> int:
-        """Return the number of surplus steps by which the next batch is smaller. No batch shrinks to less than half."""
+        """Return the steps by which the next batch is smaller. No batch shrinks to less than half."""
         return int(min(max(0, surplus), self._model.n_steps // 2))
 
     def _fill(self, rollout: RolloutBatch) -> None:
@@ -125,25 +116,21 @@ class Sb3OnPolicy(Sb3Adapter):
         model.rollout_buffer = buffer
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the whole state, except the segments that wait for the next update."""
         return {**self.checkpoint(), "surplus": self._surplus}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned. Discard the segments observed since the last update."""
         super().restore(state)
         self._surplus = self._limited(int(state["surplus"]))  # the size of a batch can be new
         self._clear()
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes."""
         return {**super().checkpoint(), "surplus": self._surplus}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied, and discard the segments that wait for the next update."""
         self.load(kept)
 
     def discard(self) -> list[int]:
-        """Return an empty list: an on-policy algorithm has no replay buffer from which to remove bad segments."""
+        """Return an empty list: there is no replay from which to remove bad data."""
         return []
 
     def _clear(self) -> None:

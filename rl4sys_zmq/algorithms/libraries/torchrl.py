@@ -31,27 +31,15 @@ from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Space, fea
 def build(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> TorchrlAlgorithm:
-    """Build an algorithm with one of the library's losses.
-
-    Args:
-        name: The name of the algorithm, such as ``IQL``.
-        observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
-        parameters: The parameters, by name.
-        seed: The seed of all random numbers.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the algorithm does not support the spaces.
-    """
+    """Build an algorithm with one of the library's losses."""
     return TorchrlAlgorithm(ALGORITHMS.get(f"torchrl:{name}"), observation_space, action_space, parameters, seed)
 
 
 class TorchrlAlgorithm(ReplayTraining):
-    """An algorithm with a loss of TorchRL. Its training depends on the number of observed steps, not on time.
+    """An algorithm with a loss of TorchRL.
 
-    After each `train_frequency` observed steps, `gradient_steps` gradient steps follow. Each of them is one step of Adam, for all
-    networks, on the sum of the library's losses that the parameters select, and one step of the target networks, unless the
-    parameters delay it.
+    A gradient step is one step of Adam for all networks, on the sum of the library's losses that the parameters select, and one
+    of the target networks, unless the parameters delay it.
     """
 
     def __init__(
@@ -91,11 +79,10 @@ class TorchrlAlgorithm(ReplayTraining):
     # ---- the policy
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy, an MLP."""
         return self._spec
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the policy's weights by name, with the current amount of exploration."""
+        """Return the policy's weights, with the current amount of exploration."""
         layers, activation = network_layers(self._policy)
         started = self._gradient_steps > 0  # the count of updates changes without training if their rule changes (`settle`)
         extras: dict[str, Tensor] = {}
@@ -109,7 +96,7 @@ class TorchrlAlgorithm(ReplayTraining):
 
     @torch.no_grad()
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the policy's weights, to start training from an existing policy. Its target network gets them too."""
+        """Start the training from a policy. Its target network gets it too."""
         for index, pair in enumerate(network_layers(self._policy)[0]):
             for name, tensor in zip(("weight", "bias"), pair, strict=True):
                 tensor.copy_(torch.from_numpy(np.array(tensors[f"layers.{index}.{name}"], np.float32)))
@@ -124,22 +111,20 @@ class TorchrlAlgorithm(ReplayTraining):
     # ---- training
 
     def train(self) -> dict[str, float]:
-        """Do all gradient steps of an update. Return the mean of each loss over them."""
-        found = [self._gradient_step(None) for _ in range(self.pace.gradient_steps)]
-        return {name: float(np.mean([losses[name] for losses in found])) for name in found[0]}
+        steps = [self._gradient_step(None) for _ in range(self.pace.gradient_steps)]
+        return {name: float(np.mean([losses[name] for losses in steps])) for name in steps[0]}
 
     def try_rows(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        """Do one gradient step on these rows of the replay. Return its losses."""
         return self._gradient_step(rows)
 
     def _gradient_step(self, rows: NDArray[np.int64] | None) -> dict[str, float]:
-        """Take one gradient step on random rows of the replay, or on given ones. Return all losses, also those it leaves out."""
+        """Take one gradient step on these rows, or on random ones. Return all losses, also those it leaves out."""
         if rows is None:
             rows = self.draw()
         p = self.parameters
         with self._random.active():
-            found = self._loss(self._batch(rows))
-        losses = {str(name): loss for name, loss in found.items() if str(name).startswith("loss")}
+            outputs = self._loss(self._batch(rows))
+        losses = {str(name): loss for name, loss in outputs.items() if str(name).startswith("loss")}
         self._gradient_steps += 1
         unused = p.unused_losses(self._gradient_steps)
         total = sum(
@@ -156,7 +141,6 @@ class TorchrlAlgorithm(ReplayTraining):
         return {**metrics, "charts/learning_rate": p.learning_rate}
 
     def _batch(self, rows: NDArray[np.int64]) -> TensorDict:
-        """Return rows of the replay in the form of the library."""
         batch = self.memory.gather(rows)
         ended = torch.from_numpy(batch.discounts == 0).unsqueeze(1)
         actions = scaled_actions(batch.actions, self._action_space)
@@ -176,7 +160,6 @@ class TorchrlAlgorithm(ReplayTraining):
         )
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those that the entry declares as changeable can differ."""
         self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._label)
         self.pace.batch_size = p.batch_size
         for group in self._optimizer.param_groups:
@@ -185,15 +168,11 @@ class TorchrlAlgorithm(ReplayTraining):
     # ---- the state
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return all weights by name: the trained ones and those of the target networks.
-
-        The other buffers of the loss, such as the discount factor, follow from the parameters.
-        """
+        """Return the trained weights and those of the target networks. Other buffers follow from the parameters."""
         targets = {name: buffer for name, buffer in self._loss.named_buffers() if "_params." in name}
         return {**dict(self._loss.named_parameters()), **targets}
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes; not the replay."""
         return {
             "weights": {name: tensor.detach().clone() for name, tensor in self._tensors().items()},
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
@@ -204,11 +183,6 @@ class TorchrlAlgorithm(ReplayTraining):
 
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. The replay and the count of observed steps do not change.
-
-        Raises:
-            ConfigError: If the state comes from other networks.
-        """
         own = self._tensors()
         given = {name: torch.as_tensor(tensor, device="cpu") for name, tensor in kept["weights"].items()}
         if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
@@ -224,7 +198,6 @@ class TorchrlAlgorithm(ReplayTraining):
         self.replay_restore(kept)
 
     def numbers_to_check(self) -> Sequence[NDArray[Any]]:
-        """Return the weights, and Adam's moments."""
         weights = [tensor.detach().reshape(-1).float() for tensor in self._tensors().values()]
         moments = [moment.numpy() for state in self._optimizer.state.values() for moment in state.values()]
         return [torch.cat(weights).numpy(), *moments]

@@ -1,7 +1,6 @@
 """The registry entries of TorchRL's losses and their parameters. This module imports neither torch nor the library.
 
-A parameter of a loss has the name and the default that it has in the library. The losses are only a part of an algorithm, so the
-parameters of the networks, of the optimizer and of the replay are those of this library.
+A parameter of a loss has the name and the default of the library; those of networks, optimizer and replay are ours.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from typing import Any, ClassVar
 
 from rl4sys_zmq.algorithms.libraries.library import TQC_REFERENCE, LibraryFactory, check_quantiles, library_entry
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm
+from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, gradient_norm, parameter_error
 from rl4sys_zmq.values import ACTIVATIONS
 
 _BUILDER = "rl4sys_zmq.algorithms.libraries.torchrl:build"
@@ -44,24 +42,16 @@ class TorchrlParameters:
     rollout_length: int = option(whole_number(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def loss_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the library's loss, by name, without those whose value is the library's default."""
+        """Return the arguments of the library's loss, without those whose value is the library's default."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
         return {name: value for name, value in found.items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the names of the library's losses on which a gradient step does not train.
-
-        Args:
-            step: The number of the gradient step, from 1.
-        """
+        """Return the names of the losses on which gradient step `step`, from 1, does not train."""
         return ()
 
     def moves_targets(self, step: int) -> bool:
-        """Return True if the target networks take a step after a gradient step.
-
-        Args:
-            step: The number of the gradient step, from 1.
-        """
+        """Return True if the target networks follow after gradient step `step`, from 1."""
         return True
 
 
@@ -126,7 +116,7 @@ class CQLParameters(ValueParameters):
     epsilon: float = option(number(0.0, 1.0), 0.05, doc="probability of a uniform action after learning_starts, if discrete")
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the name of one of the two losses of the policy: a gradient step trains on the other one alone."""
+        """Each gradient step trains on one of the two losses of the policy."""
         return ("loss_actor" if step <= self.policy_eval_start else "loss_actor_bc",)
 
 
@@ -150,11 +140,9 @@ class TD3BCParameters(ValueParameters):
     )
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
-        """Return the name of the policy's loss for a gradient step of the critics alone."""
         return () if self.moves_targets(step) else ("loss_actor",)
 
     def moves_targets(self, step: int) -> bool:
-        """Return True for each gradient step that also trains the policy."""
         return not step % self.policy_delay
 
 
@@ -175,16 +163,13 @@ class REDQParameters(ValueParameters):
 
     def __post_init__(self) -> None:
         if self.sub_sample_len > max(1, self.num_qvalue_nets - 1):  # TorchRL would use this limit without a word
-            raise ConfigError(
-                f"algorithm_parameters.sub_sample_len: {self.sub_sample_len} of {self.num_qvalue_nets} networks leave none out, "
+            raise parameter_error(
+                "sub_sample_len",
+                f"{self.sub_sample_len} of {self.num_qvalue_nets} networks leave none out, "
                 "which TorchRL cannot; give fewer, or more num_qvalue_nets",
-                key="algorithm_parameters.sub_sample_len",
             )
         if self.min_alpha > self.max_alpha:
-            raise ConfigError(
-                f"algorithm_parameters.min_alpha: {self.min_alpha:g} is above max_alpha {self.max_alpha:g}; exchange them",
-                key="algorithm_parameters.min_alpha",
-            )
+            raise parameter_error("min_alpha", f"{self.min_alpha:g} is above max_alpha {self.max_alpha:g}; exchange them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

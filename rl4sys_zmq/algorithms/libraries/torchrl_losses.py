@@ -37,7 +37,7 @@ from rl4sys_zmq.values import BoxSpace, Space
 from rl4sys_zmq.values.action_layout import action_layout
 
 LOG_STD_LIMITS = -20.0, 2.0
-"""The limits of the logarithms of standard deviations, as in the policy with the head ``squashed_gaussian``."""
+"""As in the head ``squashed_gaussian``."""
 
 LARGEST_WEIGHT = 1_000_000.0
 """The limit of the learnt weight of CQL's penalty, as in the library."""
@@ -45,12 +45,7 @@ LARGEST_WEIGHT = 1_000_000.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossNetworks:
-    """A loss of the library, and the network of its policy.
-
-    Attributes:
-        loss: The loss. Its parameters are all trained weights, its buffers the target networks.
-        policy: The perceptron that is sent to actors. Its parameters are among those of `loss`.
-    """
+    """A loss of the library, whose parameters are all trained weights, and the perceptron of its policy, among them."""
 
     loss: LossModule
     policy: nn.Sequential
@@ -71,7 +66,6 @@ class _GaussianOutputs(nn.Module):
         self.network = network
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and standard deviations, ``[B, n]`` each."""
         mean, log_std = self.network(observation).chunk(2, dim=-1)
         return mean, log_std.clamp(*LOG_STD_LIMITS).exp()
 
@@ -84,21 +78,19 @@ class _ActionValue(nn.Module):
         self.network = network
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Return the values, ``[B, outputs]``."""
-        found: Tensor = self.network(torch.cat([observation, action], dim=-1))
-        return found
+        values: Tensor = self.network(torch.cat([observation, action], dim=-1))
+        return values
 
 
 class _CQLLoss(CQLLoss):
     """The library's loss with a learnt weight of the penalty, as in Kumar et al. 2020.
 
-    In TorchRL 0.14, the penalty does not get the learnt weight, and the critics get a gradient of the weight's loss, which is
-    minus the weight times half the penalty. So their sum rewards what it must penalise if the weight is above 2. Here,
-    ``loss_cql`` has the weight as a factor, and ``loss_alpha_prime`` trains the weight alone.
+    In TorchRL 0.14, the penalty does not get the learnt weight, and the critics get a gradient of the weight's loss: minus the
+    weight times half the penalty. If the weight is above 2, their sum rewards what it must penalise. Here, ``loss_cql`` has the
+    weight as a factor, and ``loss_alpha_prime`` trains the weight alone.
     """
 
     def cql_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
-        """Return the penalty times its weight, and detach the penalties from which the loss of the weight is computed."""
         loss, metadata = super().cql_loss(tensordict)
         if self.with_lagrange:
             for key in (self.tensor_keys.cql_q1_loss, self.tensor_keys.cql_q2_loss):
@@ -108,14 +100,7 @@ class _CQLLoss(CQLLoss):
 
 
 def make_loss(name: str, parameters: TorchrlParameters, features: int, action_space: Space) -> LossNetworks:
-    """Build the networks and the loss of an algorithm. Draw the first weights from the global generator of torch.
-
-    Args:
-        name: The name of the algorithm, such as ``IQL``.
-        parameters: Its parameters.
-        features: The number of features of an observation.
-        action_space: The space of the actions.
-    """
+    """Build the networks and the loss of an algorithm. The first weights come from the global generator of torch."""
     count = action_layout(action_space).outputs
     networks = _MAKERS[name](parameters, _Sizes(features, count, not isinstance(action_space, BoxSpace)))
     if isinstance(parameters, ValueParameters):

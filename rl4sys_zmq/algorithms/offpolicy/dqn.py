@@ -1,4 +1,4 @@
-"""DQN: double Q-learning from a replay buffer of n-step transitions, for discrete actions; and C51, a setting of it."""
+"""DQN: double Q-learning from a replay of n-step transitions, for discrete actions; and C51, a setting of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rl4sys_zmq.algorithms.cloning import cloned_columns, margin_loss
 from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam
-from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters, plan_dqn
+from rl4sys_zmq.algorithms.offpolicy.dqn_parameters import C51Parameters, DQNParameters
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_network import ReplayNetwork, SequenceNetwork
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
@@ -29,18 +29,16 @@ from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space
 class DQN(ReplayAlgorithm[DQNParameters]):
     """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns.
 
-    With the parameter `prioritised`, transitions with large TD errors are drawn more often (Schaul et al. 2016). With `dueling`
-    or `distribution`, the network estimates more than expected returns; see `rl4sys_zmq.algorithms.offpolicy.value_heads`.
+    With `prioritised`, transitions with large TD errors are drawn more often (Schaul et al. 2016). `value_heads` has the rest.
 
-    The default parameters prevent two causes of collapse and one of slowness, all measured on CartPole-v1:
+    The defaults prevent two causes of collapse and one of slowness, all measured on CartPole-v1:
 
-    - The maximum over noisy values is too high on average. Each bootstrap adds this error, so the values become too high by
-      about ``1 / (1 - gamma ** n_step)`` times the error. A larger `n_step` and a target network that changes slowly keep the
-      error small. Values above ``reward / (1 - gamma)`` are a symptom.
+    - The maximum over noisy values is too high on average. Bootstraps add this error up, to about ``1 / (1 - gamma ** n_step)``
+      times. A larger `n_step` and a slow target network keep it small. Values above ``reward / (1 - gamma)`` are a symptom.
     - With a loss that is linear beyond an error of 1, the values approach the median of their targets, not the mean. Where
-      values are near 100, the median hides a failure that occurs in one of ten cases. So the default `huber_delta` is 100.
-    - With orthogonal initial weights and zero biases, as PPO has them, a network of 256 and 256 units learns much more slowly
-      than with the uniform weights and biases of ``torch.nn.Linear``. So the default `initialisation` is uniform.
+      values are near 100, it hides a failure in one of ten cases. So `huber_delta` is 100.
+    - With orthogonal weights and zero biases, as PPO has them, a network of 256 and 256 units learns much more slowly than with
+      the uniform ones of ``torch.nn.Linear``. So `initialisation` is uniform.
     """
 
     _name: ClassVar[str] = "DQN"
@@ -49,10 +47,8 @@ class DQN(ReplayAlgorithm[DQNParameters]):
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        name, cls = self._name, self._parameters
-        spec = plan_dqn(observation_space, action_space, parameters, algorithm=name, cls=cls)
-        p = read_parameters(cls, parameters, algorithm=name)
-        super().__init__(spec, p, name, seed)
+        p = read_parameters(self._parameters, parameters, algorithm=self._name)
+        super().__init__(p.policy(self._name, observation_space, action_space), p, self._name, seed)
         assert isinstance(action_space, DiscreteSpace)
         self._head = make_value_head(p, action_space.n)
         self._online, self._target = (self._new_network() for _ in range(2))
@@ -86,15 +82,9 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         self._target_steps = self._pace.next_unit_steps(self.parameters)  # other ranks than 0 have no steps, and are not asked
 
     def _training_state(self) -> dict[str, Any]:
-        """Return the state of training, with the steps that the unit of the target network's last update needed."""
         return {**super()._training_state(), "target_steps": self._target_steps}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. The transitions and the counts of observed data do not change.
-
-        Raises:
-            ConfigError: If the state comes from networks of other sizes.
-        """
         super().restore(kept)
         self._target_steps = int(kept.get("target_steps", 0))
 
@@ -104,20 +94,17 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return {"charts/epsilon": p.epsilon_at(steps), **annealed}
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in `DQNParameters.changeable` can have new values."""
         super().change(parameters)
         self._head = make_value_head(self.parameters, self._spec.outputs)
 
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
         p, head = self.parameters, self._head
         targets = self._targets(batch)
-        estimates = _take(self._vectors(self._online, batch, "observations"), batch["actions"])
+        estimates = _of_actions(self._vectors(self._online, batch, "observations"), batch["actions"])
         losses = head.losses(estimates, targets)
         importance = batch.get("weights")
         loss = (losses if importance is None else importance * losses).mean()
-        gradient = self._gradient("online", loss, weight)
-        self._compute.ranks.add_up(gradient)
-        self._optimizers["online"].step(gradient, [rate], max_norm=p.max_grad_norm)
+        self._descend("online", loss, weight, rate)
         if p.target_every is not None and self._gradient_steps % p.target_every == 0:
             self._follow_target()
         estimates = estimates.detach()
@@ -133,22 +120,16 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         values = head.values(chooser)
         if (forbidden := batch.get("forbidden")) is not None:
             values = values.masked_fill(forbidden, -torch.inf)
-        return head.targets(batch["returns"], batch["discounts"], _take(estimates, values.argmax(1)))
+        return head.targets(batch["returns"], batch["discounts"], _of_actions(estimates, values.argmax(1)))
 
     def _vectors(self, network: ReplayNetwork | SequenceNetwork, batch: Columns, of: str) -> Tensor:
-        """Return the vectors of all actions, ``[B, n, W]``, in the observations of a batch that the column `of` has.
-
-        With a recurrent network, that column has numbers of rows of the unrolled sequences (`SequenceSampler`).
-        """
+        """Return the vectors of all actions, ``[B, n, W]``. With a recurrent network, `of` has rows of the unrolled sequences."""
         if isinstance(network, SequenceNetwork):
             return self._head.estimates(sequence_outputs(network, batch).index_select(0, batch[of]))
         return self._head.estimates(network(batch[of])[0])
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return the weights of the policy that follows from the online network, and the current epsilon, as copies.
-
-        The policy's output layer computes action values, or logits of atoms with ``distribution: categorical``.
-        """
+        """Return the policy of the online network. Its output layer computes action values, or logits of atoms."""
         parts = [self._online.flat.cpu().numpy()]
         if self._head.merges:
             weights, biases = self._output_layer(parts[0])
@@ -159,13 +140,7 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         return self._spec.views(np.concatenate([*parts, epsilon]))
 
     def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
-        """Train the online network with a large margin, so that demonstrated actions are the best (`margin_loss`).
-
-        The target network then gets the same weights. Return the mean loss of the last tenth of the steps.
-
-        Raises:
-            ConfigError: If the network is recurrent.
-        """
+        """Train the online network with a large margin (`margin_loss`). The target network then gets the same weights."""
         head, network = self._head, self._online
         if isinstance(network, SequenceNetwork):
             raise ConfigError(
@@ -178,19 +153,16 @@ class DQN(ReplayAlgorithm[DQNParameters]):
         def loss(features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
             return margin_loss(head.values(head.estimates(network(features)[0])), actions, forbidden)
 
-        found = self._clone("online", columns, loss, options)
+        mean_loss = self._clone("online", columns, loss, options)
         self._target.flat.copy_(self._online.flat)
-        return found
+        return mean_loss
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the weights of the online and the target network, to start training from an existing policy.
-
-        With dueling or quantiles, many networks have the same policy. The state then has the mean of the actions' values, and all
-        quantiles of an action are equal. Epsilon (the probability of a random action) keeps its schedule.
-        """
+        """Replace the weights of both networks. Epsilon keeps its schedule."""
         self._compute.ranks.differ()
         parts = [tensors[spec.name] for spec in self._spec.tensors[:-1]]  # the last one is epsilon
         if self._head.merges:
+            # Many networks have this policy: the state gets the mean of the actions' values, and all quantiles are equal.
             rows = self._head.network_rows
             parts[-2:] = rows(parts[-2]), rows(parts[-1][:, None])
         flat = np.concatenate([part.ravel() for part in parts], dtype=np.float32)
@@ -198,19 +170,19 @@ class DQN(ReplayAlgorithm[DQNParameters]):
             network.flat.copy_(torch.from_numpy(flat))
 
     def _output_layer(self, flat: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return views of the weights ``[outputs, inputs]`` and biases ``[outputs, 1]`` of a network's output layer."""
+        """Return views of the weights ``[outputs, inputs]`` and biases ``[outputs, 1]`` of the output layer."""
         outputs, inputs = self._head.outputs, self._spec.tensors[-3].shape[1]  # before the bias and epsilon
         return flat[-outputs * (inputs + 1) : -outputs].reshape(outputs, inputs), flat[-outputs:].reshape(outputs, 1)
 
 
 class C51(DQN):
-    """DQN with a categorical distribution of the return (Bellemare et al. 2017), with the defaults of `C51Parameters`."""
+    """DQN with a categorical distribution of the return (Bellemare et al. 2017)."""
 
     _name = "C51"
     _parameters = C51Parameters
 
 
-def _take(estimates: Tensor, actions: Tensor) -> Tensor:
-    """Return the vectors of one action for each row, ``[B, W]``, of the vectors of all actions, ``[B, n, W]``."""
+def _of_actions(estimates: Tensor, actions: Tensor) -> Tensor:
+    """Return the vectors ``[B, W]`` of one action for each row of ``[B, n, W]``."""
     index = actions.view(-1, 1, 1).expand(-1, 1, estimates.shape[2])
     return estimates.gather(1, index).squeeze(1)

@@ -1,30 +1,37 @@
-"""The registry entries of DQN and C51: their parameters, their policies, and tested settings. This module imports no torch."""
+"""The registry entries of DQN and C51, and their parameters. This module imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rl4sys_zmq.algorithms import like as tables
-from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
+from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters, replay_entry
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, AlgorithmEntry, TaskPreset, inherited, read_parameters
+from rl4sys_zmq.learner.registry.algorithm_entry import Setting, TaskPreset, parameter_error, read_parameters, with_settings
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.priorities import PriorityOptions
 from rl4sys_zmq.replay.sequences import SequenceOptions
-from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Space
 
 LARGEST_DIFFERENCE = 0.5
-"""The limit between the two meanings of `epsilon_decay`.
-
-Up to this limit, `epsilon_decay` is subtracted from epsilon at each step. A larger value multiplies epsilon at each step.
-"""
+"""Up to this limit, `epsilon_decay` is subtracted from epsilon at each step. A larger value multiplies epsilon."""
 
 
-@dataclass(frozen=True, slots=True)
+@with_settings(
+    learning_rate=Setting(5e-4, names=("q_lr", "lr")),
+    n_step=3,
+    batch_size=128,
+    buffer_size=100_000,
+    train_frequency=4,
+    gradient_steps=Setting(1, names=("train_q_iters", "train_iters")),
+    tau=Setting(1.0, "share of the online network in each target update; 1 copies it"),
+    max_grad_norm=10.0,
+    adam_epsilon=1e-5,
+    hidden_sizes=Setting(None, "widths of the hidden layers, for the network mlp; null: [64, 64]"),
+)
 class DQNParameters(OffPolicyParameters):
     """All parameters of `DQN`. The word *steps* means environment steps, except in *gradient steps*."""
 
@@ -33,25 +40,11 @@ class DQNParameters(OffPolicyParameters):
         "target_network_frequency", "target_update", "target_update_units", "target_net_update_frequency", "kappa",
         "epsilon", "epsilon_min", "end_e", "exploration_fraction", "epsilon_decay",
     }  # fmt: skip
-    """The parameters that can change in a running client."""
-
     libraries: ClassVar[Libraries] = tables.DQN
     network_forms: ClassVar[tuple[str, ...]] = ("offpolicy", "sequences")
     steps_per_version: ClassVar[int] = 256
     default_hidden_sizes: ClassVar[tuple[int, ...]] = (64, 64)
 
-    learning_rate: float = inherited(OffPolicyParameters, "learning_rate", 5e-4, names=("q_lr", "lr"))
-    n_step: int = inherited(OffPolicyParameters, "n_step", 3)
-    batch_size: int = inherited(OffPolicyParameters, "batch_size", 128)
-    buffer_size: int = inherited(OffPolicyParameters, "buffer_size", 100_000)
-    train_frequency: int = inherited(OffPolicyParameters, "train_frequency", 4)
-    gradient_steps: int = inherited(OffPolicyParameters, "gradient_steps", 1, names=("train_q_iters", "train_iters"))
-    tau: float = inherited(OffPolicyParameters, "tau", 1.0, doc="share of the online network in each target update; 1 copies it")
-    max_grad_norm: float | None = inherited(OffPolicyParameters, "max_grad_norm", 10.0)
-    adam_epsilon: float = inherited(OffPolicyParameters, "adam_epsilon", 1e-5)
-    hidden_sizes: tuple[int, ...] | None = inherited(
-        OffPolicyParameters, "hidden_sizes", None, doc="widths of the hidden layers, for the network mlp; null: [64, 64]"
-    )
     initialisation: str = option(
         one_of("uniform", "orthogonal"),
         "uniform",
@@ -166,36 +159,22 @@ class DQNParameters(OffPolicyParameters):
         self._check_rescaling()
         if self.epsilon_end > self.epsilon:
             name = "end_e" if self.epsilon_end == self.end_e else "epsilon_min"
-            raise ConfigError(
-                f"algorithm_parameters.{name}: {self.epsilon_end:g} is above epsilon {self.epsilon:g}; set a smaller {name} too",
-                key=f"algorithm_parameters.{name}",
-            )
+            raise parameter_error(name, f"{self.epsilon_end:g} is above epsilon {self.epsilon:g}; set a smaller {name} too")
         if self.v_min >= self.v_max:
-            raise ConfigError(
-                f"algorithm_parameters.v_min: {self.v_min:g} is not below v_max {self.v_max:g}", key="algorithm_parameters.v_min"
-            )
+            raise parameter_error("v_min", f"{self.v_min:g} is not below v_max {self.v_max:g}")
 
     def _check_rescaling(self) -> None:
-        """Raise `ConfigError` if `value_rescaling` is given for a distribution of the return."""
         if self.value_rescaling and self.distribution != "none":
-            raise ConfigError(
-                f"algorithm_parameters.value_rescaling: it is for distribution none, not {self.distribution}",
-                key="algorithm_parameters.value_rescaling",
-            )
+            raise parameter_error("value_rescaling", f"it is for distribution none, not {self.distribution}")
 
     def _check_sequences(self) -> None:
-        """Check the parameters of sequences.
-
-        Raises:
-            ConfigError: If they are given for a network that is not recurrent, or contradict one another.
-        """
         problems = {}
         length, segment = self.steps_per_sequence, self.rollout_length
         if not self.recurrent:
             kind = self.chosen_network().entry.name
             for name in ("sequence_length", "burn_in", "overlap"):
-                if given := getattr(self, name):
-                    problems[name] = f"{given} is for a recurrent network such as gru, not for the kind {kind!r}"
+                if value := getattr(self, name):
+                    problems[name] = f"{value} is for a recurrent network such as gru, not for the kind {kind!r}"
         elif length + self.burn_in > segment:
             problems["sequence_length"] = (
                 f"{length} steps and a burn_in of {self.burn_in} do not fit into a segment of {segment} steps; use a larger "
@@ -206,22 +185,20 @@ class DQNParameters(OffPolicyParameters):
         elif self.buffer_size <= segment:
             problems["buffer_size"] = f"{self.buffer_size} has no room for a segment of {segment} steps and one more"
         for name, problem in problems.items():
-            raise ConfigError(f"algorithm_parameters.{name}: {problem}", key=f"algorithm_parameters.{name}")
+            raise parameter_error(name, problem)
 
     @property
     def recurrent(self) -> bool:
-        """True if the network has a recurrent state, so that it is trained on sequences."""
         entry = self.chosen_network().entry
         return entry.serves("sequences") and not entry.serves("offpolicy")
 
     @property
     def steps_per_sequence(self) -> int:
-        """The largest number of trained steps of a sequence: `sequence_length`, or `rollout_length` for whole segments."""
+        """The largest number of trained steps of a sequence."""
         return self.rollout_length if self.sequence_length is None else self.sequence_length
 
     @property
     def sequences(self) -> SequenceOptions | None:
-        """The options of a replay of sequences, for a recurrent network; None for a replay of transitions."""
         if not self.recurrent:
             return None
         return SequenceOptions(
@@ -234,27 +211,25 @@ class DQNParameters(OffPolicyParameters):
 
     @property
     def epsilon_end(self) -> float:
-        """The probability of a random action at the end of the schedule: `epsilon_min` or `end_e`."""
+        """The probability of a random action at the end of the schedule."""
         return self.end_e if self.end_e is not None and self.epsilon_decay is None else self.epsilon_min
 
     @property
     def target_interval(self) -> int:
-        """The number of environment steps from one update of the target network to the next, if no other interval is given."""
         return self.target_network_frequency or self.target_update or 1000
 
     @property
     def target_steps(self) -> int | None:
-        """The number of environment steps from one update of the target network to the next; None if `target_every` counts.
+        """The number of environment steps between updates of the target network; None if `target_every` counts.
 
-        An update comes before the first unit of training at or after each multiple of this number. Stable-Baselines3 and CleanRL
-        do the same, and they too update the target network only between units. For example, with units of 256 steps and 128
-        gradient steps, an interval of 10 steps means one update per unit. Updates every 10 gradient steps would diverge there.
+        As in Stable-Baselines3 and CleanRL, an update comes before the first unit of training at or after each multiple. With
+        units of 256 steps and 128 gradient steps, updates every 10 gradient steps would diverge.
         """
         return self.target_interval if self.target_every is None else None
 
     @property
     def target_every(self) -> int | None:
-        """The number of gradient steps from one update of the target network to the next; None if `target_steps` counts."""
+        """The number of gradient steps between updates of the target network; None if `target_steps` counts."""
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
         if self.target_update_units is not None:
@@ -263,16 +238,14 @@ class DQNParameters(OffPolicyParameters):
 
     @property
     def priority(self) -> PriorityOptions | None:
-        """The options of prioritized sampling; None if transitions are drawn uniformly."""
         return PriorityOptions(alpha=self.priority_alpha, epsilon=self.priority_epsilon) if self.prioritised else None
 
     def priority_beta_at(self, steps: int) -> float:
-        """Return the exponent of the importance weights after `steps` observed steps."""
         done = min(1.0, steps / self.total_steps)
         return self.priority_beta + (self.priority_beta_final - self.priority_beta) * done
 
     def epsilon_at(self, steps: int) -> float:
-        """Return epsilon, the probability of a random action, after `steps` observed steps."""
+        """Return the probability of a random action after `steps` observed steps."""
         decay = self.epsilon_decay
         if decay is not None and decay > LARGEST_DIFFERENCE:
             return max(self.epsilon_end, self.epsilon * decay**steps)
@@ -282,10 +255,6 @@ class DQNParameters(OffPolicyParameters):
         return max(self.epsilon_end, self.epsilon - decay * steps)
 
     def readings(self) -> list[str]:
-        """Return one line for each parameter in use that comes from RL4Sys or CleanRL and needs an explanation.
-
-        The learner logs these lines at its start.
-        """
         lines = OffPolicyParameters.readings(self)
         if self.traj_per_epoch is not None and self.target_steps is not None:
             lines.append(f"target network: an update before the first unit after each multiple of {self.target_steps} steps")
@@ -296,95 +265,63 @@ class DQNParameters(OffPolicyParameters):
         return lines
 
     def learning_rate_at(self, steps: int) -> float:
-        """Return the learning rate after `steps` observed steps."""
         if self.learning_rate_final is None:
             return self.learning_rate
         left = max(0.0, 1.0 - steps / self.total_steps)
         return self.learning_rate_final + (self.learning_rate - self.learning_rate_final) * left
 
+    def head(self, name: str, action_space: Space) -> HeadParameters:
+        if not isinstance(action_space, DiscreteSpace):
+            raise ConfigError(f"{name} needs a Discrete action space, not {action_space!s:.80}; use PPO", key="action_space")
+        network = self.chosen_network().entry
+        linear = network.linear_output or not network.serves(*self.network_forms)
+        if (self.dueling or self.distribution == "quantile") and not linear:
+            setting, remedy = (
+                ("dueling", "compute it within the module") if self.dueling else ("distribution: quantile", "use categorical")
+            )
+            raise parameter_error(
+                "network",
+                f"{setting} needs a network whose last layer is linear, which the kind "
+                f"{network.name!r} does not declare; {remedy}",
+            )
+        ladder = self.epsilon_ladder
+        if self.distribution == "categorical":
+            atoms = self.atoms
+            return HeadParameters(head="q_distribution", epsilon_ladder=ladder, atoms=atoms, v_min=self.v_min, v_max=self.v_max)
+        return HeadParameters(head="q_values", epsilon_ladder=ladder)
 
-@dataclass(frozen=True, slots=True)
+
+@with_settings(
+    learning_rate=2.5e-4,
+    n_step=1,
+    buffer_size=10_000,
+    learning_starts=10_000,
+    train_frequency=10,
+    target_network_frequency=500,
+    max_grad_norm=None,
+    adam_epsilon=0.01 / 128,
+    hidden_sizes=Setting(None, "widths of the hidden layers, for the network mlp; null: [120, 84]"),
+    double_q=False,
+    distribution="categorical",
+    atoms=101,
+    v_min=-100.0,
+    v_max=100.0,
+    exploration_fraction=0.5,
+)
 class C51Parameters(DQNParameters):
     """All parameters of C51: those of DQN, with the defaults of CleanRL's C51 for CartPole-v1."""
 
     libraries: ClassVar[Libraries] = tables.C51
     default_hidden_sizes: ClassVar[tuple[int, ...]] = (120, 84)
 
-    learning_rate: float = inherited(DQNParameters, "learning_rate", 2.5e-4)
-    n_step: int = inherited(DQNParameters, "n_step", 1)
-    buffer_size: int = inherited(DQNParameters, "buffer_size", 10_000)
-    learning_starts: int = inherited(DQNParameters, "learning_starts", 10_000)
-    train_frequency: int = inherited(DQNParameters, "train_frequency", 10)
-    target_network_frequency: int | None = inherited(DQNParameters, "target_network_frequency", 500)
-    max_grad_norm: float | None = inherited(DQNParameters, "max_grad_norm", None)
-    adam_epsilon: float = inherited(DQNParameters, "adam_epsilon", 0.01 / 128)
-    hidden_sizes: tuple[int, ...] | None = inherited(
-        DQNParameters, "hidden_sizes", None, doc="widths of the hidden layers, for the network mlp; null: [120, 84]"
-    )
-    double_q: bool = inherited(DQNParameters, "double_q", False)
-    distribution: str = inherited(DQNParameters, "distribution", "categorical")
-    atoms: int = inherited(DQNParameters, "atoms", 101)
-    v_min: float = inherited(DQNParameters, "v_min", -100.0)
-    v_max: float = inherited(DQNParameters, "v_max", 100.0)
-    exploration_fraction: float = inherited(DQNParameters, "exploration_fraction", 0.5)
-
-
-def plan_dqn(
-    observation_space: ObservationSpace,
-    action_space: Space,
-    parameters: Mapping[str, object],
-    *,
-    algorithm: str = "DQN",
-    cls: type[DQNParameters] = DQNParameters,
-) -> PolicySpec:
-    """Return the specification of the policy that a DQN with these parameters would train. No network is built.
-
-    Args:
-        observation_space: The space of the observations.
-        action_space: The space of the actions.
-        parameters: The parameters by name.
-        algorithm: The name of the algorithm, for error messages.
-        cls: The dataclass of its parameters.
-
-    Raises:
-        ConfigError: If a parameter is invalid, the actions are not discrete, or the network does not fit the spaces or the head.
-    """
-    if not isinstance(action_space, DiscreteSpace):
-        raise ConfigError(f"{algorithm} needs a Discrete action space, not {action_space!s:.80}; use PPO", key="action_space")
-    p = read_parameters(cls, parameters, algorithm=algorithm)
-    network = p.chosen_network().entry
-    if (p.dueling or p.distribution == "quantile") and network.serves(*p.network_forms) and not network.linear_output:
-        setting, remedy = (
-            ("dueling", "compute it within the module") if p.dueling else ("distribution: quantile", "use categorical")
-        )
-        raise ConfigError(
-            f"algorithm_parameters.network: {setting} needs a network whose last layer is linear, which the kind "
-            f"{network.name!r} does not declare; {remedy}",
-            key="algorithm_parameters.network",
-        )
-    head = HeadParameters(head="q_values", epsilon_ladder=p.epsilon_ladder)
-    if p.distribution == "categorical":
-        ladder = p.epsilon_ladder
-        head = HeadParameters(head="q_distribution", epsilon_ladder=ladder, atoms=p.atoms, v_min=p.v_min, v_max=p.v_max)
-    return p.policy(algorithm, observation_space, action_space, head)
-
 
 def count_dqn(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> int:
-    """Return the number of parameters of the network that a DQN trains, without dueling. Actors get no quantiles, only means."""
+    """Return the number of parameters of a network of quantiles, without dueling. Actors get their means only."""
     p = read_parameters(DQNParameters, parameters, algorithm="DQN")
     if p.distribution != "quantile":
         return 0
     head = HeadParameters(head="q_distribution", atoms=p.quantiles, v_min=0.0, v_max=1.0)
     return p.policy("DQN", observation_space, action_space, head).parameters
-
-
-def plan_c51(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the specification of the policy that C51 with these parameters would train. No network is built.
-
-    Raises:
-        ConfigError: If a parameter is invalid, or the actions are not discrete.
-    """
-    return plan_dqn(observation_space, action_space, parameters, algorithm="C51", cls=C51Parameters)
 
 
 CARTPOLE: dict[str, object] = {
@@ -410,47 +347,29 @@ CARTPOLE: dict[str, object] = {
     "rollout_length": 64,
 }
 
-ENTRY = AlgorithmEntry(
-    name="DQN",
-    factory="rl4sys_zmq.algorithms.offpolicy.dqn:DQN",
+
+def _cartpole(**parameters: object) -> dict[str, TaskPreset]:
+    given = {**CARTPOLE, **parameters}
+    return {"CartPole-v1": TaskPreset(given, num_envs=4, actors=2, pacing_lag=1, target_return=475.0)}
+
+
+ENTRY = replay_entry(
+    "DQN",
+    DQNParameters,
+    "dqn:DQN",
     summary="Double Q-learning from a replay of n-step transitions, for discrete actions.",
-    kind="offpolicy",
-    parameters=DQNParameters,
-    plan=plan_dqn,
     count=count_dqn,
-    staleness=ANY_AGE,
-    presets={
-        "CartPole-v1": TaskPreset(
-            parameters={**CARTPOLE, "gradient_steps": 2},
-            num_envs=4,
-            actors=2,
-            pacing_lag=1,
-            target_return=475.0,
-        ),
-    },
-    extra="learner",
+    presets=_cartpole(gradient_steps=2),
     spaces="any observations; Discrete actions",
     reference="van Hasselt et al. 2016, Deep reinforcement learning with double Q-learning",
     takes_masks=True,
 )
-C51_ENTRY = AlgorithmEntry(
-    name="C51",
-    factory="rl4sys_zmq.algorithms.offpolicy.dqn:C51",
+C51_ENTRY = replay_entry(
+    "C51",
+    C51Parameters,
+    "dqn:C51",
     summary="DQN that estimates the distribution of the return by the probabilities of fixed values.",
-    kind="offpolicy",
-    parameters=C51Parameters,
-    plan=plan_c51,
-    staleness=ANY_AGE,
-    presets={
-        "CartPole-v1": TaskPreset(
-            parameters={**CARTPOLE, "atoms": 51, "v_min": 0.0, "v_max": 100.0, "double_q": True},
-            num_envs=4,
-            actors=2,
-            pacing_lag=1,
-            target_return=475.0,
-        ),
-    },
-    extra="learner",
+    presets=_cartpole(atoms=51, v_min=0.0, v_max=100.0, double_q=True),
     spaces="any observations; Discrete actions",
     reference="Bellemare et al. 2017, A distributional perspective on reinforcement learning",
     takes_masks=True,

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from rl4sys_zmq.algorithms.cloning import CloneLoss, clone_policy
 from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam, encode_observations
-from rl4sys_zmq.algorithms.offpolicy.failing_rows import find_failing_rows
 from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import OffPolicyParameters
+from rl4sys_zmq.algorithms.offpolicy.replay_checks import check_replay_size, check_stored_returns, find_failing_rows
 from rl4sys_zmq.algorithms.offpolicy.replay_network import FlatNetwork
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns, ReplaySampler, TransitionSampler
-from rl4sys_zmq.algorithms.offpolicy.replay_size import check_replay_size
 from rl4sys_zmq.algorithms.offpolicy.sequence_sampler import SequenceSampler
-from rl4sys_zmq.algorithms.offpolicy.stored_returns import check_stored_returns
 from rl4sys_zmq.algorithms.offpolicy.unit_pace import UnitPace
 from rl4sys_zmq.algorithms.torch_draws import TorchDraws
 from rl4sys_zmq.errors import ConfigError
@@ -34,12 +32,7 @@ P = TypeVar("P", bound=OffPolicyParameters)
 
 
 class StepResult(NamedTuple):
-    """The results of a gradient step on the rows of one rank.
-
-    Attributes:
-        metrics: Means over the rows, as scalar tensors, by tag.
-        errors: The TD errors of the rows, from which prioritized sampling gets the priorities, ``[rows]``; None without it.
-    """
+    """The means over the rows of one rank, by tag, and with prioritized sampling their TD errors, ``[rows]``."""
 
     metrics: dict[str, Tensor]
     errors: Tensor | None = None
@@ -48,21 +41,13 @@ class StepResult(NamedTuple):
 class ReplayAlgorithm(ABC, Generic[P]):
     """The base class of the off-policy algorithms.
 
-    A subclass builds its networks in its constructor, calls `_use` with them, and computes a gradient step in `_gradient_step`.
+    A subclass builds its networks, calls `_use` with them, and computes a gradient step in `_gradient_step`.
     """
 
     kind: ClassVar[str] = "offpolicy"
     max_policy_lag: int | None = None
 
     def __init__(self, spec: PolicySpec, parameters: P, algorithm: str, seed: int) -> None:
-        """Create the parts that do not depend on the algorithm.
-
-        Args:
-            spec: The specification of the policy. It has the spaces.
-            parameters: The parameters of the algorithm.
-            algorithm: The name of the algorithm, for error messages.
-            seed: The seed of all random numbers.
-        """
         self.parameters: P = parameters
         self.rollout_length = parameters.rollout_length
         self.publish_every_updates = parameters.updates_per_version()
@@ -93,18 +78,12 @@ class ReplayAlgorithm(ABC, Generic[P]):
     # ---- what a subclass defines
 
     def _use(self, networks: Mapping[str, FlatNetwork], optimizers: Mapping[str, FlatAdam]) -> None:
-        """Take the networks by name, and the optimizers of those that are trained. The first network changes at each step."""
+        """Take the networks, and the optimizers of those that are trained. The first network changes at each step."""
         self._networks, self._optimizers = dict(networks), dict(optimizers)
 
     @abstractmethod
     def _gradient_step(self, batch: Columns, weight: float, rate: float) -> StepResult:
-        """Take a gradient step on the rows of this rank, and return metrics, and TD errors if they are needed.
-
-        Args:
-            batch: The columns of these rows, on the device of the networks.
-            weight: The share of these rows in the batch (`RowShare.weight`).
-            rate: The learning rate.
-        """
+        """Take a gradient step on this rank's rows, which are the share `weight` of the batch."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -112,7 +91,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
 
     @abstractmethod
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the weights of the policy, to start the training from an existing policy."""
+        """Start the training from the weights of this policy."""
 
     def _stored_space(self) -> ObservationSpace:
         """Return the space of the observations in the replay."""
@@ -127,10 +106,10 @@ class ReplayAlgorithm(ABC, Generic[P]):
         return False
 
     def _follow_target(self) -> None:
-        """Let the target networks follow, because `_target_due` has returned True on rank 0."""
+        """Let the target networks follow."""
 
     def _schedules(self) -> dict[str, float]:
-        """Return the present values of the algorithm's own schedules, as metrics by tag."""
+        """Return the values of the algorithm's own schedules, by tag."""
         return {}
 
     def _columns(self, batch: TransitionBatch) -> Columns:
@@ -146,88 +125,58 @@ class ReplayAlgorithm(ABC, Generic[P]):
     # ---- observing and training
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the replay buffer in files in this folder if it will be larger than `buffer_memory_bytes`.
-
-        Raises:
-            ConfigError: If the disk has too little space.
-        """
+        """Keep the replay in files if it will be larger than `buffer_memory_bytes`."""
         if self._replay.nbytes > self.parameters.buffer_memory_bytes:
             self._replay.use_folder(folder)
             self._in_files = True
 
     def check_memory(self, available: int) -> None:
-        """Check that a full replay buffer is not larger than the memory that the process can have, unless it is in files.
-
-        Raises:
-            ConfigError: If it is larger.
-        """
         size, p = self._replay.nbytes, self.parameters
         if not self._in_files:
             files = "a run directory" if size > p.buffer_memory_bytes else "a run directory and a smaller buffer_memory_bytes"
             check_replay_size(p.buffer_size, size, available, f"{files}, so that the replay is in files")
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Take a fraction of each batch from demonstrations, which never leave their own replay (Ball et al. 2023).
-
-        Args:
-            segments: The demonstrations, with rewards.
-            fraction: The fraction, above 0 and below 1.
-            digest: A number that identifies the demonstrations; see `load`.
-
-        Raises:
-            ConfigError: If a batch is too small to be divided, or if the network is recurrent.
-        """
+        """Take a fraction of each batch from demonstrations, which never leave their own replay (Ball et al. 2023)."""
         self.parameters.check_fraction(fraction)
         self._sampler.use_demonstrations([self._stored(segment) for segment in segments], fraction, digest)
         self._fraction = fraction
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Write the segment into the replay buffer. Off-policy data can have any age, so `correct` has no effect."""
         self._replay.add(self._stored(segment))
         self._pace.observe(segment, self.parameters)
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one unit of training (`gradient_steps` gradient steps) and return its metrics, or return None if it is too early.
-
-        One unit follows each `train_frequency` observed environment steps, or each `traj_per_epoch` ended episodes if that is
-        set. With `samples_per_insert`, a unit follows as soon as this ratio allows it. The argument `partial` has no effect.
-        """
+        """Do one unit of training, if it is due. `UnitPace` decides."""
         p = self.parameters
         if not self._pace.due(p) or not len(self._replay):
             return None
-        found: dict[str, list[Tensor]] = {}
+        measured: dict[str, list[Tensor]] = {}
         for _ in range(p.gradient_steps):
             for tag, value in self._train_on(self._draw()).items():
-                found.setdefault(tag, []).append(value)
+                measured.setdefault(tag, []).append(value)
         self._pace.count_unit(p)
         return {
-            **{tag: float(values[0] if len(values) == 1 else torch.stack(values).mean()) for tag, values in found.items()},
+            **{tag: float(values[0] if len(values) == 1 else torch.stack(values).mean()) for tag, values in measured.items()},
             **self._schedules(),
             "charts/learning_rate": p.learning_rate_at(self._pace.steps),
             "replay/size": float(len(self._replay)),
         }
 
     def demand(self) -> int:
-        """Return the number of environment steps that are missing until the next policy version can be published.
-
-        With `samples_per_insert`, the number is smaller if training lags behind the ratio.
-
-        If `discard` has emptied the replay buffer, return the length of one segment, so that new data arrive.
-        """
+        """Return the steps until the next version; those of one segment if `discard` has emptied the replay."""
         if not len(self._replay) and self._pace.steps:  # the replay was discarded as a whole
             return self.parameters.rollout_length
         return self._pace.missing(self.parameters, self.publish_every_updates)
 
     def _draw(self) -> NDArray[np.int64]:
-        """Return the rows of a batch, as the sampler draws them."""
         return self._sampler.draw(self.parameters.batch_size, self._draws)
 
     def _train_on(self, rows: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Take one gradient step on these rows, and update their priorities. Return metrics by tag, as scalar tensors."""
+        """Take one gradient step on these rows, and update their priorities. Return metrics by tag."""
         p = self.parameters
         columns = self._sampler.columns(rows, None if p.priority is None else p.priority_beta_at(self._pace.steps))
         rate = p.learning_rate_at(self._pace.steps)
@@ -240,17 +189,10 @@ class ReplayAlgorithm(ABC, Generic[P]):
         return metrics
 
     def follow(self, work: Mapping[str, Any]) -> None:
-        """Do this rank's part of a gradient step. The ranks are the processes that train together."""
         self._step(work["columns"], work["rate"], target_due=work["target_due"])
 
     def _step(self, columns: Columns, rate: float, *, target_due: bool = False) -> StepResult:
-        """Take a gradient step on a batch, of which each rank computes its share of the rows. Return the results for all rows.
-
-        Args:
-            columns: The columns of the whole batch, which are the same for all ranks.
-            rate: The learning rate.
-            target_due: True if the target networks must follow first.
-        """
+        """Take a gradient step, each rank on its share of the rows. Return the results for all rows."""
         ranks, put = self._compute.ranks, self._compute.put
         if target_due:
             self._follow_target()
@@ -269,7 +211,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         return StepResult(metrics, None if errors is None else self._all_errors(errors, share, rows))
 
     def _all_errors(self, errors: Tensor, share: RowShare, rows: int) -> Tensor:
-        """Return the TD errors of all rows of a batch, given those of this rank's share."""
+        """Return the TD errors of all rows of a batch, given those of this rank."""
         every = torch.zeros(rows, dtype=errors.dtype, device=errors.device)
         if share.weight:
             every[share.rows] = errors
@@ -277,27 +219,23 @@ class ReplayAlgorithm(ABC, Generic[P]):
         return every
 
     def _gradient(self, name: str, loss: Tensor, weight: float) -> Tensor:
-        """Return the gradient of a loss by the parameters of a network. The loss is a mean over this rank's rows."""
         return self._networks[name].gradient(loss if weight == 1.0 else loss * weight)
 
+    def _descend(self, name: str, loss: Tensor, weight: float, rate: float) -> None:
+        """Take a step of a network's optimizer with the gradient of all ranks."""
+        gradient = self._gradient(name, loss, weight)
+        self._compute.ranks.add_up(gradient)
+        self._optimizers[name].step(gradient, [rate], max_norm=self.parameters.max_grad_norm)
+
     def _clone(self, name: str, columns: Sequence[Tensor], loss: CloneLoss, options: CloneOptions) -> float:
-        """Take the steps of behaviour cloning with one network (`clone_policy`)."""
         network = self._networks[name]
-        found = clone_policy(columns, loss, network.gradient, network.flat, options, self._generator)
         self._compute.ranks.differ()
-        return found
+        return clone_policy(columns, loss, network.gradient, network.flat, options, self._generator)
 
     # ---- device, parameters
 
     def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizers to a device, and use it and its ranks (processes) from now on.
-
-        The replay buffer stays in the memory of the CPU.
-
-        Raises:
-            ConfigError: If there are more ranks than a batch has transitions, or if there are several and the network is
-                recurrent.
-        """
+        """Move the networks and the optimizers. The replay stays in the memory of the CPU."""
         check_rows(self.parameters.batch_size, compute.ranks)
         if self.parameters.sequences is not None:
             check_one_rank(self.parameters.chosen_network().entry.name, compute.ranks)
@@ -308,11 +246,6 @@ class ReplayAlgorithm(ABC, Generic[P]):
             optimizer.place(self._networks[name].flat)
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in `changeable` can have new values.
-
-        Raises:
-            ConfigError: If a batch is too small to be divided between demonstrations and the replay. Nothing has changed then.
-        """
         new = read_parameters(type(self.parameters), parameters, algorithm=self._algorithm)
         if self._fraction:
             new.check_fraction(self._fraction)
@@ -322,15 +255,11 @@ class ReplayAlgorithm(ABC, Generic[P]):
     # ---- state
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes, so that `restore` can undo the update.
-
-        These are the weights of all networks, the optimizers' states, the random state, the counts of updates, and the
-        priorities of the transitions, not the transitions.
-        """
+        """Return what an update changes: networks, optimizers, random state, counts and priorities, not the transitions."""
         return {**self._training_state(), "priorities": self._replay.checkpoint()}
 
     def _training_state(self) -> dict[str, Any]:
-        """Return what `checkpoint` does, without the priorities. Only rank 0 has these."""
+        """Return what `checkpoint` does, without the priorities, which only rank 0 has."""
         return {
             "networks": {name: network.flat.clone() for name, network in self._networks.items()},
             "optimizers": {name: optimizer.state() for name, optimizer in self._optimizers.items()},
@@ -341,11 +270,6 @@ class ReplayAlgorithm(ABC, Generic[P]):
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. The transitions and the counts of observed data do not change.
-
-        Raises:
-            ConfigError: If the state comes from networks of other sizes.
-        """
         flats = {name: torch.as_tensor(kept["networks"][name], device="cpu") for name in self._networks}
         for name, flat in flats.items():
             size = self._networks[name].flat.numel()
@@ -362,23 +286,16 @@ class ReplayAlgorithm(ABC, Generic[P]):
         self._replay.restore(kept.get("priorities"))
 
     def state(self) -> dict[str, Any]:
-        """Return copies of all networks, the optimizers' states, the random state, the replay buffer and the counters."""
         return self.state_beyond(())
 
     def state_beyond(self, stored: Collection[str]) -> dict[str, Any]:
-        """Return the same as `state`, but without the arrays of those pieces of the replay buffer whose names are in `stored`."""
         pace, p = self._pace, self.parameters
         counters = {"steps": pace.steps, "episodes": pace.episodes, "demonstrations": self._sampler.digest}
         parameters = {"pace": p.pace, "stored_returns": p.stored_returns}
         return {**self._training_state(), **counters, **parameters, "replay": self._replay.state(stored)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned. If the parameters of the pace are new, no unit of training is due then.
-
-        Raises:
-            ConfigError: If the state comes from networks of other sizes, from a replay buffer of another capacity or shape, from
-                one with returns of another `gamma` or `n_step`, or from a training with other demonstrations.
-        """
+        """Restore a state. With new parameters of the pace, no unit of training is due then."""
         saved, given = int(state.get("demonstrations", 0)), self._sampler.digest
         if saved and given and saved != given:
             raise ConfigError(
@@ -398,22 +315,11 @@ class ReplayAlgorithm(ABC, Generic[P]):
     # ---- data that make an update fail
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the weights of all networks, and Adam's moments: views, or copies from a GPU.
-
-        The caller checks that they are finite.
-        """
-        found = [network.flat.cpu().numpy() for network in self._networks.values()]
-        return found + [moment for optimizer in self._optimizers.values() for moment in optimizer.moments()]
+        weights = [network.flat.cpu().numpy() for network in self._networks.values()]
+        return weights + [moment for optimizer in self._optimizers.values() for moment in optimizer.moments()]
 
     def discard(self) -> list[int]:
-        """Find the transitions that make the next update non-finite, and remove their segments from the replay buffer.
-
-        The transitions of the first failing gradient step are halved again and again, as long as a half still fails. The networks
-        stay unchanged.
-
-        Returns:
-            The numbers of the removed segments, counted from 0 in the order of the calls of `observe`.
-        """
+        """Remove the segments of the transitions that make the next update non-finite. The networks stay unchanged."""
         kept = self.checkpoint()
         p = self.parameters
         rows = find_failing_rows(p.gradient_steps, self._draw, self.checkpoint, self._survives)
@@ -422,7 +328,7 @@ class ReplayAlgorithm(ABC, Generic[P]):
         return self._replay.discard(np.unique(rows)) if len(rows) else []
 
     def _survives(self, rows: NDArray[np.int64], before: Mapping[str, Any]) -> bool:
-        """Return True if the losses and all weights are finite after a gradient step on some replay rows, from a given state."""
+        """Return True if losses and weights are finite after a gradient step on these rows, from a given state."""
         self.restore(before)
         metrics = self._train_on(rows)
         finite = all(bool(torch.isfinite(value)) for tag, value in metrics.items() if "loss" in tag.rpartition("/")[2])

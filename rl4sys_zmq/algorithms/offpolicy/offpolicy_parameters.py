@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rl4sys_zmq.algorithms.networks import (
-    NetworkChoice,
-    PolicyRequirements,
-    choose_network,
-    network_option,
-    plan_policy,
-)
+from rl4sys_zmq.algorithms.entries import own_entry
+from rl4sys_zmq.algorithms.networks import NetworkChoice, PolicyRequirements, choose_network, network_option, plan_policy
 from rl4sys_zmq.config.options import MAX_NUMBER, number, one_of, option, optional, sizes, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, gradient_norm
+from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
 from rl4sys_zmq.policies.head_parameters import HeadParameters
 from rl4sys_zmq.replay.insert_rate import SamplesPerInsert
 from rl4sys_zmq.replay.priorities import PriorityOptions
@@ -29,17 +24,10 @@ class OffPolicyParameters:
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"learning_rate", "batch_size", "gradient_steps", "tau", "polyak", "max_grad_norm"}
     )
-    """The parameters that can change in a running client. The others determine the networks, the replay buffer (which has n-step
-    returns, discounted by `gamma`) or the number of updates that are due."""
-
+    """The others determine the networks, the replay (which has n-step returns, discounted) or the number of due updates."""
     steps_per_version: ClassVar[int] = 64
-    """The number of steps from one published policy version to the next, about."""
-
     network_forms: ClassVar[tuple[str, ...]] = ("offpolicy",)
-    """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
-
     default_hidden_sizes: ClassVar[tuple[int, ...]] = (256, 256)
-    """The widths of the hidden layers of an MLP if no parameter determines them."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("lr", "pi_lr", "policy_lr"), doc="Adam's step size")
     gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
@@ -109,66 +97,58 @@ class OffPolicyParameters:
     def __post_init__(self) -> None:
         (default,) = (f.default for f in fields(self) if f.name == "tau")
         if self.polyak is not None and self.tau not in (default, 1.0 - self.polyak):
-            raise ConfigError(
-                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; set only one of them",
-                key="algorithm_parameters.polyak",
-            )
+            raise parameter_error("polyak", f"{self.polyak} contradicts tau {self.tau}; set only one of them")
         if self.samples_per_insert is not None and self.traj_per_epoch is not None:
-            raise ConfigError(
-                f"algorithm_parameters.samples_per_insert: {self.samples_per_insert:g} contradicts traj_per_epoch "
-                f"{self.traj_per_epoch}; set only one of them",
-                key="algorithm_parameters.samples_per_insert",
+            raise parameter_error(
+                "samples_per_insert",
+                f"{self.samples_per_insert:g} contradicts traj_per_epoch {self.traj_per_epoch}; set only one of them",
             )
         rate = self.insert_rate
         if rate is not None and rate.tolerance < self._least_tolerance:
-            raise ConfigError(
-                f"algorithm_parameters.samples_per_insert_tolerance: {rate.tolerance:g} is too small; expected at least "
+            raise parameter_error(
+                "samples_per_insert_tolerance",
+                f"{rate.tolerance:g} is too small; expected at least "
                 f"{self._least_tolerance:g}, the larger of one unit of training and the samples of one segment",
-                key="algorithm_parameters.samples_per_insert_tolerance",
             )
         self.chosen_network()
 
     def chosen_network(self) -> NetworkChoice:
-        """Return the kind of network and its options."""
         return choose_network(
             self.network,
             {"hidden_sizes": self.hidden_sizes, "activation": self.activation},
             {"hidden_sizes": self.default_hidden_sizes, "activation": "relu"},
         )
 
-    def policy(self, name: str, observation_space: ObservationSpace, action_space: Space, head: HeadParameters) -> PolicySpec:
-        """Return the specification of the policy.
-
-        Args:
-            name: The name of the algorithm, for error messages.
-            observation_space: The space of the policy's observations.
-            action_space: The space of the policy's actions.
-            head: The meaning of the network's outputs.
+    def head(self, name: str, action_space: Space) -> HeadParameters:
+        """Return the meaning of the outputs of the policy's network.
 
         Raises:
-            ConfigError: If the network does not fit the spaces, or has no form that the algorithm trains.
+            ConfigError: If the algorithm `name` does not support the actions.
         """
+        raise NotImplementedError
+
+    def policy(
+        self, name: str, observation_space: ObservationSpace, action_space: Space, head: HeadParameters | None = None
+    ) -> PolicySpec:
+        """Return the specification of the policy of the algorithm `name`, with its own head if none is given."""
         requirements = PolicyRequirements(
-            algorithm=name, observation_space=observation_space, action_space=action_space, head=head
+            algorithm=name,
+            observation_space=observation_space,
+            action_space=action_space,
+            head=head or self.head(name, action_space),
         )
         return plan_policy(self.chosen_network(), requirements, *self.network_forms)
 
     @property
     def target_share(self) -> float:
-        """The share of the networks in each update of the target networks, computed from `tau` or `polyak`."""
         return self.tau if self.polyak is None else 1.0 - self.polyak
 
     @property
     def unit_samples(self) -> int:
-        """The number of transitions that a unit of training draws."""
         return self.batch_size * self.gradient_steps
 
     def check_fraction(self, fraction: float) -> None:
-        """Check that a batch can be divided between demonstrations, with this fraction of it, and the replay.
-
-        Raises:
-            ConfigError: If one of the two would have no transition, or if batches consist of sequences.
-        """
+        """Check that a batch can be divided between demonstrations and the replay."""
         if self.sequences is not None:
             raise ConfigError(
                 "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do "
@@ -187,16 +167,16 @@ class OffPolicyParameters:
 
     @property
     def unit_steps(self) -> float:
-        """The mean number of steps per unit of training, unless ended episodes are counted."""
+        """The mean steps per unit of training, unless ended episodes are counted."""
         return self.train_frequency if self.samples_per_insert is None else self.unit_samples / self.samples_per_insert
 
     @property
     def insert_rate(self) -> SamplesPerInsert | None:
-        """The limit on samples and steps; None if `samples_per_insert` is not set."""
+        """None without `samples_per_insert`."""
         if self.samples_per_insert is None:
             return None
-        given = self.samples_per_insert_tolerance
-        tolerance = self._least_tolerance if given is None else given
+        tolerance = self.samples_per_insert_tolerance
+        tolerance = self._least_tolerance if tolerance is None else tolerance
         return SamplesPerInsert(ratio=self.samples_per_insert, tolerance=tolerance, least=self.learning_starts)
 
     @property
@@ -222,31 +202,27 @@ class OffPolicyParameters:
 
     @property
     def priority(self) -> PriorityOptions | None:
-        """The options of prioritized sampling; None if transitions are drawn uniformly."""
+        """None if transitions are drawn uniformly."""
         return None
 
     @property
     def sequences(self) -> SequenceOptions | None:
-        """The options of a replay of sequences, for a recurrent network; None for a replay of transitions."""
+        """The options of a replay for a recurrent network; None for a replay of transitions."""
         return None
 
     def priority_beta_at(self, steps: int) -> float:
-        """Return the exponent of the importance weights of prioritized sampling after `steps` observed steps."""
+        """Return the exponent of the importance weights after `steps` observed steps."""
         return 1.0
 
     def learning_rate_at(self, steps: int) -> float:
-        """Return the learning rate after `steps` observed steps."""
         return self.learning_rate
 
     def updates_per_version(self) -> int:
-        """Return the number of units of training from one published policy version to the next."""
+        """Return the number of units of training per published version."""
         return max(1, round(self.steps_per_version / self.unit_steps)) if self.traj_per_epoch is None else 1
 
     def readings(self) -> list[str]:
-        """Return one line for each parameter in use that comes from another project and needs an explanation.
-
-        The learner logs these lines at its start.
-        """
+        """Return a line for the log for each parameter in use that needs an explanation."""
         if self.traj_per_epoch is None:
             return []
         return [f"traj_per_epoch {self.traj_per_epoch}: a unit of training after so many ended episodes"]
@@ -254,10 +230,9 @@ class OffPolicyParameters:
 
 @dataclass(frozen=True, slots=True)
 class CriticParameters(OffPolicyParameters):
-    """The parameters of algorithms that train a policy with critics, such as SAC and TD3."""
+    """The parameters of algorithms that train a policy with critics."""
 
     changeable: ClassVar[frozenset[str]] = OffPolicyParameters.changeable | {"critic_learning_rate"}
-    """The parameters that can change in a running client."""
 
     critic_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("q_lr", "vf_lr"), doc="Adam's step size of the critics; null: learning_rate"
@@ -265,5 +240,9 @@ class CriticParameters(OffPolicyParameters):
 
     @property
     def critic_rate(self) -> float:
-        """The learning rate of the critics."""
         return self.learning_rate if self.critic_learning_rate is None else self.critic_learning_rate
+
+
+def replay_entry(name: str, parameters: type[OffPolicyParameters], factory: str, **described: Any) -> AlgorithmEntry:
+    """Return the registry entry of an off-policy algorithm, which learns from data of any age."""
+    return own_entry(name, parameters, f"offpolicy.{factory}", kind="offpolicy", staleness=ANY_AGE, **described)

@@ -29,9 +29,6 @@ class ReplaySampler(Protocol):
     """The interface of the object that draws batches from a replay, and gives the errors of a gradient step back to it.
 
     A batch is an array of *rows*, int64. The owner of the sampler stores, saves and discards the data of the replay itself.
-
-    Attributes:
-        digest: The number that identifies the demonstrations; 0 without any.
     """
 
     @property
@@ -53,7 +50,7 @@ class ReplaySampler(Protocol):
         """Set the priorities that follow from the TD errors of a gradient step on these rows, one for each transition."""
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Take this fraction of each batch from demonstrations, with the number `digest`.
+        """Take this fraction of each batch from demonstrations with the number `digest`.
 
         Raises:
             ConfigError: If this sampler cannot do so.
@@ -61,7 +58,7 @@ class ReplaySampler(Protocol):
 
 
 class TransitionSampler:
-    """A sampler of single transitions. A part of each batch can be demonstrations. It implements `ReplaySampler`."""
+    """A sampler of single transitions, some of which can be demonstrations. It implements `ReplaySampler`."""
 
     def __init__(
         self,
@@ -69,37 +66,26 @@ class TransitionSampler:
         spaces: tuple[ObservationSpace, Space],
         convert: Callable[[TransitionBatch], Columns],
     ) -> None:
-        """Create the sampler.
-
-        Args:
-            memory: The replay.
-            spaces: The spaces of the stored observations and actions.
-            convert: Returns the inputs of a gradient step, without importance weights.
-        """
         self._memory, self._spaces, self._convert = memory, spaces, convert
         self._demonstrations: DemonstrationReplay | None = None
 
     @property
     def digest(self) -> int:
-        """The number that identifies the demonstrations; 0 without any."""
         return 0 if self._demonstrations is None else self._demonstrations.digest
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Take this fraction of each batch from demonstrations, with the number `digest`."""
         self._demonstrations = DemonstrationReplay(*self._spaces, self._memory.options, segments, fraction, digest)
 
     def draw(self, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of a batch, int64 ``[size]``: first those of demonstrations, as -1 - row, then those of the replay."""
+        """Return the rows, first those of demonstrations, as -1 - row."""
         demonstrations = self._demonstrations
         return self._memory.draw(size, draws) if demonstrations is None else demonstrations.draw(self._memory, size, draws)
 
     def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
-        """Return copies of the transitions in these rows, in the form and the order of `draw`."""
         demonstrations = self._demonstrations
         return self._memory.gather(rows) if demonstrations is None else demonstrations.gather(self._memory, rows)
 
     def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
-        """Return the inputs of a gradient step, as `ReplaySampler` describes. Demonstrations have the importance weight 1."""
         columns = self._convert(self.gather(rows))
         if beta is not None:
             own = rows[rows >= 0]
@@ -109,7 +95,7 @@ class TransitionSampler:
         return columns
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of transitions to their absolute TD errors, ``[B]``. Demonstrations have no priority."""
+        """Set the priorities to the absolute TD errors. Demonstrations have none."""
         own = rows >= 0
         if own.any():
             self._memory.update_priorities(rows[own], errors[own])

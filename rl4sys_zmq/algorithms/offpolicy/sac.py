@@ -37,7 +37,7 @@ from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.torch_layers import FORBIDDEN_LOGIT, FlatAdam, limit_norm
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.algorithms.offpolicy.sac_parameters import SACParameters, plan_sac
+from rl4sys_zmq.algorithms.offpolicy.sac_parameters import SACParameters
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
@@ -47,17 +47,11 @@ from rl4sys_zmq.values.spaces import DictSpace, MultiBinarySpace
 _OBSERVATION, _ALLOWED = "observation", "allowed"
 
 SQUASH_EPSILON = 1e-6
-"""This number is added to the derivative of tanh, so that the log-density of an action at a bound has a limit."""
+"""Added to the derivative of tanh, so that the log-density of an action at a bound has a limit."""
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of the policy on a batch.
-
-    Attributes:
-        loss: The loss, a scalar that requires a gradient.
-        entropy: An estimate of the policy's entropy in nats, ``[B]``.
-        target: The target of the entropy: a number, or ``[B]``.
-    """
+    """The loss of the policy, an estimate of its entropy in nats ``[B]``, and the target of the entropy: a number, or ``[B]``."""
 
     loss: Tensor
     entropy: Tensor
@@ -67,31 +61,21 @@ class PolicyLoss(NamedTuple):
 def make_sac(
     observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
 ) -> ContinuousSAC | DiscreteSAC:
-    """Build SAC for a Box or for a Discrete action space."""
-    spec = plan_sac(observation_space, action_space, parameters)
+    """Build SAC for these actions."""
+    p = read_parameters(SACParameters, parameters, algorithm="SAC")
     kind = ContinuousSAC if isinstance(action_space, BoxSpace) else DiscreteSAC
-    return kind(spec, read_parameters(SACParameters, parameters, algorithm="SAC"), seed)
+    return kind(p.policy("SAC", observation_space, action_space), p, seed)
 
 
 class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
-    """The part of SAC that does not depend on the kind of the actions.
-
-    The policy's vector of parameters ends with log α. So one optimizer changes both, each with its own learning rate.
-    """
+    """SAC without the kind of the actions. The policy's parameters end with log α, so one optimizer changes both."""
 
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int, *, actions: int, values: int) -> None:
-        """Build the networks.
-
-        Args:
-            spec: The specification of the policy.
-            parameters: The parameters.
-            seed: The seed of all random numbers.
-            actions: The number of elements of an action that a critic gets; 0 if it computes the values of all actions.
-            values: The number of values that a critic computes.
-        """
+        """Build critics that get `actions` elements of an action, 0 for none, and compute a number of `values`."""
         super().__init__(spec, parameters, "SAC", seed)
         p = parameters
-        choice, space, outputs = p.chosen_network(), self._observation_space, p.head(spec.action_space).outputs(spec.action_space)
+        choice, space = p.chosen_network(), self._observation_space
+        outputs = p.head("SAC", spec.action_space).outputs(spec.action_space)
         self._policy = choice.replay(space, ReplayShape(outputs=(outputs,), extras=1))
         critics = ReplayShape(outputs=(values, values), actions=actions)
         self._critics, self._targets = (choice.replay(space, critics) for _ in range(2))
@@ -130,9 +114,7 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
             targets = batch["returns"] + batch["discounts"] * self._successor_values(batch, temperature)
         estimates = self._estimates(batch)
         critic_loss = 0.5 * (functional.mse_loss(estimates[0], targets) + functional.mse_loss(estimates[1], targets))
-        gradient = self._gradient("critics", critic_loss, weight)
-        self._compute.ranks.add_up(gradient)
-        self._optimizers["critics"].step(gradient, [p.critic_rate], max_norm=p.max_grad_norm)
+        self._descend("critics", critic_loss, weight, p.critic_rate)
 
         policy_loss, entropy, target = self._policy_loss(batch, temperature)
         surplus = (entropy.detach() - target).mean()
@@ -156,46 +138,34 @@ class _SoftActorCritic(ReplayAlgorithm[SACParameters]):
         )
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied. A temperature that is not learned stays that of the parameters."""
         super().restore(kept)
         if not self.parameters.learn_temperature:
             self._policy.flat[self._temperature] = math.log(self.parameters.initial_temperature())
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the policy's weights by name."""
         return self._spec.views(self._policy.flat[self._weights].cpu().numpy().copy())
 
     def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
-        """Train the policy to choose the demonstrated actions (`_clone_loss`). The temperature stays as it is.
-
-        Return the mean loss of the last tenth of the steps.
-        """
+        """Train the policy to choose the demonstrated actions. The temperature stays as it is."""
         features, actions, *forbidden = cloned_columns(segments, self._observation_space, self._spec.action_space)
         return self._clone("policy", (features, self._scaled(actions), *forbidden), self._clone_loss, options)
 
     def _scaled(self, actions: Tensor) -> Tensor:
-        """Return actions as a network gets them. Only continuous actions are scaled; they are on the CPU."""
+        """Return actions as a network gets them."""
         return actions
 
     @abstractmethod
     def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-        """Return the loss of the policy on demonstrated actions that `_scaled` has returned, as a scalar tensor.
-
-        If the demonstrations have masks, `forbidden` is True for each forbidden action, bool ``[B, n]``.
-        """
+        """Return the loss on demonstrated actions that `_scaled` has returned; `forbidden` as in `cloned_columns`."""
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the weights of the policy, to start the training from an existing policy."""
         self._compute.ranks.differ()
         flat, _ = self._spec.flatten(tensors)
         self._policy.flat[self._weights] = torch.from_numpy(flat).to(self._policy.flat.device)
 
 
 class ContinuousSAC(_SoftActorCritic):
-    """SAC for bounded continuous actions [1, 2], with a Gaussian squashed by tanh.
-
-    The critics get actions scaled to -1 to 1, and the entropy is that of such actions.
-    """
+    """SAC for bounded continuous actions [1, 2]: a Gaussian squashed by tanh. Critics and entropy have actions of -1 to 1."""
 
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
         space = spec.action_space
@@ -228,7 +198,6 @@ class ContinuousSAC(_SoftActorCritic):
         return PolicyLoss(loss, -log_probs, -float(actions.shape[1]) if target is None else target)
 
     def _scaled(self, actions: Tensor) -> Tensor:
-        """Return actions scaled to -1 to 1."""
         return self._scale(actions)
 
     def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
@@ -243,19 +212,11 @@ class ContinuousSAC(_SoftActorCritic):
 
 
 def squash(means: Tensor, log_stds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a sample of the squashed Gaussian and its log-density, as functions of the mean and the standard deviation.
+    """Return a sample of the squashed Gaussian and its log-density, as functions of μ and σ.
 
     With u = μ + σ ε, the action is tanh(u), and log π = log N(u; μ, σ) - Σ log(1 - tanh²(u) + 1e-6). Without the 1e-6, this is
     the exact density ([1], appendix C), which has no limit where tanh(u) goes to ±1. With it, as in the first implementation of
-    the authors of [1], an action at a bound costs no more entropy than 13.8 nats in each dimension.
-
-    Args:
-        means: The means μ, ``[B, n]``.
-        log_stds: The logarithms of the standard deviations σ, ``[B, n]``.
-        noise: Standard normal numbers ε, ``[B, n]``.
-
-    Returns:
-        The actions, ``[B, n]`` between -1 and 1, and their log-densities, ``[B]``.
+    the authors of [1], an action at a bound costs at most 13.8 nats in each dimension.
     """
     actions = torch.addcmul(means, log_stds.exp(), noise).tanh()
     terms = log_stds + 0.5 * noise.square() + torch.log(1.0 - actions.square() + SQUASH_EPSILON)
@@ -265,8 +226,7 @@ def squash(means: Tensor, log_stds: Tensor, noise: Tensor) -> tuple[Tensor, Tens
 class DiscreteSAC(_SoftActorCritic):
     """SAC for discrete actions [3]. Forbidden actions have the probability 0.
 
-    The target of the entropy is a fraction of the entropy of a uniform choice among the allowed actions, so it depends on the
-    mask. The replay buffer holds the mask of each observation.
+    The target of the entropy is a fraction of that of a uniform choice among the allowed actions, so the replay holds the masks.
     """
 
     def __init__(self, spec: PolicySpec, parameters: SACParameters, seed: int) -> None:
@@ -278,14 +238,12 @@ class DiscreteSAC(_SoftActorCritic):
         return DictSpace({_ALLOWED: MultiBinarySpace(self._actions), _OBSERVATION: self._observation_space})
 
     def _stored(self, segment: Segment) -> Segment:
-        """Return the segment with masks as a part of its observations. A mask that forbids everything becomes one without effect.
-
-        Such a mask stands for an observation for which no action was requested.
-        """
+        """Return the segment with masks as a part of its observations."""
         masks = segment.masks
         if masks is None:
             allowed = np.ones((len(segment.observation_leaves[0]), self._actions), np.int8)
         else:
+            # Nothing is allowed in an observation for which no action was requested.
             allowed = (masks | ~masks.any(axis=1, keepdims=True)).astype(np.int8)
         return replace(segment, observations={_ALLOWED: allowed, _OBSERVATION: segment.observations}, masks=None)
 
@@ -320,9 +278,8 @@ class DiscreteSAC(_SoftActorCritic):
         return PolicyLoss(loss, entropy, self.parameters.target_entropy_ratio * allowed.log())
 
     def _clone_loss(self, features: Tensor, actions: Tensor, forbidden: Tensor | None = None) -> Tensor:
-        """Return the cross-entropy of the policy and the demonstrated actions, in nats."""
         return cross_entropy(self._policy(features)[0], actions, forbidden)
 
     def _log_probs(self, features: Tensor, forbidden: Tensor) -> Tensor:
-        """Return the logarithms of the probabilities of all actions, ``[B, n]``. That of a forbidden action is very low."""
+        """Return the log-probabilities of all actions, ``[B, n]``; that of a forbidden action is very low."""
         return torch.log_softmax(self._policy(features)[0].masked_fill(forbidden, FORBIDDEN_LOGIT), 1)

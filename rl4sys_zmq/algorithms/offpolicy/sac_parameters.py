@@ -1,19 +1,18 @@
-"""SAC's entry in the registry of algorithms: its parameters, its policy, and tested settings. This module imports no torch."""
+"""SAC's entry in the registry of algorithms, and its parameters. This module imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rl4sys_zmq.algorithms import like as tables
-from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import CriticParameters
+from rl4sys_zmq.algorithms.offpolicy.offpolicy_parameters import CriticParameters, replay_entry
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option, optional
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import ANY_AGE, AlgorithmEntry, TaskPreset, read_parameters
+from rl4sys_zmq.learner.registry.algorithm_entry import TaskPreset, parameter_error
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.policies.head_parameters import HeadParameters
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, ObservationSpace, PolicySpec, Space
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,6 @@ class SACParameters(CriticParameters):
     """RL4Sys's key for the kind of actions. Here the action space has this information."""
 
     changeable: ClassVar[frozenset[str]] = CriticParameters.changeable | {"temperature_learning_rate", "target_entropy"}
-    """The parameters that can change in a running client."""
-
     libraries: ClassVar[Libraries] = tables.SAC
 
     learn_temperature: bool = option(
@@ -62,50 +59,31 @@ class SACParameters(CriticParameters):
     def __post_init__(self) -> None:
         CriticParameters.__post_init__(self)
         if self.log_std_min > self.log_std_max:
-            raise ConfigError(
-                f"algorithm_parameters.log_std_min: {self.log_std_min:g} is above log_std_max {self.log_std_max:g}",
-                key="algorithm_parameters.log_std_min",
-            )
+            raise parameter_error("log_std_min", f"{self.log_std_min:g} is above log_std_max {self.log_std_max:g}")
 
     def initial_temperature(self) -> float:
-        """Return the temperature before the first gradient step."""
         if self.temperature is not None:
             return self.temperature
         return 1.0 if self.learn_temperature else 0.2
 
-    def head(self, action_space: Space) -> HeadParameters:
-        """Return the meaning of the outputs of the policy's network."""
-        if not isinstance(action_space, BoxSpace):
+    def head(self, name: str, action_space: Space) -> HeadParameters:
+        if isinstance(action_space, DiscreteSpace):
             return HeadParameters(head="categorical")
-        return HeadParameters(head="squashed_gaussian", log_std_min=self.log_std_min, log_std_max=self.log_std_max)
+        if isinstance(action_space, BoxSpace) and action_space.bounded:
+            return HeadParameters(head="squashed_gaussian", log_std_min=self.log_std_min, log_std_max=self.log_std_max)
+        text = f"{name} needs a Discrete action space or a Box with finite bounds, not {action_space!s:.80}; use PPO"
+        raise ConfigError(text, key="action_space")
 
     @property
     def temperature_rate(self) -> float:
-        """The learning rate of the temperature."""
         return self.learning_rate if self.temperature_learning_rate is None else self.temperature_learning_rate
 
 
-def plan_sac(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the specification of the policy that SAC with these parameters would train. No network is built.
-
-    Raises:
-        ConfigError: If a parameter is invalid, the actions have no bounds, or the network does not fit the spaces.
-    """
-    p = read_parameters(SACParameters, parameters, algorithm="SAC")
-    if not isinstance(action_space, DiscreteSpace) and not (isinstance(action_space, BoxSpace) and action_space.bounded):
-        text = f"SAC needs a Discrete action space or a Box with finite bounds, not {action_space!s:.80}; use PPO"
-        raise ConfigError(text, key="action_space")
-    return p.policy("SAC", observation_space, action_space, p.head(action_space))
-
-
-ENTRY = AlgorithmEntry(
-    name="SAC",
-    factory="rl4sys_zmq.algorithms.offpolicy.sac:make_sac",
+ENTRY = replay_entry(
+    "SAC",
+    SACParameters,
+    "sac:make_sac",
     summary="Soft actor-critic, for bounded Box and for Discrete actions.",
-    kind="offpolicy",
-    parameters=SACParameters,
-    plan=plan_sac,
-    staleness=ANY_AGE,
     presets={
         "Pendulum-v1": TaskPreset(
             parameters={"learning_rate": 1e-3, "learning_starts": 100, "hidden_sizes": [64, 64], "rollout_length": 16},
@@ -115,7 +93,6 @@ ENTRY = AlgorithmEntry(
             target_return=-250.0,
         ),
     },
-    extra="learner",
     spaces="any observations; bounded Box or Discrete actions",
     reference="Haarnoja et al. 2018, Soft actor-critic algorithms and applications; Christodoulou 2019, Soft actor-critic for "
     "discrete action settings",

@@ -1,8 +1,7 @@
-"""Sequences of consecutive steps from a replay, for the gradient steps of an off-policy algorithm with a recurrent network.
+"""Sequences of consecutive steps from a replay, for a recurrent network, by the method of R2D2.
 
-The method is that of R2D2 (Kapturowski et al. 2019, Recurrent experience replay in distributed reinforcement learning): a
-sequence begins with the recurrent state that the actor had (*stored state*), or with zeros and some earlier steps that only bring
-the state up to date (*burn-in*).
+A sequence begins with the recurrent state that the actor had (*stored state*), or with some earlier steps that only bring the
+state up to date (*burn-in*). Source: Kapturowski et al. 2019, Recurrent experience replay in distributed reinforcement learning.
 """
 
 from __future__ import annotations
@@ -34,35 +33,22 @@ _INITIAL = "initial/"
 class SequenceSampler:
     """A sampler of sequences. It implements `ReplaySampler`.
 
-    A batch of ``S`` sequences has ``B`` trained steps. These columns have a row for each of them, as those of transitions:
-    ``actions``, ``returns``, ``discounts``, ``weights``, and with masks ``forbidden``, bool ``[B, n]``, for the actions in the
-    successor. In place of features, ``observations`` and ``successors`` are int64 ``[B]``: numbers of rows of ``features``,
-    float32 ``[R, F]``. These rows are the observations before the trained steps and after the last one, one sequence after
-    another, and ``lengths``, int64 ``[S]``, are their numbers in each sequence.
+    A batch of ``S`` sequences has ``B`` trained steps. ``actions``, ``returns``, ``discounts``, ``weights`` and ``forbidden`` (of
+    the successors, ``[B, n]``) have a row for each. ``observations`` and ``successors``, int64 ``[B]``, are rows of ``features``,
+    float32 ``[R, F]``: the observations before the trained steps and after the last one, one sequence after another.
+    ``lengths``, int64 ``[S]``, are their numbers in each sequence. An n-step return ends with its sequence.
 
-    ``initial/NAME`` is the column NAME of the policy, the recurrent state before the first row. If a sequence has a burn-in,
-    the state belongs to the first row of that instead: ``burn_in`` are the features of the burn-in, and ``burn_in_lengths``,
-    int64 ``[S]``, their numbers. Both columns are missing if no sequence has one.
-
-    An n-step return ends with its sequence.
+    ``initial/NAME`` is the recurrent state NAME before the first row, or before the burn-in, if a sequence has one. Then
+    ``burn_in`` has the features of the burn-in, and ``burn_in_lengths``, int64 ``[S]``, their numbers.
     """
 
     digest = 0
 
     def __init__(self, memory: SequenceMemory, observation_space: ObservationSpace, n_step: int, gamma: float) -> None:
-        """Create the sampler.
-
-        Args:
-            memory: The replay.
-            observation_space: The space of the stored observations.
-            n_step: Number of rewards that are summed before the bootstrap.
-            gamma: Discount per step.
-        """
         self._memory, self._space = memory, observation_space
         self._n_step, self._gamma = n_step, gamma
 
     def use_demonstrations(self, segments: Sequence[Segment], fraction: float, digest: int) -> None:
-        """Raise `ConfigError`, because demonstrations have no recurrent states."""
         raise ConfigError(
             "demonstrations.fraction: a recurrent network trains on sequences with recurrent states, which demonstrations do not "
             "have; use another kind of network",
@@ -74,7 +60,6 @@ class SequenceSampler:
         return self._memory.draw(max(1, round(size / self._memory.options.length)), draws)
 
     def columns(self, rows: NDArray[np.int64], beta: float | None) -> Columns:
-        """Return the inputs of a gradient step on these sequences."""
         batch = self._memory.gather(rows)
         columns = self._trained_columns(batch) | self._unrolled_columns(batch)
         if beta is not None:
@@ -83,7 +68,6 @@ class SequenceSampler:
         return columns
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of sequences from the TD errors of their trained steps, ``[B]``."""
         trained = self._memory.trained(rows)
         table = np.zeros(trained.shape)
         table[trained] = errors
@@ -109,7 +93,7 @@ class SequenceSampler:
         return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def _unrolled_columns(self, batch: SequenceBatch) -> Columns:
-        """Return the columns from which a network computes its outputs (`sequence_outputs`)."""
+        """Return the columns from which `sequence_outputs` computes."""
         burn_in = self._memory.options.burn_in
         observed, before = _observed(batch.valid), np.pad(batch.valid, ((0, 0), (0, 1)))
         observed[:, :burn_in] = False
@@ -129,10 +113,7 @@ class SequenceSampler:
 
 
 def sequence_outputs(network: SequenceNetwork, batch: Columns) -> Tensor:
-    """Return the outputs of a network for the column ``features`` of a batch of sequences, ``[R, outputs]``.
-
-    The gradient does not go back into the burn-in.
-    """
+    """Return the outputs for the column ``features``, ``[R, outputs]``, without a gradient into the burn-in."""
     states = batch[_INITIAL + network.state_column].clamp(-1.0, 1.0)
     if _BURN_IN in batch:
         lengths = batch[_BURN_IN_LENGTHS]
@@ -145,7 +126,7 @@ def sequence_outputs(network: SequenceNetwork, batch: Columns) -> Tensor:
 
 
 def _observed(valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return True for the observation before each valid step, and for the one after the last, bool ``[S, T + 1]``."""
+    """Return True for the observation before each valid step, and for the one after the last, ``[S, T + 1]``."""
     observed = np.pad(valid, ((0, 0), (0, 1)))
     observed[:, 1:] |= valid
     return observed

@@ -30,11 +30,11 @@ from rl4sys_zmq.algorithms.networks import ReplayShape
 from rl4sys_zmq.algorithms.networks.torch_layers import FlatAdam
 from rl4sys_zmq.algorithms.offpolicy.offpolicy import ReplayAlgorithm, StepResult
 from rl4sys_zmq.algorithms.offpolicy.replay_sampler import Columns
-from rl4sys_zmq.algorithms.offpolicy.td3_parameters import DDPGParameters, TD3Parameters, plan_ddpg, plan_td3
+from rl4sys_zmq.algorithms.offpolicy.td3_parameters import DDPGParameters, TD3Parameters
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
 from rl4sys_zmq.replay import TransitionBatch
-from rl4sys_zmq.values import BoxSpace, ObservationSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values import BoxSpace, ObservationSpace, Segment, Space
 
 
 class TD3(ReplayAlgorithm[TD3Parameters]):
@@ -43,17 +43,11 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
     _name: ClassVar[str] = "TD3"
     _parameters: ClassVar[type[TD3Parameters]] = TD3Parameters
 
-    @staticmethod
-    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-        """Return the specification of the policy that this algorithm would train. No network is built."""
-        return plan_td3(observation_space, action_space, parameters)
-
     def __init__(
         self, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object], seed: int
     ) -> None:
-        spec = self.plan(observation_space, action_space, parameters)
         p = read_parameters(self._parameters, parameters, algorithm=self._name)
-        super().__init__(spec, p, self._name, seed)
+        super().__init__(p.policy(self._name, observation_space, action_space), p, self._name, seed)
         assert isinstance(action_space, BoxSpace)
         self._scale = ActionScale(action_space)
         choice, size = p.chosen_network(), action_space.size
@@ -89,18 +83,14 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         critic_loss = functional.mse_loss(estimates[0].squeeze(1), targets)
         for other in estimates[1:]:
             critic_loss = critic_loss + functional.mse_loss(other.squeeze(1), targets)
-        gradient = self._gradient("critics", critic_loss, weight)
-        self._compute.ranks.add_up(gradient)
-        self._optimizers["critics"].step(gradient, [p.critic_rate], max_norm=p.max_grad_norm)
+        self._descend("critics", critic_loss, weight, p.critic_rate)
         metrics = {"losses/qf_loss": critic_loss.detach(), "losses/qf_values": estimates[0].detach().mean()}
         if self._gradient_steps % p.policy_delay:
             return StepResult(metrics)
 
         actions = self._policy(observations)[0].tanh()
         policy_loss = -self._critics.one(0, observations, actions).mean()
-        gradient = self._gradient("policy", policy_loss, weight)
-        self._compute.ranks.add_up(gradient)
-        self._optimizers["policy"].step(gradient, [rate], max_norm=p.max_grad_norm)
+        self._descend("policy", policy_loss, weight, rate)
         self._target_policy.flat.lerp_(self._policy.flat, p.target_share)
         self._target_critics.flat.lerp_(self._critics.flat, p.target_share)
         return StepResult({**metrics, "losses/actor_loss": policy_loss.detach()})
@@ -118,34 +108,24 @@ class TD3(ReplayAlgorithm[TD3Parameters]):
         return batch["returns"] + batch["discounts"] * least.squeeze(1)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the policy's weights, and how actors explore: the noise, and the probability of a random action.
-
-        That probability (`epsilon`) is 1 before `learning_starts`, and then 0.
-        """
+        """Return the policy's weights, and the noise and the epsilon of actors: 1 before `learning_starts`, then 0."""
         p = self.parameters
         exploration = np.array([p.exploration_noise, self._pace.steps < p.learning_starts], np.float32)
         return self._spec.views(np.concatenate([self._policy.flat.cpu().numpy(), exploration]))
 
     def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
-        """Train the policy to give the demonstrated actions, by the mean squared error of actions scaled to -1 to 1.
-
-        The target policy then gets the same weights. Return the mean loss of the last tenth of the steps.
-        """
+        """Train the policy, by the mean squared error of scaled actions. The target policy then gets the same weights."""
         features, actions, *_ = cloned_columns(segments, self._observation_space, self._spec.action_space)
         columns = features, self._scale(actions)
 
         def loss(inputs: Tensor, wanted: Tensor) -> Tensor:
             return functional.mse_loss(self._policy(inputs)[0].tanh(), wanted)
 
-        found = self._clone("policy", columns, loss, options)
+        mean_loss = self._clone("policy", columns, loss, options)
         self._target_policy.flat.copy_(self._policy.flat)
-        return found
+        return mean_loss
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the weights of the policy and of its target network, to start the training from an existing policy.
-
-        The exploration keeps its schedule.
-        """
         self._compute.ranks.differ()
         flat, _ = self._spec.flatten(tensors)
         for network in (self._policy, self._target_policy):
@@ -157,8 +137,3 @@ class DDPG(TD3):
 
     _name = "DDPG"
     _parameters = DDPGParameters
-
-    @staticmethod
-    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-        """Return the specification of the policy that this algorithm would train. No network is built."""
-        return plan_ddpg(observation_space, action_space, parameters)

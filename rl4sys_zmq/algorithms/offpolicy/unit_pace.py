@@ -1,10 +1,7 @@
-"""The pace of an off-policy training: the units of training that observed steps make due.
+"""The pace of an off-policy training: the units of training that observed steps make due, whatever the speed of the actors.
 
-The amount of training depends only on the number of observed steps, never on time. After each `train_frequency` environment
-steps, one unit of training follows, which consists of `gradient_steps` gradient steps. The steps are counted from the start, as
-in Stable-Baselines3 and CleanRL: the first unit follows the first multiple of `train_frequency` above `learning_starts`. With
-`samples_per_insert`, a unit follows as soon as this ratio allows it (`SamplesPerInsert`). With `traj_per_epoch`, ended episodes
-are counted. So the speed of the actors does not change the number of gradient steps per environment step.
+As in Stable-Baselines3 and CleanRL, the first unit follows the first multiple of `train_frequency` above `learning_starts`. With
+`samples_per_insert`, a unit follows as soon as this ratio allows it; with `traj_per_epoch`, ended episodes are counted.
 """
 
 from __future__ import annotations
@@ -17,13 +14,11 @@ from rl4sys_zmq.values import Segment
 
 @dataclass(slots=True)
 class UnitPace:
-    """The counts of observed data and of the units of training that are done.
+    """The counts of observed data and of the units of training that are done, or count as done (`settle`).
 
     Attributes:
-        steps: Observed environment steps.
         episodes: Episodes that have ended since `learning_starts`. A part of `max_traj_length` steps counts too.
-        units: Units of training that are done, or count as done (`settle`).
-        samples: Transitions that units have drawn from the replay, or count as drawn.
+        samples: Transitions that the units have drawn.
     """
 
     steps: int = 0
@@ -32,26 +27,23 @@ class UnitPace:
     samples: int = 0
 
     def observe(self, segment: Segment, parameters: OffPolicyParameters) -> None:
-        """Count the steps of a segment, and the end of its episode."""
         self.steps += segment.steps
         if self.steps >= parameters.learning_starts:
             self.episodes += segment.ended or segment.capped
 
     def count_unit(self, parameters: OffPolicyParameters) -> None:
-        """Count a unit of training that is done, and the transitions that it has drawn."""
         self.units += 1
         self.samples += parameters.unit_samples
 
     def due(self, parameters: OffPolicyParameters) -> bool:
-        """Return True if a unit of training is due."""
         if (rate := parameters.insert_rate) is not None:
             return self.samples + parameters.unit_samples <= rate.samples(self.steps)
         return self.units < self._units_due(parameters)
 
     def settle(self, parameters: OffPolicyParameters) -> None:
-        """Count as done exactly the units that the observed data make due, because the parameters of the pace are new.
+        """Count as done exactly the units that are due, because the parameters of the pace are new.
 
-        Otherwise the new parameters would apply to all earlier steps, and make many units due at once or none for long.
+        Otherwise they would apply to all earlier steps, and make many units due at once or none for long.
         """
         if (rate := parameters.insert_rate) is not None:
             self.samples = rate.samples(self.steps)
@@ -59,18 +51,14 @@ class UnitPace:
             self.units = max(0, self._units_due(parameters))
 
     def _units_due(self, parameters: OffPolicyParameters) -> int:
-        """Return the number of units that the observed steps or episodes make due in all, without `samples_per_insert`."""
+        """Return the units that are due in all, without `samples_per_insert`."""
         p = parameters
         if p.traj_per_epoch is None:
             return self.steps // p.train_frequency - p.learning_starts // p.train_frequency
         return self.episodes // p.traj_per_epoch
 
     def next_unit_steps(self, parameters: OffPolicyParameters) -> int:
-        """Return the number of environment steps that the next unit of training needs in all.
-
-        It does not depend on how many steps have been observed, except with `traj_per_epoch`: the lengths of episodes are not
-        known beforehand, so it is the number of observed steps.
-        """
+        """Return the steps that the next unit needs in all. With `traj_per_epoch`, they are known only when observed."""
         p = parameters
         if p.traj_per_epoch is not None:
             return self.steps
@@ -79,14 +67,7 @@ class UnitPace:
         return (p.learning_starts // p.train_frequency + self.units + 1) * p.train_frequency
 
     def missing(self, parameters: OffPolicyParameters, units_per_version: int) -> int:
-        """Return the number of environment steps that are missing until the next policy version can be published.
-
-        With `samples_per_insert`, the number is smaller if training lags behind the ratio.
-
-        Args:
-            parameters: The parameters.
-            units_per_version: The number of units of training from one version to the next.
-        """
+        """Return the steps until the next version; fewer if training lags behind `samples_per_insert`."""
         p = parameters
         next_version = (self.units // units_per_version + 1) * units_per_version
         if p.traj_per_epoch is not None:

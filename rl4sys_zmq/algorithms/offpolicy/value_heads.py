@@ -1,9 +1,8 @@
 """The heads of DQN's network: the meaning of its outputs, the loss on them, and the output layer of the published policy.
 
-A head estimates a vector for each action. The vector is one number, the expected return, or it describes the distribution of the
-return: by the probabilities of fixed values (*atoms*) [2], or by its quantiles [3]. The value of an action is the mean of the
-distribution. With *dueling* [1], the network has one more vector, that of the state, and the vectors of the actions are the
-deviations (advantages) from it.
+A head estimates a vector for each action: the expected return, the probabilities of fixed values (*atoms*) of the return [2], or
+its quantiles [3]. The value of an action is the mean. With *dueling* [1], one more vector is that of the state, and those of the
+actions are deviations (advantages) from it.
 
 [1] Wang et al. 2016, Dueling Network Architectures for Deep Reinforcement Learning.
 [2] Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning.
@@ -28,10 +27,9 @@ _SLOPE = 1e-3
 
 
 class ValueHead(ABC):
-    """A head of a network that estimates a vector of `width` numbers for each of ``n`` actions.
+    """A head that estimates a vector of `width` numbers, ``W``, for each of ``n`` actions.
 
     Attributes:
-        width: The length of the vector of an action, ``W``.
         outputs: The number of outputs of the network: ``n * W``, or ``(n + 1) * W`` with dueling.
         merges: True if the output layer of the published policy differs from that of the network (`policy_rows`).
     """
@@ -43,10 +41,7 @@ class ValueHead(ABC):
         self._dueling = dueling
 
     def estimates(self, outputs: Tensor) -> Tensor:
-        """Return the vectors of all actions, ``[B, n, W]``, for outputs of the network, ``[B, outputs]``.
-
-        With dueling, the vector of an action is the state's plus its advantage minus the mean advantage ([1], equation 9).
-        """
+        """Return the vectors ``[B, n, W]`` for outputs ``[B, outputs]``; with dueling by [1], equation 9."""
         table = outputs.view(len(outputs), -1, self.width)
         if not self._dueling:
             return table
@@ -76,13 +71,7 @@ class ValueHead(ABC):
         """Return the error of each transition, ``[B]``, from which prioritized sampling gets the priorities."""
 
     def policy_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the output layer of the published policy, for that of the network.
-
-        An actor combines no vectors itself, as far as this layer can do it: dueling and the mean of quantiles are linear.
-
-        Args:
-            rows: The weights or the biases of the network's output layer, ``[outputs, C]``.
-        """
+        """Return the output layer of the policy, ``[outputs, C]``, which computes dueling and the means of quantiles."""
         if not self._dueling:
             return rows
         table = rows.astype(np.float64).reshape(-1, self.width, rows.shape[1])
@@ -99,39 +88,32 @@ class ValueHead(ABC):
 
 
 class ScalarHead(ValueHead):
-    """A head that estimates the expected return, or with `rescaling` that return squashed by a growing function (`squash`).
-
-    The loss is quadratic up to an error, and linear beyond it (Huber). With `rescaling`, errors are those of squashed returns.
-    """
+    """A head that estimates the expected return, or with `rescaling` its `squash`. The loss is Huber's."""
 
     def __init__(self, actions: int, *, dueling: bool, huber_delta: float, rescaling: bool = False) -> None:
         super().__init__(actions, 1, dueling=dueling)
         self._huber_delta, self._rescaling = huber_delta, rescaling
 
     def values(self, estimates: Tensor) -> Tensor:
-        """Return the estimates themselves, or with `rescaling` the returns that they stand for."""
-        found = estimates.squeeze(-1)
-        return expand(found) if self._rescaling else found
+        values = estimates.squeeze(-1)
+        return expand(values) if self._rescaling else values
 
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
-        """Return the n-step return plus the discounted value of the successor, squashed with `rescaling` ([4], equation 1)."""
-        found = returns + discounts * self.values(successors)
-        return (squash(found) if self._rescaling else found).unsqueeze(1)
+        """Return the n-step returns plus the discounted values, squashed with `rescaling` ([4], equation 1)."""
+        targets = returns + discounts * self.values(successors)
+        return (squash(targets) if self._rescaling else targets).unsqueeze(1)
 
     def losses(self, estimates: Tensor, targets: Tensor) -> Tensor:
-        """Return the Huber loss."""
         return functional.huber_loss(estimates, targets, reduction="none", delta=self._huber_delta).squeeze(1)
 
     def errors(self, estimates: Tensor, targets: Tensor) -> Tensor:
-        """Return the TD error."""
         return (estimates - targets).squeeze(1)
 
 
 class CategoricalHead(ValueHead):
-    """A head that estimates the probabilities of equally spaced returns, the atoms [2]. Its vectors are logits.
+    """A head that estimates logits of equally spaced returns, the atoms [2]. The loss is the cross entropy.
 
-    The loss is the cross entropy between the target and the estimate. The error for priorities is the divergence of Kullback and
-    Leibler, as in Rainbow (Hessel et al. 2018), which is the cross entropy without the entropy of the target.
+    The error for priorities is the divergence of Kullback and Leibler, as in Rainbow (Hessel et al. 2018).
     """
 
     def __init__(self, actions: int, *, dueling: bool, atoms: int, v_min: float, v_max: float) -> None:
@@ -141,38 +123,34 @@ class CategoricalHead(ValueHead):
         self._atoms = torch.linspace(v_min, v_max, atoms, dtype=torch.float32, device="cpu")
 
     def values(self, estimates: Tensor) -> Tensor:
-        """Return the means of the distributions."""
         return estimates.softmax(-1) @ self._atoms.to(estimates.device)
 
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
-        """Return the probabilities of the atoms: the shifted distribution, projected on the atoms ([2], equation 7).
+        """Return the shifted distribution, projected on the atoms ([2], equation 7).
 
         A value between two atoms gives its probability to both, in proportion to its nearness. One outside goes to the end.
         """
         atoms = self._atoms.to(returns.device)
         moved = (returns.unsqueeze(1) + discounts.unsqueeze(1) * atoms).clamp(self._low, self._high)
-        place = ((moved - self._low) / self._spacing).clamp(0.0, self.width - 1.0)
-        below = place.floor()
-        upper, index = place - below, below.long()
+        position = ((moved - self._low) / self._spacing).clamp(0.0, self.width - 1.0)
+        below = position.floor()
+        upper, index = position - below, below.long()
         probabilities = successors.softmax(1)
-        found = torch.zeros_like(probabilities)
-        found.scatter_add_(1, index, probabilities * (1.0 - upper))
-        return found.scatter_add_(1, (index + 1).clamp(max=self.width - 1), probabilities * upper)
+        projected = torch.zeros_like(probabilities)
+        projected.scatter_add_(1, index, probabilities * (1.0 - upper))
+        return projected.scatter_add_(1, (index + 1).clamp(max=self.width - 1), probabilities * upper)
 
     def losses(self, estimates: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy."""
         return -(targets * estimates.log_softmax(1)).sum(1)
 
     def errors(self, estimates: Tensor, targets: Tensor) -> Tensor:
-        """Return the divergence of the estimate from the target."""
         return self.losses(estimates, targets) + torch.xlogy(targets, targets).sum(1)
 
 
 class QuantileHead(ValueHead):
     """A head that estimates quantiles of the return, for the probabilities ``(2 i + 1) / (2 W)`` [3].
 
-    The loss is the quantile Huber loss ([3], equation 10), summed over the estimates and averaged over the targets. The error for
-    priorities is that of the mean.
+    The loss is the quantile Huber loss ([3], equation 10), summed over the estimates and averaged over the targets.
     """
 
     def __init__(self, actions: int, *, dueling: bool, quantiles: int, kappa: float) -> None:
@@ -182,15 +160,12 @@ class QuantileHead(ValueHead):
         self._probabilities = (2.0 * torch.arange(quantiles, dtype=torch.float32, device="cpu") + 1.0) / (2.0 * quantiles)
 
     def values(self, estimates: Tensor) -> Tensor:
-        """Return the means of the quantiles."""
         return estimates.mean(-1)
 
     def targets(self, returns: Tensor, discounts: Tensor, successors: Tensor) -> Tensor:
-        """Return the shifted quantiles of the successors."""
         return returns.unsqueeze(1) + discounts.unsqueeze(1) * successors
 
     def losses(self, estimates: Tensor, targets: Tensor) -> Tensor:
-        """Return the quantile Huber loss."""
         errors = targets.unsqueeze(1) - estimates.unsqueeze(2)  # [B, estimate, target]
         sizes = errors.abs()
         huber = torch.where(sizes <= self._kappa, 0.5 * errors.square(), self._kappa * (sizes - 0.5 * self._kappa))
@@ -199,17 +174,14 @@ class QuantileHead(ValueHead):
         return (weights * huber).mean(2).sum(1) / self._kappa
 
     def errors(self, estimates: Tensor, targets: Tensor) -> Tensor:
-        """Return the TD error of the means."""
         return (estimates - targets).mean(1)
 
     def policy_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the layer that computes the means of the quantiles."""
         table = super().policy_rows(rows).reshape(-1, self.width, rows.shape[1])
         means: NDArray[np.float32] = table.mean(axis=1, dtype=np.float64).astype(np.float32)
         return means
 
     def network_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return a layer whose quantiles are all equal."""
         return super().network_rows(np.repeat(rows, self.width, axis=0))
 
 
@@ -219,11 +191,8 @@ def squash(returns: Tensor) -> Tensor:
 
 
 def expand(squashed: Tensor) -> Tensor:
-    """Return the inverse of `squash`, ``sign(x) (((√(1 + 4 ε (|x| + 1 + ε)) - 1) / (2 ε))² - 1)`` ([4], proposition A.2).
-
-    It is computed in float64, because of the difference of two close numbers, and returned in the dtype of the argument.
-    """
-    sizes = squashed.abs().double()
+    """Return the inverse of `squash`, ``sign(x) (((√(1 + 4 ε (|x| + 1 + ε)) - 1) / (2 ε))² - 1)`` ([4], proposition A.2)."""
+    sizes = squashed.abs().double()  # the difference below is one of close numbers
     root = ((1.0 + 4.0 * _SLOPE * (sizes + 1.0 + _SLOPE)).sqrt() - 1.0) / (2.0 * _SLOPE)
     return squashed.sign() * (root.square() - 1.0).to(squashed.dtype)
 

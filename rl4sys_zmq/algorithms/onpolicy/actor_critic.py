@@ -20,8 +20,7 @@ from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.networks.torch_layers import Distribution, FlatAdam, standardise
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_network import RecurrentNetwork, initial_states
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
-from rl4sys_zmq.algorithms.onpolicy.normalise import RewardScaler, RunningMoments
-from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, join_segments
+from rl4sys_zmq.algorithms.onpolicy.rollout import RewardScaler, RolloutBatch, RunningMoments, join_segments
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry.algorithm import CloneOptions
 from rl4sys_zmq.learner.registry.algorithm_entry import read_parameters
@@ -32,12 +31,10 @@ from rl4sys_zmq.values.features import feature_layout
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 FIRST_LENGTH_GUESS = 200.0
 """Assumed length of a trajectory until the first one has ended, in steps."""
-
-WARM_START_ROWS = 10_000
-"""The number of observations that the statistics of a policy count as, if the training starts with that policy."""
-
 LENGTH_STEP = 0.05
 """The weight of each ended trajectory in the running mean of trajectory lengths."""
+WARM_START_ROWS = 10_000
+"""The number of observations that the statistics of a given policy count as."""
 
 
 class ActorCritic(ABC):
@@ -45,21 +42,14 @@ class ActorCritic(ABC):
 
     A subclass computes the gradient steps of an update, in `_train`. This class does everything else:
 
-    - A batch consists of whole segments (parts of episodes), so it can be larger than configured. The next batch is then
-      smaller by the surplus.
-    - The statistics that standardise observations change at the end of an update only, and are sent to actors with the weights.
-      So the learner and actors with the newest version use the same statistics. The first batch is an exception: its statistics
-      hold already for the first update, because the first policy hardly depends on its input.
+    - A batch of whole segments can be larger than configured. The next batch is then smaller by the surplus.
+    - The statistics that standardise observations change at the end of an update only, and actors get them with the weights. So
+      the learner and actors with the newest version use the same. Those of the first batch hold already for the first update,
+      because the first policy hardly depends on its input.
     - When the statistics change, the first layers are adjusted, so that the networks compute what they computed before. Without
       this, each change disturbs what was learned: one run of three on Pendulum stayed at a return of -600.
     - ``episodes_per_update`` counts ended episodes. In an episode that continues, each part with ``max_traj_length`` steps counts
       too.
-    - `state` does not contain the segments that wait for the next update. After a restart, they are delivered again.
-
-    Attributes:
-        name: The name of the algorithm.
-        parameters_type: The dataclass of its parameters.
-        parameters: The parameters.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -101,30 +91,24 @@ class ActorCritic(ABC):
         self._configure(p)
 
     def _configure(self, parameters: ActorCriticParameters) -> None:
-        """Use these parameters from the next update on. A subclass adds those that only it has."""
+        """Use these parameters from the next update on."""
         self.parameters = parameters
         if self._reward_scale is not None:
             self._reward_scale.gamma = parameters.gamma
 
     def _new_optimizer(self) -> FlatAdam:
-        """Return an optimizer of the networks that has taken no step."""
         p = self.parameters
         return FlatAdam(self._network.flat, self._network.parts, eps=p.adam_eps, betas=p.betas, bias_correction=not p.rms_prop)
 
     @abstractmethod
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:
-        """Do the gradient steps of one update on a batch. Return the metrics of the update."""
+        """Do the gradient steps of one update, and return its metrics."""
 
     @abstractmethod
     def follow(self, work: Mapping[str, Any]) -> None:
-        """Do this rank's part of the gradient steps of an update. The ranks are the processes that train together."""
+        """Do this rank's part of the gradient steps of an update."""
 
     def place(self, compute: Compute) -> None:
-        """Move the networks and the optimizer to a device, and use it and its ranks (processes) from now on.
-
-        Raises:
-            ConfigError: If there are more ranks than a minibatch has steps, or if there are several and the network is recurrent.
-        """
         check_rows(self.parameters.minibatch_steps(), compute.ranks)
         if isinstance(self._network, RecurrentNetwork):
             check_one_rank(self.parameters.chosen_network().entry.name, compute.ranks)
@@ -135,14 +119,9 @@ class ActorCritic(ABC):
         self._mean, self._scale = compute.put(self._mean), compute.put(self._scale)
 
     def spec(self) -> PolicySpec:
-        """Return the specification of the policy, whose head samples the actions of `ActionDistributions`.
-
-        It includes the statistics that standardise observations, if the parameters ask for standardisation.
-        """
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Keep the segment for the next update. If `correct` is True, the update must correct for its age."""
         if not segment.steps:
             return
         self._taken.append((segment, correct))
@@ -152,30 +131,24 @@ class ActorCritic(ABC):
         self._complete = self._complete or (self._missing() == 0 and (ends or not self._batch.ends_trajectory))
 
     def demand(self) -> int:
-        """Return the number of steps that are missing until the batch is complete.
-
-        If the batch depends on the ends of trajectories, this is an estimate from the mean length of trajectories.
-        """
+        """Return the number of steps that are missing; an estimate if the batch depends on the ends of trajectories."""
         if self._complete:
             return 0
         return self._missing() or math.ceil(self._trajectory_length)
 
     def _missing(self) -> int:
-        """Return the number of steps that are missing from the batch, without the steps until the current trajectory ends."""
+        """Return the number of missing steps, without those until the current trajectory ends."""
         if self._batch.steps is not None:
             return max(0, self._batch.steps - self._surplus - self._buffered)
         return math.ceil(max(0, (self._batch.trajectories or 0) - self._trajectories) * self._trajectory_length)
 
     def _limited(self, surplus: int) -> int:
-        """Return the number of surplus steps by which the next batch is smaller. No batch shrinks to less than half."""
+        """Return the steps by which the next batch is smaller. No batch shrinks to less than half."""
         steps = self._batch.steps
         return min(max(0, surplus), steps // 2) if steps is not None and not self._batch.ends_trajectory else 0
 
     def update(self, *, partial: bool = False) -> dict[str, float] | None:
-        """Do one update on all segments observed since the last update, and return its metrics.
-
-        Return None if these segments are not a complete batch. With `partial`, return None only if there are no segments.
-        """
+        """Do one update on all segments observed since the last one; without `partial`, only if they are a complete batch."""
         if not self._buffered or (self.demand() > 0 and not partial):
             return None
         rollout = join_segments(self._taken, self._observation_space, self._actions)
@@ -195,14 +168,7 @@ class ActorCritic(ABC):
         return metrics
 
     def _measure(self, features: NDArray[np.float32]) -> None:
-        """Add observations to the statistics by which observations are standardised: those of Box features.
-
-        The networks keep computing what they computed before, because their first layers and Adam's moments are adjusted. The
-        first observations are an exception: before them, the networks were not trained.
-
-        Args:
-            features: The features of the observations, ``[N, F]``.
-        """
+        """Add features ``[N, F]`` to the statistics that standardise observations, and adjust the networks that have trained."""
         trained = self._moments.count > 0
         self._moments.update(features)
         mean, scale = self._statistics()
@@ -212,17 +178,13 @@ class ActorCritic(ABC):
         self._mean, self._scale = mean, scale
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the mean and the factor of each feature for standardisation, 0 and 1 for a feature that is not of a Box."""
+        """Return the mean and the factor of each feature: 0 and 1 for one that is not of a Box."""
         continuous = feature_layout(self._observation_space).continuous()
         arrays = np.where(continuous, self._moments.mean, 0.0), np.where(continuous, self._moments.scale(), 1.0)
         mean, scale = (self._compute.put(torch.from_numpy(array.astype(np.float32))) for array in arrays)
         return mean, scale
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the policy's weights by name.
-
-        They include ``log_std`` for continuous actions, and the current statistics that standardise observations.
-        """
         flat = np.empty(self._spec.size, dtype=np.float32)
         policy = self._network.flat[self._network.parts[0]].cpu().numpy()
         flat[self._spec.size - len(policy) :] = policy
@@ -233,7 +195,7 @@ class ActorCritic(ABC):
         return tensors
 
     def state(self) -> dict[str, Any]:
-        """Return copies of the whole state, except the segments that wait for the next update."""
+        """Return the whole state, except the segments that wait for the next update: after a restart they come again."""
         return {
             "parameters": self._network.flat.clone(),
             "optimizer": self._optimizer.state(),
@@ -248,11 +210,7 @@ class ActorCritic(ABC):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned. Discard the segments observed since the last update.
-
-        Raises:
-            ConfigError: If the state comes from a network of another size, or was saved with another ``normalise_rewards``.
-        """
+        """Restore a state, and discard the segments observed since the last update."""
         flat = torch.as_tensor(state["parameters"], device="cpu")
         if flat.shape != self._network.flat.shape:
             raise ConfigError(f"the state has {flat.numel()} parameters; the networks have {self._network.flat.numel()}")
@@ -274,10 +232,6 @@ class ActorCritic(ABC):
         self._clear()
 
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the policy's weights and observation statistics, to start training from an existing policy.
-
-        The statistics count as those of `WARM_START_ROWS` observations, so that new data replaces them slowly.
-        """
         flat, _ = self._spec.flatten(tensors)
         policy = self._network.flat[self._network.parts[0]]
         policy.copy_(torch.from_numpy(flat[self._spec.size - len(policy) :]))
@@ -285,19 +239,12 @@ class ActorCritic(ABC):
         if self._normalise:
             mean, scale = (np.array(tensors[name], np.float32) for name in ("obs_mean", "obs_scale"))
             self._mean, self._scale = (self._compute.put(torch.from_numpy(array)) for array in (mean, scale))
+            # New data replace the given statistics slowly.
             variance = 1.0 / np.maximum(scale.astype(np.float64), 1e-12) ** 2
             self._moments.load({"count": WARM_START_ROWS, "mean": mean.astype(np.float64), "variance": variance})
 
     def clone(self, segments: Sequence[Segment], options: CloneOptions) -> float:
-        """Train the policy on demonstrations, without the standard deviations of continuous actions and without the values.
-
-        The loss is the cross-entropy of discrete actions, or the mean squared error of the means of continuous actions (after
-        tanh, if the policy has it). The statistics that standardise observations begin with the demonstrations, or after
-        `load_policy` they continue with them. Return the mean loss of the last tenth of the steps.
-
-        Raises:
-            ConfigError: If the policy has a recurrent state, or the actions are neither Discrete nor Box.
-        """
+        """Train the policy alone, by the cross-entropy of discrete actions or the mean squared error of continuous ones."""
         space, network = self._spec.action_space, self._network
         if self._spec.columns or not isinstance(space, BoxSpace | DiscreteSpace):
             raise ConfigError(
@@ -318,80 +265,75 @@ class ActorCritic(ABC):
                 return cross_entropy(outputs, wanted, excluded)
             return functional.mse_loss(outputs.tanh() if squashed else outputs, wanted)
 
-        found = clone_policy(
-            (features, actions, *forbidden),
-            loss,
-            lambda value: network.gradient(value, 0),
-            network.flat,
-            options,
-            self._generator,
-        )
         self._compute.ranks.differ()
-        return found
+        columns = features, actions, *forbidden
+        return clone_policy(columns, loss, lambda value: network.gradient(value, 0), network.flat, options, self._generator)
 
     def change(self, parameters: Mapping[str, object]) -> None:
-        """Use these parameters from the next update on. Only those in ``changeable`` of the parameters can have new values."""
         self._configure(read_parameters(self.parameters_type, parameters, algorithm=self.name))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return copies of everything that an update changes, for `restore`. This is the same as `state`."""
         return self.state()
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Return to a state that `checkpoint` has copied, and discard the segments that wait for the next update."""
         self.load(kept)
 
     def numbers_to_check(self) -> list[NDArray[Any]]:
-        """Return the weights, Adam's moments, and the statistics of observations and returns: views, or copies from a GPU.
-
-        The learner thread checks that they are finite.
-        """
-        found: list[NDArray[Any]] = [self._network.flat.cpu().numpy(), *self._optimizer.moments()]
-        for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
-            found += [moments.mean, moments.variance]
-        return found
+        statistics = [self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])]
+        arrays = [array for moments in statistics for array in (moments.mean, moments.variance)]
+        return [self._network.flat.cpu().numpy(), *self._optimizer.moments(), *arrays]
 
     def discard(self) -> list[int]:
-        """Return an empty list: an on-policy algorithm has no replay buffer from which to remove bad segments."""
+        """Return an empty list: there is no replay from which to remove bad data."""
         return []
 
     def _clear(self) -> None:
-        """Discard the segments that wait for the next update."""
         self._taken, self._buffered, self._trajectories, self._complete = [], 0, 0, False
 
     def _standardised(self, features: Tensor) -> Tensor:
-        """Return features after the standardisation of observations, if the parameters ask for it."""
         return standardise(features, self._mean, self._scale) if self._normalise else features
 
-    def _evaluate(self, rollout: RolloutBatch, features: Tensor) -> tuple[Tensor, Tensor, Sequences | None]:
+    def _forward(self, rollout: RolloutBatch) -> tuple[dict[str, Tensor], Tensor, Tensor, Sequences | None]:
         """Compute both networks for all observations of a batch, without gradients.
 
-        Args:
-            rollout: The batch.
-            features: The standardised features of all its ``M`` observations.
-
-        Returns:
-            The outputs of the policy ``[M, n]``, the estimated values ``[M, 1]``, and the sequences of the batch's ``N`` steps to
-            train a recurrent network on; None for other networks.
+        Return the columns ``features``, ``actions`` and with masks ``forbidden`` of its ``N`` steps, the log-probabilities of
+        the actions ``[N]``, the values of all observations ``[M, 1]``, and the sequences on which a recurrent network trains.
         """
-        network = self._network
+        put = self._compute.put
+        features, actions = self._standardised(put(rollout.features)), put(rollout.actions)
+        rows = put(torch.from_numpy(rollout.rows))
+        columns = {"features": features.index_select(0, rows), "actions": actions}
+        if rollout.forbidden is not None:
+            columns["forbidden"] = put(rollout.forbidden)
         with torch.no_grad():
-            if not isinstance(network, RecurrentNetwork):
-                outputs, estimates = network(features)
-                return outputs, estimates, None
-            segments = rollout.segments
-            states = self._compute.put(initial_states(segments, network.state_column))
-            observed = Sequences([segment.steps + (not segment.terminated) for segment in segments], states)
-            outputs, estimates = network(features, observed)
-            trained = Sequences([segment.steps for segment in segments], states)
-            longest = network.sequence_length
-            if longest is not None and max(trained.lengths) > longest:
-                after = network.states(features, observed).index_select(0, self._compute.put(torch.from_numpy(rollout.rows)))
-                trained = trained.cut(longest, after)
-            return outputs, estimates, trained
+            outputs, estimates, sequences = self._outputs(rollout, features)
+            log_probs = self._distribution(outputs.index_select(0, rows), columns.get("forbidden")).log_probs(actions)
+        return columns, log_probs, estimates, sequences
+
+    def _outputs(self, rollout: RolloutBatch, features: Tensor) -> tuple[Tensor, Tensor, Sequences | None]:
+        network = self._network
+        if not isinstance(network, RecurrentNetwork):
+            outputs, estimates = network(features)
+            return outputs, estimates, None
+        segments = rollout.segments
+        states = self._compute.put(initial_states(segments, network.state_column))
+        observed = Sequences([segment.steps + (not segment.terminated) for segment in segments], states)
+        outputs, estimates = network(features, observed)
+        trained = Sequences([segment.steps for segment in segments], states)
+        longest = network.sequence_length
+        if longest is not None and max(trained.lengths) > longest:
+            after = network.states(features, observed).index_select(0, self._compute.put(torch.from_numpy(rollout.rows)))
+            trained = trained.cut(longest, after)
+        return outputs, estimates, trained
+
+    def _step(self, loss: Tensor, rates: Sequence[float | None], only: int | None = None) -> None:
+        """Take a gradient step with all ranks; with `only`, by the parameters of one network."""
+        gradient = self._network.gradient(loss, only)
+        self._compute.ranks.add_up(gradient if only is None else gradient[self._network.parts[only]])
+        self._optimizer.step(gradient, rates, max_norm=self.parameters.max_grad_norm)
 
     def _scaled_rewards(self, rollout: RolloutBatch) -> NDArray[np.float64]:
-        """Return the rewards of a batch after scaling. Update the statistics of rewards. Call this once per batch."""
+        """Update the statistics of rewards, and return the scaled ones. Call this once per batch."""
         rewards = rollout.rewards * self.parameters.reward_scale
         if self._reward_scale is None:
             return rewards
@@ -399,12 +341,7 @@ class ActorCritic(ABC):
         return self._reward_scale(rewards, [s.steps for s in of], [s.episode_id for s in of], [s.ended for s in of])
 
     def _step_values(self, rollout: RolloutBatch, estimates: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the values before and after each step of a batch, ``[N]`` each; 0 after a step to a terminal state.
-
-        Args:
-            rollout: The batch.
-            estimates: The estimated values of all its observations, ``[M, 1]``.
-        """
+        """Return the values before and after each step, ``[N]`` each; 0 after a step to a terminal state."""
         all_values = np.append(estimates.squeeze(1).cpu().numpy().astype(np.float64), 0.0)
         return all_values[rollout.rows], all_values[rollout.rows + 1] * rollout.alive
 

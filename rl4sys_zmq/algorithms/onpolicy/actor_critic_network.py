@@ -15,17 +15,15 @@ from rl4sys_zmq.values import Segment
 
 
 class ActorCriticNetwork(Protocol):
-    """A policy and an estimate of values, which are trained together.
+    """A policy (network 0) and an estimate of values (network 1), which are trained together.
 
-    Network 0 is the policy and network 1 estimates values. All parameters are in one flat vector, `flat`, so that the optimizer,
-    the checkpoints, the digest and the diffs of weights need no knowledge of layers. A network of torch modules makes their
-    parameters views into this vector.
+    All parameters are in one vector, so that the optimizer, the checkpoints, the digest and the diffs of weights know no layers.
+    A network of torch modules makes their parameters views into this vector.
 
     Attributes:
         flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`.
-        parts: The slices of `flat` that belong to network 0 and to network 1. They are consecutive and cover `flat`. The first
-            slice contains the policy's float32 tensors in the order of `PolicySpec.tensors`, without the statistics that
-            standardise observations (``obs_mean`` and ``obs_scale``), which are the first tensors of a specification.
+        parts: The consecutive slices of `flat` that belong to network 0 and to network 1. The first one contains the policy's
+            float32 tensors in the order of `PolicySpec.tensors`, without ``obs_mean`` and ``obs_scale``, which come first there.
         extras: The parameters of the policy that do not depend on the observation, the logarithms of standard deviations of
             continuous actions, as a view ``[n]`` that requires gradients. None if the actions are discrete.
     """
@@ -35,7 +33,7 @@ class ActorCriticNetwork(Protocol):
 
     @property
     def extras(self) -> Tensor | None:
-        """The parameters of the policy that do not depend on the observation; see the class."""
+        """The parameters that do not depend on the observation."""
 
     def __call__(self, x: Tensor, sequences: Sequences | None = None) -> Sequence[Tensor]:
         """Compute both networks on features ``[B, F]``. Return the policy's outputs ``[B, n]`` and the values ``[B, 1]``.
@@ -97,20 +95,10 @@ class RecurrentNetwork(ActorCriticNetwork, Protocol):
 
 
 def initial_states(segments: Sequence[Segment], column: str) -> Tensor:
-    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to the range from -1 to 1.
-
-    The elements of a state are within this range by its definition.
-
-    Args:
-        segments: The segments.
-        column: The name of the extra column with the state.
-
-    Raises:
-        ConfigError: If a segment lacks the column. The learner refuses such a segment when it arrives.
-    """
+    """Return the recurrent states before the first steps of segments, float32 ``[S, n]``, limited to their range of -1 to 1."""
     for segment in segments:
         if column not in segment.initial:
-            raise ConfigError(
+            raise ConfigError(  # the learner refuses such a segment when it arrives
                 f"a segment of episode {segment.episode_id} lacks the column {column!r}, the recurrent state before its first "
                 "step; record data with a recurrent policy of the same kind"
             )

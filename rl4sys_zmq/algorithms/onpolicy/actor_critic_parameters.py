@@ -1,14 +1,11 @@
-"""The parameters that the on-policy algorithms have in common, and the policy that they train. This module imports no torch.
-
-A parameter can also be given by its name in RL4Sys, CleanRL or Stable-Baselines3.
-"""
+"""The parameters that the on-policy algorithms have in common, and the policy that they train. This module imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from rl4sys_zmq.algorithms.entries import own_entry
 from rl4sys_zmq.algorithms.networks import (
     NetworkChoice,
     PolicyRequirements,
@@ -17,20 +14,16 @@ from rl4sys_zmq.algorithms.networks import (
     plan_policy,
 )
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole_number
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, PolicyPlan, gradient_norm, read_parameters
+from rl4sys_zmq.learner.registry.algorithm_entry import LEAST_EPSILON, AlgorithmEntry, gradient_norm, parameter_error
 from rl4sys_zmq.policies.head_parameters import HeadParameters, stochastic_head
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, ObservationSpace, PolicySpec, Space
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.features import feature_layout
 from rl4sys_zmq.values.observations import leaves_of
 
+# The learner joins the segments of an episode, so longer ones have no advantage; they arrive later, with older first steps.
 LONGEST_SEGMENT = 128
-"""The largest default of `rollout_length`, in steps.
-
-Longer segments have no advantage, because the learner joins the segments of an episode. They have a disadvantage: they arrive
-later, and their first steps are older.
-"""
+"""The largest default of `rollout_length`, in steps."""
 
 ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
 """The decay rates of the mean of the gradients and of the mean of their squares. RMSProp has no mean of the gradients."""
@@ -38,13 +31,7 @@ ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCompletionRule:
-    """The condition under which the data for one update (a batch) are complete.
-
-    Attributes:
-        steps: The lowest number of steps; None if trajectories are counted.
-        trajectories: The lowest number of ended trajectories; None if steps are counted.
-        ends_trajectory: True if the step that completes the batch must also end a trajectory.
-    """
+    """The lowest number of steps or of ended trajectories that completes a batch; its last step may have to end a trajectory."""
 
     steps: int | None = None
     trajectories: int | None = None
@@ -53,24 +40,15 @@ class BatchCompletionRule:
 
 @dataclass(frozen=True, slots=True)
 class ActorCriticParameters:
-    """The parameters of every on-policy algorithm of this package, with checks and defaults.
-
-    Raises:
-        ConfigError: If both `steps_per_update` and `episodes_per_update` are given, if `anneal_lr` is True without
-            `total_steps`, or if `hidden_sizes` or `activation` contradicts `network`.
-    """
+    """The parameters of every on-policy algorithm of this package."""
 
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"learning_rate", "anneal_lr", "anneal_floor", "anneal_ahead", "total_steps", "gamma", "gae_lambda", "reward_scale"}
         | {"max_grad_norm", "norm_adv"}
     )
-    """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
-
+    """The others determine the networks, the statistics or the batches."""
     network_forms: ClassVar[tuple[str, ...]] = ("onpolicy",)
-    """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
-
     default_steps: ClassVar[int] = 2048
-    """The number of steps per update if no parameter determines it."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("pi_lr", "lr"), doc="Adam's step size")
     gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
@@ -147,53 +125,33 @@ class ActorCriticParameters:
 
     def __post_init__(self) -> None:
         if self.steps_per_update is not None and self.episodes_per_update is not None:
-            raise ConfigError(
-                "algorithm_parameters.episodes_per_update: set episodes_per_update or steps_per_update, not both",
-                key="algorithm_parameters.episodes_per_update",
-            )
+            raise parameter_error("episodes_per_update", "set episodes_per_update or steps_per_update, not both")
         self.check_schedule("anneal_lr", self.anneal_lr)
         self.chosen_network()
 
     def chosen_network(self) -> NetworkChoice:
-        """Return the kind of network and its options."""
         return choose_network(self.network, {"hidden_sizes": self.hidden_sizes, "activation": self.activation})
 
     def check_schedule(self, name: str, anneals: bool) -> None:
-        """Check that the length of a schedule is given.
-
-        Args:
-            name: The parameter that turns the schedule on.
-            anneals: The value of this parameter.
-
-        Raises:
-            ConfigError: If the schedule is on and `total_steps` is not given.
-        """
         if anneals and self.total_steps is None:
-            key = f"algorithm_parameters.{name}"
-            raise ConfigError(f"{key}: a schedule needs a length; set total_steps (total_timesteps), also for lin_", key=key)
+            raise parameter_error(name, "a schedule needs a length; set total_steps (total_timesteps), also for lin_")
 
     @property
     def betas(self) -> tuple[float, float]:
-        """The decay rates of the optimizer's two moments."""
         return RMS_PROP_BETAS if self.rms_prop else ADAM_BETAS
 
     def batch(self) -> BatchCompletionRule:
-        """Return the condition under which the data for one update (a batch) are complete."""
         if self.episodes_per_update is not None:
             return BatchCompletionRule(trajectories=self.episodes_per_update)
         return BatchCompletionRule(steps=self.steps_per_update or self.default_steps)
 
     def segment_length(self) -> int:
-        """Return the largest number of steps that an actor should put into one segment."""
         batch = self.batch()
         whole = batch.steps is None or batch.ends_trajectory
         return self.rollout_length or (LONGEST_SEGMENT if whole else min(max((batch.steps or 0) // 32, 16), LONGEST_SEGMENT))
 
     def minibatch_steps(self) -> int | None:
-        """Return the number of steps of the smallest minibatch of a batch, or None if the size of a batch is unknown.
-
-        This is the whole batch, unless a subclass divides it.
-        """
+        """Return the size of the smallest minibatch, or None if that of a batch is unknown. One minibatch is the whole batch."""
         return self.batch().steps
 
     def share_left(self, steps: int, batch: int) -> float:
@@ -204,45 +162,21 @@ class ActorCriticParameters:
     def squash_for(self, action_space: Space) -> str:
         """Return ``clip`` or ``tanh``: the function that maps raw actions into the bounds of this action space."""
         boxes = [leaf for leaf in leaves_of(action_space).spaces if isinstance(leaf, BoxSpace)]
-        if not boxes:
-            return "clip"
-        return self.squash or ("tanh" if all(box.bounded for box in boxes) else "clip")
-
-    def _check_squash(self, action_space: Space) -> None:
-        """Check that continuous actions have bounds if `squash` maps them into their bounds by a tanh.
-
-        Raises:
-            ConfigError: If one of them has none.
-        """
-        boxes = [leaf for leaf in leaves_of(action_space).spaces if isinstance(leaf, BoxSpace)]
-        if self.squash == "tanh" and not all(box.bounded for box in boxes):
-            raise ConfigError(
-                f"algorithm_parameters.squash: tanh maps actions into finite bounds, which {action_space!s:.80} does not have; "
+        bounded = all(box.bounded for box in boxes)
+        if self.squash == "tanh" and not bounded:
+            raise parameter_error(
+                "squash",
+                f"tanh maps actions into finite bounds, which {action_space!s:.80} does not have; "
                 "use clip, or give the action space finite bounds",
-                key="algorithm_parameters.squash",
             )
+        return (self.squash or ("tanh" if bounded else "clip")) if boxes else "clip"
 
     def check_actions(self, name: str, action_space: Space) -> None:
-        """Check that the parameters fit the action space. Subclasses with such parameters raise `ConfigError`.
-
-        Args:
-            name: The name of the algorithm.
-            action_space: The action space.
-        """
+        """Raise `ConfigError` if the parameters do not fit the action space of the algorithm `name`."""
 
     def policy(self, name: str, observation_space: ObservationSpace, action_space: Space) -> PolicySpec:
-        """Return the specification of the policy, whose head samples actions of the space.
-
-        Args:
-            name: The name of the algorithm, for error messages.
-            observation_space: The space of the policy's observations.
-            action_space: The space of the policy's actions.
-
-        Raises:
-            ConfigError: If the algorithm does not support the spaces with these parameters.
-        """
+        """Return the specification of the policy of the algorithm `name`, whose head samples actions of the space."""
         self.check_actions(name, action_space)
-        self._check_squash(action_space)
         requirements = PolicyRequirements(
             algorithm=name,
             observation_space=observation_space,
@@ -258,15 +192,7 @@ def entropy_weight(ent_coef: float | None, action_space: Space) -> float:
     return ent_coef if ent_coef is not None else 0.0 if action_layout(action_space).numbers else 0.01
 
 
-def policy_planner(name: str, cls: type[ActorCriticParameters]) -> PolicyPlan:
-    """Return the function `AlgorithmEntry.plan` of an on-policy algorithm.
-
-    Args:
-        name: The name of the algorithm.
-        cls: The dataclass of its parameters.
-    """
-
-    def plan(observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-        return read_parameters(cls, parameters, algorithm=name).policy(name, observation_space, action_space)
-
-    return plan
+def actor_critic_entry(name: str, parameters: type[ActorCriticParameters], factory: str, **described: Any) -> AlgorithmEntry:
+    """Return the registry entry of an on-policy algorithm for all actions, unless `spaces` are given."""
+    spaces = {"spaces": "any observations; any actions", **described}
+    return own_entry(name, parameters, f"onpolicy.{factory}", kind="onpolicy", takes_masks=True, **spaces)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,33 +13,8 @@ from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, entropy_weight
 from rl4sys_zmq.algorithms.onpolicy.impala_parameters import IMPALAParameters
-from rl4sys_zmq.algorithms.onpolicy.returns import explained_variance, vtrace
-from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, half_square_error
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StepTensors:
-    """The inputs of a gradient step for ``N`` environment steps, as tensors.
-
-    Attributes:
-        features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
-        actions: The raw actions, before clipping or squashing, in the form of `ActionDistributions.encode`, ``[N, ...]``.
-        advantages: The advantage of each action, multiplied by its truncated importance weight, ``[N]``.
-        targets: The targets of the value network, ``[N]``.
-        forbidden: True for each forbidden action, bool ``[N, n]``; None if all are allowed.
-        sequences: The sequences of the steps, for a recurrent network; None for other networks.
-    """
-
-    features: Tensor
-    actions: Tensor
-    advantages: Tensor
-    targets: Tensor
-    forbidden: Tensor | None = None
-    sequences: Sequences | None = None
-
-    def columns(self, choose: Callable[[Tensor], Tensor] = lambda column: column) -> dict[str, Any]:
-        """Return the columns by name as tensors, each as the result of a function, without those that are None."""
-        return {name: choose(column) for name in self.__slots__ if isinstance(column := getattr(self, name), Tensor)}
+from rl4sys_zmq.algorithms.onpolicy.ppo import half_square_error
+from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, explained_variance, vtrace
 
 
 class IMPALA(ActorCritic):
@@ -68,31 +42,26 @@ class IMPALA(ActorCritic):
         self._entropy_weight = entropy_weight(parameters.ent_coef, self._spec.action_space)
 
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:
-        """Do the gradient step of one update. Return its metrics."""
         p = self._settings
         rate = p.learning_rate * (p.share_left(self._steps, len(rollout.rewards)) if p.anneal_lr else 1.0)
-        batch, metrics = self._prepare(rollout)
+        columns, sequences, metrics = self._prepare(rollout)
         before = self._network.flat.clone()
-        with self._compute.ranks.leading({"columns": batch.columns(), "rate": rate}, self.checkpoint):
-            losses = self._step(batch, rate)
+        with self._compute.ranks.leading({"columns": columns, "rate": rate}, self.checkpoint):
+            losses = self._descend(columns, sequences, rate)
         change = float(torch.linalg.vector_norm(self._network.flat - before))
         return {**losses, **metrics, "losses/weight_change": change, "charts/learning_rate": rate}
 
     def follow(self, work: Mapping[str, Any]) -> None:
-        """Do this rank's part of the gradient step of an update. The ranks are the processes that train together."""
-        columns: dict[str, Any] = {name: self._compute.put(column) for name, column in work["columns"].items()}
-        self._step(_StepTensors(**columns), work["rate"])
+        self._descend({name: self._compute.put(column) for name, column in work["columns"].items()}, None, work["rate"])
 
-    def _prepare(self, rollout: RolloutBatch) -> tuple[_StepTensors, dict[str, float]]:
-        """Compute the value targets and the weighted advantages of a batch, by one forward pass. Return them and metrics."""
+    def _prepare(self, rollout: RolloutBatch) -> tuple[dict[str, Tensor], Sequences | None, dict[str, float]]:
+        """Return the inputs of the gradient step, by one forward pass over all observations, and metrics.
+
+        ``advantages`` are multiplied by their truncated importance weights. The other columns are those of `TrainingTensors`.
+        """
         p, put = self._settings, self._compute.put
-        features, actions = self._standardised(put(rollout.features)), put(rollout.actions)
-        forbidden = None if rollout.forbidden is None else put(rollout.forbidden)
-        rows = put(torch.from_numpy(rollout.rows))
-        outputs, estimates, sequences = self._evaluate(rollout, features)
-        with torch.no_grad():
-            current = self._distribution(outputs.index_select(0, rows), forbidden).log_probs(actions).cpu()
-        log_ratios = (current - rollout.log_probs).numpy().astype(np.float64)
+        columns, current, estimates, sequences = self._forward(rollout)
+        log_ratios = (current.cpu() - rollout.log_probs).numpy().astype(np.float64)
         weights = np.exp(log_ratios) if p.vtrace else np.ones(len(log_ratios))
         values, next_values = self._step_values(rollout, estimates)
         advantages, targets = vtrace(
@@ -107,31 +76,24 @@ class IMPALA(ActorCritic):
             "losses/approx_kl": float((np.expm1(log_ratios) - log_ratios).mean()),
             "losses/mean_weight": float(truncated.mean()),
         }
-        batch = _StepTensors(
-            features=features.index_select(0, rows),
-            actions=actions,
-            advantages=put(torch.from_numpy((truncated * advantages).astype(np.float32))),
-            targets=put(torch.from_numpy(targets.astype(np.float32))),
-            forbidden=forbidden,
-            sequences=sequences,
-        )
-        return batch, metrics
+        columns["advantages"] = put(torch.from_numpy((truncated * advantages).astype(np.float32)))
+        columns["targets"] = put(torch.from_numpy(targets.astype(np.float32)))
+        return columns, sequences, metrics
 
-    def _step(self, batch: _StepTensors, rate: float) -> dict[str, float]:
+    def _descend(self, columns: Mapping[str, Tensor], sequences: Sequences | None, rate: float) -> dict[str, float]:
         """Take the gradient step. Each rank computes with its share of the rows. Return the losses over all rows."""
         p, ranks = self._settings, self._compute.ranks
-        share = ranks.share(len(batch.actions))
+        share = ranks.share(len(columns["actions"]))
         if ranks.size > 1:
-            batch = _StepTensors(**batch.columns(lambda column: column[share.rows]))
-        outputs, estimates = self._network(batch.features, batch.sequences)
-        distribution = self._distribution(outputs, batch.forbidden)
-        policy_loss = torch.dot(distribution.log_probs(batch.actions), batch.advantages) * (-1.0 / len(batch.actions))
-        value_loss = half_square_error(estimates.squeeze(1), batch.targets, None, 0.0)
+            columns = {name: column[share.rows] for name, column in columns.items()}
+        outputs, estimates = self._network(columns["features"], sequences)
+        distribution = self._distribution(outputs, columns.get("forbidden"))
+        log_probs = distribution.log_probs(columns["actions"])
+        policy_loss = torch.dot(log_probs, columns["advantages"]) * (-1.0 / len(log_probs))
+        value_loss = half_square_error(estimates.squeeze(1), columns["targets"], None, 0.0)
         entropy = distribution.mean_entropy()
         loss = policy_loss + value_loss * p.vf_coef - entropy * self._entropy_weight
-        gradient = self._network.gradient(loss * share.weight)
-        ranks.add_up(gradient)
-        self._optimizer.step(gradient, (rate, rate), max_norm=p.max_grad_norm)
+        self._step(loss * share.weight, (rate, rate))
         losses = torch.stack((policy_loss, value_loss, entropy)).detach() * share.weight
         ranks.add_up(losses)
         names = ("losses/policy_loss", "losses/value_loss", "losses/entropy")

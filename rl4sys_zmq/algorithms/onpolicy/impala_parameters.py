@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, policy_planner
+from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, actor_critic_entry
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, option
-from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Staleness, TaskPreset, inherited
+from rl4sys_zmq.learner.registry.algorithm_entry import Setting, Staleness, TaskPreset, inherited, with_settings
 
 
-@dataclass(frozen=True, slots=True)
+@with_settings(
+    learning_rate=Setting(1e-3, "step size of the optimizer"),
+    gae_lambda=Setting(1.0, "λ, the further decay of V-trace's traces"),
+    norm_adv=False,
+    steps_per_update=Setting(
+        None, "steps per update, which is one gradient step; null: 256, unless episodes_per_update is given"
+    ),
+    rollout_length=Setting(32, "most steps per segment"),
+)
 class IMPALAParameters(ActorCriticParameters):
     """All parameters of `IMPALA`."""
 
@@ -24,32 +31,20 @@ class IMPALAParameters(ActorCriticParameters):
     }
     default_steps: ClassVar[int] = 256
 
-    learning_rate: float = inherited(ActorCriticParameters, "learning_rate", 1e-3, doc="step size of the optimizer")
-    gae_lambda: float = inherited(ActorCriticParameters, "gae_lambda", 1.0, doc="λ, the further decay of V-trace's traces")
     ent_coef: float | None = inherited(PPOParameters, "ent_coef", None)
     vf_coef: float = inherited(PPOParameters, "vf_coef", 0.5)
-    norm_adv: bool = inherited(ActorCriticParameters, "norm_adv", False)
     vtrace: bool = option(
         flag, True, doc="correct for the age of the data; false: as if the newest policy had chosen all actions"
     )
     rho_clip: float = option(number(0.0, MAX_NUMBER), 1.0, doc="ρ̄, the largest importance weight of a step")
     c_clip: float = option(number(0.0, MAX_NUMBER), 1.0, doc="c̄, the largest importance weight in a trace")
-    steps_per_update: int | None = inherited(
-        ActorCriticParameters,
-        "steps_per_update",
-        None,
-        doc="steps per update, which is one gradient step; null: 256, unless episodes_per_update is given",
-    )
-    rollout_length: int | None = inherited(ActorCriticParameters, "rollout_length", 32, doc="most steps per segment")
 
 
-ENTRY = AlgorithmEntry(
-    name="IMPALA",
-    factory="rl4sys_zmq.algorithms.onpolicy.impala:IMPALA",
+ENTRY = actor_critic_entry(
+    "IMPALA",
+    IMPALAParameters,
+    "impala:IMPALA",
     summary="Actor-critic whose V-trace corrects for data of any age, for all actions.",
-    kind="onpolicy",
-    parameters=IMPALAParameters,
-    plan=policy_planner("IMPALA", IMPALAParameters),
     staleness=Staleness(max_policy_lag=None, correction="V-trace with truncated importance weights", pacing_lag=1),
     presets={
         "CartPole-v1": TaskPreset(
@@ -70,8 +65,5 @@ ENTRY = AlgorithmEntry(
             target_return=475.0,
         ),
     },
-    extra="learner",
-    spaces="any observations; any actions",
     reference="Espeholt et al. 2018, IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
-    takes_masks=True,
 )

@@ -1,46 +1,180 @@
-"""Proximal policy optimisation (PPO, Schulman et al. 2017) for segments from asynchronous actors."""
+"""Proximal policy optimisation (PPO, Schulman et al. 2017): the update from a batch to the gradient steps, with its losses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rl4sys_zmq.algorithms.onpolicy.a2c_parameters import A2CParameters, A3CParameters
+from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.onpolicy.actor_critic import ActorCritic
-from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters
+from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import ActorCriticParameters, entropy_weight
 from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters, PPOSetting
-from rl4sys_zmq.algorithms.onpolicy.reinforce_parameters import REINFORCEParameters
-from rl4sys_zmq.algorithms.onpolicy.returns import explained_variance, vtrace
-from rl4sys_zmq.algorithms.onpolicy.rollout import (
-    RolloutBatch,
-    TrainingTensors,
-    clipped_objective,
-    equal_sizes,
-    half_square_error,
-    ratio_bounds,
-)
-from rl4sys_zmq.algorithms.onpolicy.rpo_parameters import RPOParameters
-from rl4sys_zmq.learner.registry.compute import Ranks
+from rl4sys_zmq.algorithms.onpolicy.ppo_settings import A2CParameters, A3CParameters, REINFORCEParameters, RPOParameters
+from rl4sys_zmq.algorithms.onpolicy.rollout import RolloutBatch, explained_variance, vtrace
+from rl4sys_zmq.learner.registry.compute import ONE_RANK, Ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingTensors:
+    """The inputs of a gradient step for ``N`` environment steps, as tensors.
+
+    Attributes:
+        features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
+        actions: The raw actions in the form of `ActionDistributions.encode`, ``[N, ...]``.
+        log_probs: The log-probability of each action under the policy that chose it, ``[N]``.
+        low, high: The bounds of the probability ratio, ``[N]``; see `clipped_objective`.
+        values: The values estimated before the update, ``[N]``.
+        forbidden: True for each forbidden action, bool ``[N, n]``; None if all are allowed.
+        sequences: The sequences of the steps, for a recurrent network.
+    """
+
+    features: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    advantages: Tensor
+    low: Tensor
+    high: Tensor
+    values: Tensor
+    targets: Tensor
+    forbidden: Tensor | None = None
+    sequences: Sequences | None = None
+
+    def minibatches(
+        self, sizes: list[int], generator: torch.Generator, ranks: Ranks = ONE_RANK, *, clip: float | None = None
+    ) -> Iterator[tuple[TrainingTensors, float]]:
+        """Yield minibatches of this rank's rows in a new random order, each with the rank's weight (`RowShare`).
+
+        Args:
+            sizes: The sizes of the minibatches over all ranks, which must add up to ``N``. With `sequences`, a minibatch has
+                whole sequences, so the sizes are approximate, and there are at most as many minibatches as sequences.
+            generator: The source of the order. It must have the same state on all ranks.
+            ranks: The interface to the ranks.
+            clip: None, or the limit ε of `ratio_bounds`, to normalise the advantages of each minibatch, over all ranks.
+        """
+        if len(sizes) == 1:  # the order makes no difference
+            share = ranks.share(sizes[0])
+            whole = self if clip is None else self._normalised([slice(None)], clip)
+            yield (whole if ranks.size == 1 else whole._select(lambda column: column[share.rows])), share.weight
+            return
+        if self.sequences is not None:
+            for part in self._sequence_minibatches(self.sequences, len(sizes), generator):
+                yield (part if clip is None else part._normalised([slice(None)], clip)), 1.0
+            return
+        order, weights = _random_order(len(self.actions), generator), [1.0] * len(sizes)
+        scaled = self
+        if clip is not None:
+            scaled = self._normalised(torch.split_with_sizes(order.to(self.actions.device), sizes), clip)
+        if ranks.size > 1:
+            shares = [ranks.share(size) for size in sizes]
+            parts = [part[share.rows] for part, share in zip(torch.split_with_sizes(order, sizes), shares, strict=True)]
+            order, sizes, weights = torch.cat(parts), [len(part) for part in parts], [share.weight for share in shares]
+        order = order.to(self.actions.device)
+        # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
+        features, actions, log_probs, advantages, low, high, values, targets = (
+            torch.split_with_sizes(column.index_select(0, order), sizes)
+            for column in (
+                self.features, self.actions, self.log_probs, scaled.advantages, scaled.low, scaled.high,
+                self.values, self.targets,
+            )
+        )  # fmt: skip
+        forbidden = None if self.forbidden is None else torch.split_with_sizes(self.forbidden.index_select(0, order), sizes)
+        for k, weight in enumerate(weights):
+            part = TrainingTensors(
+                features[k], actions[k], log_probs[k], advantages[k], low[k], high[k], values[k], targets[k],
+                None if forbidden is None else forbidden[k],
+            )  # fmt: skip
+            yield part, weight
+
+    def _normalised(self, parts: Sequence[slice | Tensor], clip: float) -> TrainingTensors:
+        """Return the columns with the advantages of each part normalised, a part of one row excepted; ε is `clip`."""
+        advantages = self.advantages.clone()
+        for rows in parts:
+            if len(part := advantages[rows]) > 1:  # the deviation with n - 1, as in Stable-Baselines3 and CleanRL
+                advantages[rows] = (part - part.mean()) / (part.std() + 1e-8)
+        low, high = ratio_bounds(advantages, clip)
+        return replace(self, advantages=advantages, low=low, high=high)
+
+    def columns(self) -> dict[str, Any]:
+        """Return the tensors by name, without those that are None."""
+        return {name: column for name in self.__slots__ if isinstance(column := getattr(self, name), Tensor)}
+
+    def _sequence_minibatches(self, sequences: Sequences, count: int, generator: torch.Generator) -> Iterator[TrainingTensors]:
+        order = _random_order(len(sequences.lengths), generator).numpy()
+        for group in equal_groups(np.asarray(sequences.lengths)[order], count):
+            chosen, rows = sequences.select(order[group].tolist())
+            rows = rows.to(self.actions.device)
+            part = self._select(lambda column, rows=rows: column.index_select(0, rows))  # type: ignore[misc]
+            yield replace(part, sequences=chosen)
+
+    def _select(self, choose: Callable[[Tensor], Tensor]) -> TrainingTensors:
+        chosen: dict[str, Any] = {name: choose(column) for name, column in self.columns().items()}
+        return TrainingTensors(**chosen)
+
+
+def _random_order(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu")
+
+
+def equal_sizes(steps: int, count: int) -> list[int]:
+    """Return the sizes of at most `count` minibatches. They differ by at most 1: a small one would have a noisy gradient."""
+    count = max(1, min(count, steps))
+    return [steps // count + (k < steps % count) for k in range(count)]
+
+
+def equal_groups(lengths: NDArray[np.int64], count: int) -> list[slice]:
+    """Divide sequences, given by their lengths, into at most `count` groups of about equal numbers of steps, none empty."""
+    ends = np.cumsum(lengths)
+    middles = (ends - lengths / 2.0) * (count / ends[-1])
+    number = np.minimum(middles.astype(np.int64), count - 1)
+    edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(lengths)]
+    return [slice(start, end) for start, end in pairwise(edges)]
+
+
+def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Return the bounds of the ratios for `clipped_objective`, ``[N]`` each, for the limit ε `clip`.
+
+    They are ``(-inf, 1 + ε)`` for an advantage of at least 0, else ``(1 - ε, inf)``.
+    """
+    gains = advantages >= 0
+    infinity = torch.tensor(torch.inf, dtype=torch.float32, device=advantages.device)
+    return torch.where(gains, -infinity, 1.0 - clip), torch.where(gains, 1.0 + clip, infinity)
+
+
+def clipped_objective(ratios: Tensor, advantages: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return PPO's policy loss ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))`` (Schulman et al. 2017, equation 7).
+
+    With the bounds of `ratio_bounds` it equals ``-mean(clamp(r, low, high) A)``, which needs half as many kernel launches.
+    """
+    return torch.dot(torch.clamp(ratios, low, high), advantages) * (-1.0 / len(ratios))
+
+
+def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, clip: float, *, larger: bool = True) -> Tensor:
+    """Return half the mean squared error of estimated values, ``[B]``.
+
+    With the values before the update, `old`, an error is the larger one of two: that of the estimate, and that of the estimate
+    limited to ``old ± clip``; or the latter alone if `larger` is False.
+    """
+    error = estimates - targets
+    if old is None:
+        return torch.dot(error, error) * (0.5 / len(error))
+    clipped = old + (estimates - old).clamp(-clip, clip) - targets
+    return (torch.maximum(error.square(), clipped.square()) if larger else clipped.square()).mean() * 0.5
 
 
 @dataclass(slots=True)
 class PassMetrics:
-    """The losses and other measurements of one pass over a batch, for the metrics.
-
-    The lists have one tensor per minibatch. The tensors are converted to numbers after the pass, because each conversion is slow.
+    """The measurements of one pass over a batch, with one tensor per minibatch. Numbers come after the pass: conversion is slow.
 
     Attributes:
-        policy_losses: The loss of the policy, as scalar tensors.
-        value_losses: The loss of the value network, as scalar tensors.
-        entropies: The mean entropy of the policy in nats, as scalar tensors.
-        log_ratios: Logarithms of the probability ratio between the current policy and the one that chose the actions, before
-            the gradient step of the minibatch; ``[B]`` for a minibatch of ``B`` steps.
-        stopped: True if the pass ended early, because the policy differs too much from the one that chose the actions.
+        log_ratios: The logarithm of each step's probability ratio, ``[B]``.
+        stopped: True if the approximate KL divergence exceeded its limit.
     """
 
     policy_losses: list[Tensor] = field(default_factory=list)
@@ -50,41 +184,29 @@ class PassMetrics:
     stopped: bool = False
 
     def add_up(self, ranks: Ranks, sizes: Sequence[int]) -> None:
-        """Replace the measurements on this rank's rows by those on all rows. All ranks must call this together.
-
-        Args:
-            ranks: The interface to the ranks, the processes that train together.
-            sizes: The sizes of the minibatches over all ranks.
-        """
+        """Replace the measurements on this rank's rows by those on all rows. `sizes` are those of all ranks together."""
         if ranks.size == 1:
             return
         shares = [ranks.share(size) for size in sizes]
         means = (self.policy_losses, self.value_losses, self.entropies)
-        found = [mean * share.weight for each in means for mean, share in zip(each, shares, strict=False)]
+        parts = [mean * share.weight for each in means for mean, share in zip(each, shares, strict=False)]
         ratios = []
         for part, share, size in zip(self.log_ratios, shares, sizes, strict=False):  # a pass that ended early has fewer
             ratios.append(part.new_zeros(size))
             if share.weight:
                 ratios[-1][share.rows] = part
-        everything = torch.cat([torch.stack(found), *ratios])
+        everything = torch.cat([torch.stack(parts), *ratios])
         ranks.add_up(everything)
         lengths = [*map(len, means), *map(len, ratios)]
         policy, value, entropy, *self.log_ratios = torch.split_with_sizes(everything, lengths)
         self.policy_losses, self.value_losses, self.entropies = list(policy), list(value), list(entropy)
 
     def kl(self, *, last: bool = False) -> float:
-        """Return the approximate KL divergence of the current policy from the policy that chose the actions.
-
-        With `last`, it is that of the last minibatch only.
-        """
+        """Return the approximate KL divergence from the policy that chose the actions; with `last`, of the last minibatch."""
         return float(approximate_kl(torch.cat(self.log_ratios[-1:] if last else self.log_ratios)))
 
     def scalars(self, clip: float) -> dict[str, float]:
-        """Return the metrics with CleanRL's names ``losses/...``, averaged over the pass.
-
-        Args:
-            clip: The current limit ε on the distance of the probability ratio from 1.
-        """
+        """Return the means over the pass, by CleanRL's names; `clip` is the limit ε of the probability ratio."""
         log_ratios = torch.cat(self.log_ratios)
         value_loss = {"losses/value_loss": float(torch.stack(self.value_losses).mean())} if self.value_losses else {}
         return {
@@ -98,18 +220,12 @@ class PassMetrics:
 
 
 def approximate_kl(log_ratios: Tensor) -> Tensor:
-    """Return the mean of ``(r - 1) - log r`` over steps, where ``r`` is the probability ratio, as a scalar tensor.
-
-    It approximates the KL divergence (Schulman 2020, "Approximating KL divergence").
-    """
+    """Return the mean of ``(r - 1) - log r`` over the ratios r (Schulman 2020, "Approximating KL divergence")."""
     return (torch.expm1(log_ratios) - log_ratios).mean()
 
 
 RL4SYS_KL_FACTOR = 1.5
-"""The policy's gradient steps end when the approximate KL divergence exceeds this factor times `target_kl`.
-
-This applies only to updates with `train_pi_iters` or `train_v_iters`, which work as in RL4Sys.
-"""
+"""RL4Sys ends the policy's gradient steps when the approximate KL divergence exceeds this factor times `target_kl`."""
 
 
 class PPO(ActorCritic):
@@ -117,16 +233,14 @@ class PPO(ActorCritic):
 
     Differences from the paper and from CleanRL's `ppo.py`, beside those of `ActorCritic`:
 
-    - The probability ratio is computed with the log-probabilities that the actors sent. So the ratio is correct also for data
-      from an older policy version. For data of the newest version, it is 1 before the first step.
-    - A segment that the learner passes to `observe` with ``correct=True`` is too old. It gets V-trace targets, which correct
-      for the newer policy. All other segments get generalized advantage estimation (GAE). Consecutive segments of an episode
-      are joined, so that an advantage trace continues from one segment to the next.
-    - Advantages are normalised over the whole batch, unless ``norm_adv_over`` is ``minibatch``. The sizes of the
-      minibatches of a pass differ by at most one step.
+    - The probability ratio is computed with the log-probabilities that the actors sent, so it is correct also for data from an
+      older policy version. For data of the newest version, it is 1 before the first step.
+    - A segment that `observe` gets with ``correct=True`` is too old, and gets V-trace targets. All others get generalized
+      advantage estimation (GAE), with traces that continue across the segments of an episode.
+    - Advantages are normalised over the whole batch, unless ``norm_adv_over`` is ``minibatch``.
     - With ``train_pi_iters`` or ``train_v_iters``, an update works as in RL4Sys: first all gradient steps of the policy on the
-      whole batch, then all those of the value network. There is no entropy bonus, and the option ``vf_coef`` has no effect.
-    - Without a critic, all values are 0, and the value network is not trained.
+      whole batch, then all those of the value network, without an entropy bonus and without ``vf_coef``.
+    - Without a critic, all values are 0.
     - With ``rpo_alpha``, each pass moves the means of continuous actions by new random numbers (Rahman & Xue 2022, algorithm 1).
     """
 
@@ -137,10 +251,9 @@ class PPO(ActorCritic):
         super()._configure(parameters)
         assert isinstance(parameters, PPOSetting)
         self._settings = p = parameters.ppo()
-        self._entropy_weight = 0.0 if p.in_turn else p.entropy(self._spec.action_space)
+        self._entropy_weight = 0.0 if p.in_turn else entropy_weight(p.ent_coef, self._spec.action_space)
 
     def _train(self, rollout: RolloutBatch) -> dict[str, float]:
-        """Do one update: all passes over a batch, with a gradient step per minibatch. Return the metrics of the update."""
         p = self._settings
         left = p.share_left(self._steps, len(rollout.rewards))
         shrink = left if p.anneal_lr else 1.0
@@ -159,27 +272,21 @@ class PPO(ActorCritic):
         return {**last.scalars(clip), **metrics, "losses/weight_change": change, "charts/learning_rate": policy_rate}
 
     def follow(self, work: Mapping[str, Any]) -> None:
-        """Do this rank's part of the gradient steps of an update. The ranks are the processes that train together."""
-        given: dict[str, Any] = {name: self._compute.put(column) for name, column in work["columns"].items()}
-        columns = TrainingTensors(**given)
-        self._fit(columns, work["sizes"], work["rates"], work["clips"])
+        columns: dict[str, Any] = {name: self._compute.put(column) for name, column in work["columns"].items()}
+        self._fit(TrainingTensors(**columns), work["sizes"], work["rates"], work["clips"])
 
     def _fit(
         self, columns: TrainingTensors, sizes: list[int], learning_rates: Sequence[float], clips: Sequence[float]
     ) -> PassMetrics:
         """Do all passes over a batch, with a gradient step per minibatch. Return the metrics of the last pass.
 
-        Args:
-            columns: The batch.
-            sizes: The sizes of the minibatches, in steps.
-            learning_rates: The learning rates of the policy and of the value network.
-            clips: The limit ε on the distance of the probability ratio from 1, and that of a value from the old one, if the value
-                loss is clipped.
+        The rates and the clips are pairs: for the policy (ε of the ratio), and for the value network (the distance from the old
+        values).
         """
         p = self._settings
         stopped = False
         last = PassMetrics()
-        for policy, value in p.passes():
+        for policy, value in self._passes():
             if stopped and not value:
                 continue
             trains = (policy and not stopped, value)
@@ -197,40 +304,34 @@ class PPO(ActorCritic):
                 break
         return last
 
+    def _passes(self) -> list[tuple[bool, bool]]:
+        """Return a pair for each pass over the batch: it trains the policy, it trains the value network."""
+        p = self._settings
+        if p.in_turn:
+            policy, value = p.iterations()
+            return [(True, False)] * policy + [(False, True)] * value * p.critic
+        values = (p.update_epochs if p.value_epochs is None else p.value_epochs) * p.critic
+        return [(number < p.update_epochs, number < values) for number in range(max(p.update_epochs, values))]
+
     def _moved(self, columns: TrainingTensors) -> TrainingTensors:
-        """Return a batch for one pass of RPO: to move an action by a number has the effect of moving the mean by its negative."""
+        """Return a batch for one pass of RPO: moving an action has the effect of moving the mean the other way."""
         alpha, numbers = self._settings.rpo_alpha, self._actions.number_columns
         if not alpha or numbers is None:
             return columns
         actions = columns.actions.clone()
         moved = actions[:, numbers]
-        noise = torch.rand(
-            moved.shape, generator=self._generator, dtype=torch.float32, device="cpu"
-        )  # on the CPU, so that all ranks draw the same
+        # On the CPU, so that all ranks draw the same.
+        noise = torch.rand(moved.shape, generator=self._generator, dtype=torch.float32, device="cpu")
         moved += self._compute.put((2.0 * noise - 1.0) * alpha)
         return replace(columns, actions=actions)
 
     def _prepare(self, rollout: RolloutBatch, clip: float) -> tuple[TrainingTensors, dict[str, float]]:
-        """Compute the inputs of all gradient steps of an update, by one forward pass over all observations.
-
-        Args:
-            rollout: The batch.
-            clip: The limit ε on the distance of the probability ratio from 1.
-
-        Returns:
-            The columns to train on, with advantages and value targets; and metrics.
-        """
+        """Return the inputs of all gradient steps, by one forward pass over all observations, and metrics; ε is `clip`."""
         p = self._settings
         put = self._compute.put
-        features = self._standardised(put(rollout.features))
-        actions, log_probs = put(rollout.actions), put(rollout.log_probs)
-        forbidden = None if rollout.forbidden is None else put(rollout.forbidden)
-        rows = put(torch.from_numpy(rollout.rows))
-        acted = features.index_select(0, rows)
-        outputs, estimates, sequences = self._evaluate(rollout, features)
-        with torch.no_grad():
-            current = self._distribution(outputs.index_select(0, rows), forbidden).log_probs(actions)
-            ratios = (current - log_probs).exp().cpu()
+        columns, current, estimates, sequences = self._forward(rollout)
+        log_probs = put(rollout.log_probs)
+        ratios = (current - log_probs).exp().cpu()
         values, next_values = self._step_values(rollout, estimates if p.critic else torch.zeros_like(estimates))
         rewards = self._scaled_rewards(rollout)
         rhos = np.where(rollout.correct, ratios.numpy().astype(np.float64), 1.0)
@@ -246,19 +347,17 @@ class PPO(ActorCritic):
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         weights = torch.from_numpy(advantages.astype(np.float32))
         low, high = ratio_bounds(weights, clip)
-        columns = TrainingTensors(
-            features=acted,
-            actions=actions,
+        tensors = TrainingTensors(
+            **columns,
             log_probs=log_probs,
             advantages=put(weights),
             low=put(low),
             high=put(high),
             values=put(torch.from_numpy(values.astype(np.float32))),
             targets=put(torch.from_numpy(targets.astype(np.float32))),
-            forbidden=forbidden,
             sequences=sequences,
         )
-        return columns, metrics
+        return tensors, metrics
 
     def _pass(
         self,
@@ -268,15 +367,7 @@ class PPO(ActorCritic):
         rates: Sequence[float | None],
         clips: Sequence[float],
     ) -> PassMetrics:
-        """Do one pass over the batch in random order, with one gradient step per minibatch.
-
-        Args:
-            columns: The batch.
-            sizes: The sizes of the minibatches, in steps.
-            trains: True or False for the policy, then for the value network: whether this pass trains it.
-            rates: The learning rates of the two networks; None for a network that is not trained.
-            clips: As in `_fit`.
-        """
+        """Do one pass over the batch, with one gradient step per minibatch. The rate of a network that is not trained is None."""
         p = self._settings
         limit = p.target_kl if p.in_turn or p.target_kl_over == "minibatch" else None
         normalised = clips[0] if p.norm_adv and p.norm_adv_over == "minibatch" else None
@@ -315,9 +406,7 @@ class PPO(ActorCritic):
                 record.value_losses.append(value_loss.detach())
                 loss = value_loss * value_weight if loss is None else loss.add(value_loss, alpha=value_weight)
             assert loss is not None, "a pass trains at least one of the two networks"
-            gradient = self._network.gradient(loss if weight == 1.0 else loss * weight, only)
-            ranks.add_up(gradient if only is None else gradient[self._network.parts[only]])
-            self._optimizer.step(gradient, rates, max_norm=p.max_grad_norm)
+            self._step(loss if weight == 1.0 else loss * weight, rates, only)
         record.add_up(ranks, sizes)
         return record
 
@@ -325,8 +414,8 @@ class PPO(ActorCritic):
 class A2C(PPO):
     """Advantage actor-critic (A2C): PPO with one pass over the whole batch and without clipping (Huang et al. 2022)."""
 
-    name: ClassVar[str] = "A2C"
-    parameters_type: ClassVar[type[PPOSetting]] = A2CParameters
+    name = "A2C"
+    parameters_type = A2CParameters
 
 
 class A3C(PPO):
@@ -335,20 +424,20 @@ class A3C(PPO):
     The gradient of each step is weighted by its probability ratio, which corrects for the age. In the paper it is not weighted.
     """
 
-    name: ClassVar[str] = "A3C"
-    parameters_type: ClassVar[type[PPOSetting]] = A3CParameters
-    max_policy_lag: int | None = None
+    name = "A3C"
+    parameters_type = A3CParameters
+    max_policy_lag = None
 
 
 class REINFORCE(PPO):
     """REINFORCE (Williams 1992): PPO with one gradient step of the policy on whole episodes, with or without a value network."""
 
-    name: ClassVar[str] = "REINFORCE"
-    parameters_type: ClassVar[type[PPOSetting]] = REINFORCEParameters
+    name = "REINFORCE"
+    parameters_type = REINFORCEParameters
 
 
 class RPO(PPO):
     """Robust policy optimisation (RPO, Rahman & Xue 2022): PPO whose means of continuous actions are moved in training."""
 
-    name: ClassVar[str] = "RPO"
-    parameters_type: ClassVar[type[PPOSetting]] = RPOParameters
+    name = "RPO"
+    parameters_type = RPOParameters

@@ -1,10 +1,8 @@
-"""PPO's entry in the registry of algorithms: its parameters, its policy, and tested settings. This module imports no torch.
-
-A parameter can also be given by its name in RL4Sys, CleanRL or Stable-Baselines3.
-"""
+"""PPO's entry in the registry of algorithms, and its parameters. This module imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -12,12 +10,11 @@ from rl4sys_zmq.algorithms import like as tables
 from rl4sys_zmq.algorithms.onpolicy.actor_critic_parameters import (
     ActorCriticParameters,
     BatchCompletionRule,
-    entropy_weight,
-    policy_planner,
+    actor_critic_entry,
 )
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, Staleness, TaskPreset, inherited
+from rl4sys_zmq.learner.registry.algorithm_entry import Staleness, TaskPreset, inherited
 from rl4sys_zmq.learner.registry.like import Libraries
 from rl4sys_zmq.values import Space
 from rl4sys_zmq.values.action_layout import action_layout
@@ -31,34 +28,22 @@ RL4SYS_ITERS = 80
 class PPOSetting(ActorCriticParameters):
     """The parameters of an algorithm that is PPO with certain values of its parameters."""
 
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """The values of those parameters of PPO that the algorithm does not have."""
+
     def ppo(self) -> PPOParameters:
         """Return the parameters of PPO that these parameters stand for."""
-        raise NotImplementedError
-
-    def shared(self) -> dict[str, Any]:
-        """Return the parameters that all on-policy algorithms have, by name, with the size of the batch that is in force."""
-        found = {f.name: getattr(self, f.name) for f in fields(ActorCriticParameters)}
-        return {**found, "steps_per_update": self.batch().steps}
+        known = {f.name for f in fields(PPOParameters)}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
+        return PPOParameters(**{**own, "steps_per_update": self.batch().steps, **self.fixed})
 
 
 @dataclass(frozen=True, slots=True)
 class PPOParameters(PPOSetting):
-    """All parameters of `PPO`, with checks and defaults.
-
-    A parameter has the name that CleanRL uses, if CleanRL has this parameter. Names of other projects are accepted as synonyms;
-    `parameter_table` lists them.
-
-    Names that only RL4Sys uses have the same meaning as in RL4Sys. `traj_per_epoch` counts steps. `train_pi_iters` and
-    `train_v_iters` select RL4Sys's form of an update: first all gradient steps of the policy on the whole batch, then all those
-    of the value network.
-
-    Raises:
-        ConfigError: If both `steps_per_update` and `episodes_per_update` are given, or if `anneal_lr` or `anneal_clip` is True
-            without `total_steps`.
-    """
+    """All parameters of `PPO`, by CleanRL's names. Names that only RL4Sys uses mean what they mean there."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})
-    """Keys that are accepted without effect, as in RL4Sys's PPO, so that configurations for RL4Sys run unchanged."""
+    """Accepted without effect, so that configurations for RL4Sys run unchanged."""
 
     changeable: ClassVar[frozenset[str]] = (
         ActorCriticParameters.changeable
@@ -66,13 +51,9 @@ class PPOParameters(PPOSetting):
         | {"ent_coef", "vf_coef", "update_epochs", "value_epochs", "train_pi_iters", "train_v_iters", "norm_adv_over"}
         | {"minibatch_size", "batch_size", "num_minibatches", "value_clip_loss", "target_kl_over"}
     )
-    """The parameters that can change in a running client. The others determine the networks, the statistics or the batches."""
-
     libraries: ClassVar[Libraries] = tables.PPO
-    """The tables of other libraries' parameters, by the value of ``like``."""
-
     default_minibatches: ClassVar[int | None] = None
-    """The number of minibatches if no parameter gives their number or size; None: `DEFAULT_MINIBATCH` gives their size."""
+    """None: `DEFAULT_MINIBATCH` gives their size."""
 
     value_learning_rate: float | None = option(
         optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
@@ -168,45 +149,34 @@ class PPOParameters(PPOSetting):
         self.check_schedule("anneal_clip", self.anneal_clip)
 
     def ppo(self) -> PPOParameters:
-        """Return these parameters."""
         return self
 
     @property
     def in_turn(self) -> bool:
-        """True if the networks are trained in turn, as in RL4Sys: first the policy, then the value network."""
+        """True if the networks train one after the other, as in RL4Sys: first the policy."""
         return self.train_pi_iters is not None or self.train_v_iters is not None
 
     def batch(self) -> BatchCompletionRule:
-        """Return the condition under which the data for one update (a batch) are complete."""
         if self.steps_per_update is None and self.episodes_per_update is None and self.traj_per_epoch is not None:
             return BatchCompletionRule(steps=self.traj_per_epoch + 1, ends_trajectory=True)
         return ActorCriticParameters.batch(self)
 
-    def passes(self) -> list[tuple[bool, bool]]:
-        """Return a list with one pair for each pass over the batch: (it trains the policy, it trains the value network)."""
-        if self.in_turn:
-            policy, value = self.iterations()
-            return [(True, False)] * policy + [(False, True)] * value * self.critic
-        values = (self.update_epochs if self.value_epochs is None else self.value_epochs) * self.critic
-        return [(number < self.update_epochs, number < values) for number in range(max(self.update_epochs, values))]
-
     def iterations(self) -> tuple[int, int]:
-        """Return the numbers of passes over the batch for the policy and for the value network, if they train in turn."""
+        """Return the numbers of passes of the policy and of the value network, if they train in turn."""
         return self.train_pi_iters or RL4SYS_ITERS, self.train_v_iters or RL4SYS_ITERS
 
     def minibatches(self, steps: int) -> int:
-        """Return the number of minibatches into which each pass divides a batch of `steps` steps."""
+        """Return the number of minibatches of a batch of `steps` steps."""
         size = self.minibatch_size or (None if self.in_turn else self.batch_size)
         count = self.num_minibatches or (None if size else self.default_minibatches)
         return count or max(1, round(steps / (size or (steps if self.in_turn else DEFAULT_MINIBATCH))))
 
     def minibatch_steps(self) -> int | None:
-        """Return the number of steps of the smallest minibatch of a batch, or None if the size of a batch is unknown."""
         steps = self.batch().steps
         return None if steps is None else max(1, steps // self.minibatches(steps))
 
     def readings(self) -> list[str]:
-        """Return one line of text for each parameter in use that comes from RL4Sys: its meaning here. The learner logs them."""
+        """Return a line for the log for each parameter in use that comes from RL4Sys: its meaning here."""
         lines = []
         rule = self.batch()
         if rule.ends_trajectory:
@@ -235,23 +205,9 @@ class PPOParameters(PPOSetting):
         return lines
 
     def clip_values(self) -> bool:
-        """Return True if the value loss is clipped."""
         return not self.in_turn and (self.clip_vloss or self.value_clip is not None)
 
-    def entropy(self, action_space: Space) -> float:
-        """Return the weight of the entropy bonus: `ent_coef`, or its default for this kind of action space."""
-        return entropy_weight(self.ent_coef, action_space)
-
     def check_actions(self, name: str, action_space: Space) -> None:
-        """Check that `rpo_alpha` is given for continuous actions only.
-
-        Args:
-            name: The name of the algorithm.
-            action_space: The action space.
-
-        Raises:
-            ConfigError: If `rpo_alpha` is above 0 and the actions are not continuous.
-        """
         if self.rpo_alpha and not action_layout(action_space).numbers:
             raise ConfigError(
                 f"{name}: rpo_alpha {self.rpo_alpha:g} moves the mean of continuous actions, but the action space is "
@@ -304,36 +260,14 @@ PRESETS = {
         target_return=200.0,
     ),
 }
-"""Settings that solve a task, by the Gymnasium id of the task.
+"""Settings that solve a task, by its Gymnasium id. docs/howto/tuning.md has the results and the way they were measured."""
 
-The results below were measured with seeds 0 to 9, in one process that simulates `actors` × `num_envs` environments, segments of
-`rollout_length` steps, and data that are exactly one policy version old. The process used one thread on two shared cores (Intel
-Xeon). The score is the mean return of the last 100 training episodes, read at each update. The third column is the lowest score
-after the target was reached, within as many further steps as were needed to reach the target:
-
-======================  =====================  ==================================  =======================
-task                    steps to the target    lowest score in as many steps more  CPU seconds of training
-======================  =====================  ==================================  =======================
-CartPole-v1 to 475      63.5 k to 73.2 k       475.3 (all ten end at 500)          1.5 to 1.9
-LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)   6.2 to 16.2
-======================  =====================  ==================================  =======================
-
-The lowest score always occurred when the target was reached, or at the next update. No run fell below its target later. Other
-seeds of LunarLander-v3 can take longer (docs/howto/tuning.md). After `total_steps`, each annealed parameter stays at 5 % of its
-initial value, so that training continues.
-"""
-
-ENTRY = AlgorithmEntry(
-    name="PPO",
-    factory="rl4sys_zmq.algorithms.onpolicy.ppo:PPO",
+ENTRY = actor_critic_entry(
+    "PPO",
+    PPOParameters,
+    "ppo:PPO",
     summary="Proximal policy optimisation, for discrete and continuous actions.",
-    kind="onpolicy",
-    parameters=PPOParameters,
-    plan=policy_planner("PPO", PPOParameters),
     staleness=Staleness(max_policy_lag=4, correction="probability ratios, which are clipped; V-trace with on_lag: correct"),
     presets=PRESETS,
-    extra="learner",
-    spaces="any observations; any actions",
     reference="Schulman et al. 2017, Proximal policy optimization algorithms",
-    takes_masks=True,
 )

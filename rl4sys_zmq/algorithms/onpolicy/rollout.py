@@ -1,10 +1,17 @@
-"""The batch of an on-policy update: its segments, joined into flat arrays and divided into minibatches; and PPO's losses."""
+"""The batch of an on-policy update: segments joined into flat arrays, their scaled rewards, and their advantages and targets.
+
+Advantages need no padding and no loop over time. Their columns are flat arrays ``[T]`` with the steps of all segments in turn:
+
+- ``continues[t]``: True if step ``t + 1`` of the batch is the next step of the same episode.
+- ``values[t]``: V(s_t), the estimated value of the observation before the step.
+- ``next_values[t]``: V(s_{t+1}), that of the observation after the step; 0 if the episode terminated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,191 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.algorithms.action_distributions import ActionDistributions
-from rl4sys_zmq.algorithms.networks.sequences import Sequences
 from rl4sys_zmq.algorithms.networks.torch_layers import encode_observations
-from rl4sys_zmq.learner.registry.compute import ONE_RANK, Ranks
 from rl4sys_zmq.values import ObservationSpace, Segment
 from rl4sys_zmq.values.observations import leaves_of
-from rl4sys_zmq.values.trees import Tree
 
+Column = NDArray[np.float64]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainingTensors:
-    """The inputs of a gradient step for ``N`` environment steps, as tensors.
-
-    Attributes:
-        features: The observations as ``F`` features, float32 ``[N, F]``, standardised if the algorithm does so.
-        actions: The raw actions, before clipping or squashing, in the form of `ActionDistributions.encode`, ``[N, ...]``.
-        log_probs: The log-probability of each action under the policy that chose it, ``[N]``.
-        advantages: The advantage of each action, ``[N]``.
-        low: The lower bound of the probability ratio, ``[N]``; see `clipped_objective`.
-        high: The upper bound of the probability ratio, ``[N]``.
-        values: The values estimated before the update, ``[N]``.
-        targets: The targets of the value network, ``[N]``.
-        forbidden: True for each forbidden action, bool ``[N, n]``; None if all are allowed.
-        sequences: The sequences of the steps, for a recurrent network; None for other networks.
-    """
-
-    features: Tensor
-    actions: Tensor
-    log_probs: Tensor
-    advantages: Tensor
-    low: Tensor
-    high: Tensor
-    values: Tensor
-    targets: Tensor
-    forbidden: Tensor | None = None
-    sequences: Sequences | None = None
-
-    def minibatches(
-        self, sizes: list[int], generator: torch.Generator, ranks: Ranks = ONE_RANK, *, clip: float | None = None
-    ) -> Iterator[tuple[TrainingTensors, float]]:
-        """Yield the rows of this rank (one of the processes that train together) in minibatches, each with the rank's weight.
-
-        Each call uses a new random order of the steps. A single minibatch is the batch as it is. With `sequences`, a minibatch
-        consists of whole sequences, so the sizes are approximate, and there are at most as many minibatches as sequences.
-
-        Args:
-            sizes: The sizes of the minibatches over all ranks, which must add up to ``N``.
-            generator: The source of the order. It must have the same state on all ranks.
-            ranks: The interface to the ranks. `RowShare` defines the rows and the weight of a rank.
-            clip: None, or the limit ε of `ratio_bounds`, to normalise the advantages of each minibatch, over all ranks.
-        """
-        if len(sizes) == 1:  # the order makes no difference
-            share = ranks.share(sizes[0])
-            whole = self if clip is None else self._normalised([slice(None)], clip)
-            yield (whole if ranks.size == 1 else whole._select(lambda column: column[share.rows])), share.weight
-            return
-        if self.sequences is not None:
-            for part in self._sequence_minibatches(self.sequences, len(sizes), generator):
-                yield (part if clip is None else part._normalised([slice(None)], clip)), 1.0
-            return
-        order, weights = (
-            torch.randperm(len(self.actions), generator=generator, dtype=torch.int64, device="cpu"),
-            [1.0] * len(sizes),
-        )
-        scaled = self
-        if clip is not None:
-            scaled = self._normalised(torch.split_with_sizes(order.to(self.actions.device), sizes), clip)
-        if ranks.size > 1:
-            shares = [ranks.share(size) for size in sizes]
-            parts = [part[share.rows] for part, share in zip(torch.split_with_sizes(order, sizes), shares, strict=True)]
-            order, sizes, weights = torch.cat(parts), [len(part) for part in parts], [share.weight for share in shares]
-        order = order.to(self.actions.device)
-        # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
-        features, actions, log_probs, advantages, low, high, values, targets = (
-            torch.split_with_sizes(column.index_select(0, order), sizes)
-            for column in (
-                self.features, self.actions, self.log_probs, scaled.advantages, scaled.low, scaled.high,
-                self.values, self.targets,
-            )
-        )  # fmt: skip
-        forbidden = None if self.forbidden is None else torch.split_with_sizes(self.forbidden.index_select(0, order), sizes)
-        for k, weight in enumerate(weights):
-            part = TrainingTensors(
-                features[k], actions[k], log_probs[k], advantages[k], low[k], high[k], values[k], targets[k],
-                None if forbidden is None else forbidden[k],
-            )  # fmt: skip
-            yield part, weight
-
-    def _normalised(self, parts: Sequence[slice | Tensor], clip: float) -> TrainingTensors:
-        """Return the columns with the advantages of each part normalised, a part of one row excepted; ε is `clip`.
-
-        A part is given by its rows. The deviation is the estimate with n - 1, as in Stable-Baselines3 and CleanRL.
-        """
-        advantages = self.advantages.clone()
-        for rows in parts:
-            if len(found := advantages[rows]) > 1:
-                advantages[rows] = (found - found.mean()) / (found.std() + 1e-8)
-        low, high = ratio_bounds(advantages, clip)
-        return replace(self, advantages=advantages, low=low, high=high)
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns by name as tensors, without those that are None."""
-        return {name: column for name in self.__slots__ if isinstance(column := getattr(self, name), Tensor)}
-
-    def _sequence_minibatches(self, sequences: Sequences, count: int, generator: torch.Generator) -> Iterator[TrainingTensors]:
-        """Yield `count` minibatches of whole sequences in a random order, with about equal numbers of steps."""
-        order = torch.randperm(len(sequences.lengths), generator=generator, dtype=torch.int64, device="cpu").numpy()
-        for group in equal_groups(np.asarray(sequences.lengths)[order], count):
-            chosen, rows = sequences.select(order[group].tolist())
-            rows = rows.to(self.actions.device)
-            part = self._select(lambda column, rows=rows: column.index_select(0, rows))  # type: ignore[misc]
-            yield replace(part, sequences=chosen)
-
-    def _select(self, choose: Callable[[Tensor], Tensor]) -> TrainingTensors:
-        """Return the result of a function for each column."""
-        chosen: dict[str, Any] = {name: choose(column) for name, column in self.columns().items()}
-        return TrainingTensors(**chosen)
-
-
-def equal_sizes(steps: int, count: int) -> list[int]:
-    """Return the sizes of `count` minibatches for a number of steps. The sizes differ by at most 1.
-
-    Equal sizes avoid a small last minibatch, whose gradient would be noisy. If there are fewer steps than `count`, there is one
-    minibatch per step.
-    """
-    count = max(1, min(count, steps))
-    return [steps // count + (k < steps % count) for k in range(count)]
-
-
-def equal_groups(lengths: NDArray[np.int64], count: int) -> list[slice]:
-    """Divide sequences, given by their numbers of steps, into groups of consecutive sequences with about equal numbers of steps.
-
-    Return at most `count` slices, none of them empty.
-    """
-    ends = np.cumsum(lengths)
-    middles = (ends - lengths / 2.0) * (count / ends[-1])
-    number = np.minimum(middles.astype(np.int64), count - 1)
-    edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(lengths)]
-    return [slice(start, end) for start, end in pairwise(edges)]
-
-
-def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Return the lower and the upper bounds of the probability ratios for `clipped_objective`, ``[N]`` each.
-
-    A step with an advantage of at least 0 has the bounds ``(-inf, 1 + ε)``, any other step ``(1 - ε, inf)``.
-
-    Args:
-        advantages: The advantages, ``[N]``.
-        clip: ε, the largest distance of the ratio from 1.
-    """
-    gains = advantages >= 0
-    infinity = torch.tensor(torch.inf, dtype=torch.float32, device=advantages.device)
-    return torch.where(gains, -infinity, 1.0 - clip), torch.where(gains, 1.0 + clip, infinity)
-
-
-def clipped_objective(ratios: Tensor, advantages: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return PPO's policy loss as a scalar tensor (Schulman et al. 2017, equation 7).
-
-    The loss is ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))``. With the bounds of `ratio_bounds` it equals
-    ``-mean(clamp(r, low, high) A)``, which needs half as many kernel launches.
-
-    Args:
-        ratios: r, the probability ratios, ``[B]``.
-        advantages: A, the advantages, ``[B]``.
-        low: The lower bounds of the ratios, ``[B]``.
-        high: The upper bounds of the ratios, ``[B]``.
-    """
-    return torch.dot(torch.clamp(ratios, low, high), advantages) * (-1.0 / len(ratios))
-
-
-def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, clip: float, *, larger: bool = True) -> Tensor:
-    """Return half the mean squared error of estimated values, as a scalar tensor.
-
-    Args:
-        estimates: The estimated values, ``[B]``.
-        targets: The target values, ``[B]``.
-        old: The values estimated before the update, ``[B]``, or None. If given, each squared error is the larger one of two:
-            that of the estimate, and that of the estimate limited to ``old ± clip``.
-        clip: Largest distance from the old values. It has no effect if `old` is None.
-        larger: False for the error of the limited estimate alone. It has no effect if `old` is None.
-    """
-    error = estimates - targets
-    if old is None:
-        return torch.dot(error, error) * (0.5 / len(error))
-    clipped = old + (estimates - old).clamp(-clip, clip) - targets
-    return (torch.maximum(error.square(), clipped.square()) if larger else clipped.square()).mean() * 0.5
+MAX_EPISODES = 4096
+"""Largest number of unfinished episodes whose return a `RewardScaler` remembers. The oldest one has probably lost its actor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,16 +38,13 @@ class RolloutBatch:
 
     Attributes:
         features: The observations as ``F`` features, float32 ``[M, F]``, not standardised.
-        rows: The row of `features` with the observation before each step, int64 ``[N]``. The next row is the observation after
-            the step.
-        alive: Float64 ``[N]``, 0 if the step led to a terminal state (so there is no observation after it), else 1.
-        actions: The raw actions, before clipping or squashing, in the form of `ActionDistributions.encode`, ``[N, ...]``.
+        rows: The row of `features` with the observation before each step, ``[N]``. The next row is the one after the step.
+        alive: ``[N]``, 0 if the step led to a terminal state, so that no observation follows it, else 1.
+        actions: The raw actions in the form of `ActionDistributions.encode`, ``[N, ...]``.
         forbidden: True for each forbidden action, bool ``[N, n]``; None if no segment has a mask.
-        rewards: Float64 ``[N]``.
         log_probs: The log-probability of each action under the policy that chose it, float32 ``[N]``.
-        continues: Bool ``[N]``, True if the next step of the batch is the next step of the same episode.
-        correct: Bool ``[N]``, True if the step must be corrected by importance weights.
-        segments: The segments in the order of their steps.
+        continues: ``[N]``, True if the next step of the batch is the next step of the same episode.
+        correct: ``[N]``, True if the step must be corrected by importance weights.
     """
 
     features: Tensor
@@ -235,14 +62,9 @@ class RolloutBatch:
 def join_segments(
     taken: Sequence[tuple[Segment, bool]], observation_space: ObservationSpace, action_distributions: ActionDistributions
 ) -> RolloutBatch:
-    """Join segments (parts of episodes) into one batch, in which the consecutive segments of an episode are adjacent.
+    """Join pairs of a segment and a bool: True if it needs importance weights. Segments of an episode are adjacent, in order.
 
     So an advantage trace continues from one segment to the next, and short segments cause no bias.
-
-    Args:
-        taken: Pairs of a segment and a bool: True if the segment is too old and needs importance weights.
-        observation_space: The space of the policy's observations.
-        action_distributions: The form of the policy's actions.
     """
     first_seen: dict[int, int] = {}
     for segment, _ in taken:
@@ -257,10 +79,11 @@ def join_segments(
     continues[ends] = [_follows(a, b) for a, b in zip(segments, [*segments[1:], None], strict=True)]
     alive = np.ones(len(continues))
     alive[ends] = bootstraps
+    leaves = zip(*(segment.observation_leaves for segment in segments), strict=True)
     acted = action_distributions.layout
     actions = acted.leaves.unflatten(map(np.concatenate, zip(*(s.action_leaves for s in segments), strict=True)))
     return RolloutBatch(
-        features=encode_observations(observation_space, _joined(observation_space, segments)),
+        features=encode_observations(observation_space, leaves_of(observation_space).unflatten(map(np.concatenate, leaves))),
         rows=np.arange(len(continues)) + np.repeat(before, lengths),
         alive=alive,
         actions=action_distributions.encode(actions),
@@ -271,12 +94,6 @@ def join_segments(
         correct=np.repeat([correct for _, correct in ordered], lengths),
         segments=segments,
     )
-
-
-def _joined(space: ObservationSpace, segments: Sequence[Segment]) -> Tree:
-    """Return the observations of all segments, as a tree of arrays ``[M, *leaf]``."""
-    columns = zip(*(segment.observation_leaves for segment in segments), strict=True)
-    return leaves_of(space).unflatten(map(np.concatenate, columns))
 
 
 def _follows(segment: Segment, other: Segment | None) -> bool:
@@ -294,3 +111,144 @@ def _forbidden(segments: Sequence[Segment], options: int) -> Tensor | None:
     everything = np.ones((max(segment.steps for segment in segments), options), dtype=np.bool_)
     masks = [everything[: s.steps] if s.masks is None else s.masks[: s.steps] for s in segments]
     return torch.from_numpy(~np.concatenate(masks))
+
+
+class RunningMoments:
+    """The mean and the population variance of each column of the rows so far: 0 and 1 before the first row.
+
+    Source: Chan, Golub & LeVeque 1979, equation 1.5.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(size)
+        self.variance = np.ones(size)
+
+    def update(self, rows: NDArray[Any]) -> None:
+        if not len(rows):
+            return
+        mean, variance, count = rows.mean(axis=0, dtype=np.float64), rows.var(axis=0, dtype=np.float64), len(rows)
+        total = self.count + count
+        delta = mean - self.mean
+        square = self.variance * self.count + variance * count + delta * delta * (self.count * count / total)
+        self.mean = self.mean + delta * (count / total)
+        self.variance = square / total
+        self.count = total
+
+    def scale(self) -> Column:
+        """Return 1 / standard deviation of each column; 1 for a constant column and before the first row."""
+        varies = self.variance > 1e-12
+        return np.where(varies, 1.0 / np.sqrt(np.where(varies, self.variance, 1.0)), 1.0)
+
+    def state(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean.copy(), "variance": self.variance.copy()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.count = int(state["count"])
+        self.mean = np.array(state["mean"], dtype=np.float64)
+        self.variance = np.array(state["variance"], dtype=np.float64)
+
+
+class RewardScaler:
+    """The scaling of rewards: division by the running standard deviation of the discounted return, then clipping.
+
+    Gymnasium's wrapper NormalizeReward does the same. The discounted return is a sum over the past rewards of an episode, across
+    its segments.
+    """
+
+    def __init__(self, gamma: float, *, clip: float = 10.0) -> None:
+        self.gamma = gamma
+        self._clip = clip
+        self.moments = RunningMoments(1)
+        self._open: OrderedDict[int, float] = OrderedDict()
+
+    def __call__(self, rewards: Column, lengths: Sequence[int], episodes: Sequence[int], ended: Sequence[bool]) -> Column:
+        """Update the variance with new rewards ``[T]``, and return them scaled. The other arguments have a value per segment."""
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        follows = np.ones(len(rewards))
+        follows[starts[:-1]] = 0.0
+        returns = np.ascontiguousarray(discounted_sums(rewards, self.gamma * follows, reverse=True))
+        for k, (episode, end) in enumerate(zip(episodes, ended, strict=True)):
+            carried = self._open.pop(episode, 0.0)
+            if carried:
+                returns[starts[k] : starts[k + 1]] += carried * self.gamma ** np.arange(1, lengths[k] + 1)
+            if not end:
+                self._open[episode] = float(returns[starts[k + 1] - 1])
+        while len(self._open) > MAX_EPISODES:
+            self._open.popitem(last=False)
+        self.moments.update(returns[:, None])
+        # The deviation of a single return is 0; dividing by it would make any reward huge.
+        variance = self.moments.variance[0] if self.moments.count > 1 else 1.0
+        scaled: Column = np.clip(rewards / np.sqrt(variance + 1e-8), -self._clip, self._clip)
+        return scaled
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "moments": self.moments.state(),
+            "episodes": np.array(list(self._open), dtype=np.uint64),
+            "returns": np.array(list(self._open.values()), dtype=np.float64),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.moments.load(state["moments"])
+        pairs = zip(np.asarray(state["episodes"]), np.asarray(state["returns"]), strict=True)
+        self._open = OrderedDict((int(episode), float(value)) for episode, value in pairs)
+
+
+def discounted_sums(x: Column, decay: Column, *, reverse: bool = False) -> Column:
+    """Return the solution ``y`` of ``y[t] = x[t] + decay[t] * y[t + 1]`` for all ``t``, with ``y[T] = 0``.
+
+    With `reverse`, it is ``y[t] = x[t] + decay[t] * y[t - 1]``. The range of the sums doubles in each round (parallel prefix
+    sum, Hillis & Steele 1986), up to the longest run of steps with a non-zero `decay`.
+    """
+    if reverse:
+        return discounted_sums(x[::-1], decay[::-1])[::-1]
+    y, a = x.copy(), decay.copy()
+    a[-1:] = 0.0  # the last step has no successor
+    span = 1
+    while span < len(y) and a.any():
+        y[:-span] += a[:-span] * y[span:]
+        a[:-span] *= a[span:]
+        a[-span:] = 0.0
+        span *= 2
+    return y
+
+
+def vtrace(  # noqa: PLR0913 - the symbols of one formula
+    rewards: Column,
+    values: Column,
+    next_values: Column,
+    continues: NDArray[np.bool_],
+    rhos: Column,
+    *,
+    gamma: float,
+    lam: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[Column, Column]:
+    """Return the advantages and the value targets of all steps, float64 ``[T]`` each, by V-trace.
+
+    The targets are V-trace's (Espeholt et al. 2018, equation 1, with ``ρ = min(ρ̄, w)`` and ``c = λ min(c̄, w)`` for an
+    importance weight ``w``, remark 2)::
+
+        v_t = V(s_t) + ρ_t δ_t + γ c_t (v_{t+1} - V(s_{t+1})),    δ_t = r_t + γ V(s_{t+1}) - V(s_t)
+
+    The advantages are ``r_t + γ [(1 - λ) V(s_{t+1}) + λ v_{t+1}] - V(s_t)``. With ``w = 1`` both are GAE's (Schulman et al.
+    2016, equation 16): ``A_t = δ_t + γ λ A_{t+1}`` and ``V(s_t) + A_t``. The advantage is not weighted by its own ``ρ_t``:
+    PPO's objective already multiplies it by the ratio, and IMPALA multiplies it by ``ρ_t``.
+
+    The weights w_t = π(a_t|s_t) / μ(a_t|s_t) of the current policy π and the acting policy μ are `rhos`, 1 for a step without
+    correction. ρ̄ determines the policy whose value is estimated; c̄ limits the variance.
+    """
+    deltas = rewards + gamma * next_values - values
+    traces = np.where(continues, gamma * lam * np.minimum(rhos, c_clip), 0.0)
+    corrections = discounted_sums(np.minimum(rhos, rho_clip) * deltas, traces)
+    following = np.append(corrections[1:], 0.0)
+    advantages = deltas + np.where(continues, gamma * lam * following, 0.0)
+    return advantages, values + corrections
+
+
+def explained_variance(predicted: Column, targets: Column) -> float:
+    """Return ``1 - Var[targets - predicted] / Var[targets]``; 0 for constant targets."""
+    spread = float(np.var(targets))
+    return 1.0 - float(np.var(targets - predicted)) / spread if spread > 1e-12 else 0.0

@@ -1,11 +1,6 @@
-"""The algorithms and networks that exist, and what one is: the seam between the learner and the algorithms.
+"""The seam between the learner and the algorithms: their interface (`Algorithm`), their entries, and the registries.
 
-- `Algorithm`: the interface through which a learner thread uses an algorithm; `UndoableAlgorithm` and its like are optional
-  methods.
-- `AlgorithmEntry`: the description of one algorithm in the registry `ALGORITHMS`, with its tested settings (`TaskPreset`) and
-  the age of the data that it can learn from (`Staleness`).
-- `register_algorithm`: adds an algorithm to the registry.
-- `networks`: the same for kinds of networks. `like`: the names and meanings of other libraries' parameters.
+`networks` has the same for kinds of networks; `like` the names and meanings of other libraries' parameters.
 """
 
 from rl4sys_zmq.learner.registry.algorithm import (

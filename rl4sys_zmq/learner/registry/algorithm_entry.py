@@ -1,17 +1,17 @@
 """The description of an algorithm in the registry: everything that is needed before the algorithm is built.
 
-The parameters of an algorithm are declared as a frozen dataclass. Each field is declared with `rl4sys_zmq.config.options.option`,
-which takes the check of the value, the default, the names of the parameter in other projects, and its meaning. `read_parameters`
-converts a dict from a configuration into this dataclass.
+Its parameters are a frozen dataclass, whose fields `rl4sys_zmq.config.options.option` declares. `read_parameters` converts a dict
+from a configuration into it.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 from rl4sys_zmq.config.options import number, option, optional, parse_options
 from rl4sys_zmq.errors import ConfigError
@@ -28,35 +28,35 @@ __all__ = [
     "DeferredFactory",
     "LEAST_EPSILON",
     "PolicyPlan",
+    "Setting",
     "Staleness",
     "TaskPreset",
     "READ_ELSEWHERE",
     "default_pacing_lag",
     "gradient_norm",
     "inherited",
+    "parameter_error",
     "parameter_table",
     "read_parameters",
     "readings",
+    "with_settings",
 ]
 
 
 T = TypeVar("T")
 
 LEAST_EPSILON = 1e-20
-"""The smallest epsilon of an optimizer. With 0, a weight whose gradients were all 0 would get the step 0 / 0, which is NaN."""
+"""The smallest epsilon of an optimizer. With 0, a weight whose gradients were all 0 would get the step 0 / 0."""
 
 READ_ELSEWHERE = frozenset(
     {"input_size", "act_dim", "seed", "continuous", "act_limit", "observation_space", "action_space"}
     | {"max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates"}
 )
-"""Keys that are allowed in the parameters of any algorithm, but that the learner reads, not the algorithm.
-
-They give the spaces, the seed and options of the learner.
-"""
+"""Keys in the parameters of any algorithm that the learner reads: the spaces, the seed and options of the learner."""
 
 
 CHOOSE_NETWORK = "A2C, A3C, C51, DDPG, DQN, IMPALA, PPO, REINFORCE, RPO, SAC, TD3"
-"""The algorithms of this package that have the parameter ``network``, for error messages."""
+"""The algorithms of this package with the parameter ``network``, for error messages."""
 
 
 def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str) -> T:
@@ -74,10 +74,7 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
     if "network" in given and "network" not in elsewhere and not _has_network(cls):
-        raise ConfigError(
-            f"algorithm_parameters.network: {algorithm} cannot choose a kind of network; those that can: {CHOOSE_NETWORK}",
-            key="algorithm_parameters.network",
-        )
+        raise parameter_error("network", f"{algorithm} cannot choose a kind of network; those that can: {CHOOSE_NETWORK}")
     given = translated(cls, given, elsewhere, algorithm)
     problem, hint = f"{algorithm} has no such parameter", "`rl4sys-learner algorithms` lists them"
     if tables := libraries_of(cls):
@@ -89,7 +86,7 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
 
 @contextmanager
 def _as_config_error(problem: str, key: str) -> Iterator[None]:
-    """Raise each exception of a plugin's code in the block as a `ConfigError`, which can be printed in one line."""
+    """Raise each exception of a plugin's code in the block as a `ConfigError`."""
     try:
         yield
     except ConfigError:
@@ -99,14 +96,17 @@ def _as_config_error(problem: str, key: str) -> Iterator[None]:
 
 
 def _has_network(cls: type[Any] | None) -> bool:
-    """Return True if a dataclass of parameters has the parameter ``network``."""
     return cls is not None and any(f.name == "network" for f in fields(cls))
 
 
-def gradient_norm(value: object) -> float | None:
-    """Check the value of an option that limits the norm of a gradient. Return the limit, or None for no limit.
+def parameter_error(name: str, problem: str) -> ConfigError:
+    """Return the error of a parameter, with its name as the key."""
+    key = f"algorithm_parameters.{name}"
+    return ConfigError(f"{key}: {problem}", key=key)
 
-    The values null, 0 and negative numbers mean no limit.
+
+def gradient_norm(value: object) -> float | None:
+    """Return a limit on the norm of a gradient, or None for no limit: null, 0 and negative numbers.
 
     Raises:
         InvalidValue: If the value is neither null nor a number.
@@ -129,17 +129,41 @@ def inherited(cls: type[Any], name: str, default: object, *, names: tuple[str, .
     return option(known["check"], default, names=known["names"] if names is None else names, doc=doc or known["doc"])
 
 
-def readings(parameters: object) -> list[str]:
-    """Return lines for the log that explain what parameters with names from other projects, such as RL4Sys, mean here.
+class Setting(NamedTuple):
+    """The default of a parameter that a class inherits, with another meaning or other synonyms, as for `inherited`."""
 
-    The lines come from the method ``readings`` of the parameters. The list is empty if they have no such method.
+    default: object
+    doc: str = ""
+    names: tuple[str, ...] | None = None
+
+
+@dataclass_transform(frozen_default=True)
+def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that makes a class of parameters a frozen dataclass in which inherited parameters have other defaults.
+
+    Args:
+        settings: The defaults by the names of the parameters, or a `Setting`.
     """
+
+    def declare(cls: type[T]) -> type[T]:
+        types = {f.name: f.type for f in fields(cast(Any, cls))}
+        for name, given in settings.items():
+            setting = given if isinstance(given, Setting) else Setting(given)
+            setattr(cls, name, inherited(cls, name, setting.default, names=setting.names, doc=setting.doc))
+        cls.__annotations__ = {**{name: types[name] for name in settings}, **inspect.get_annotations(cls)}
+        return dataclass(frozen=True, slots=True)(cls)
+
+    return declare
+
+
+def readings(parameters: object) -> list[str]:
+    """Return lines for the log that explain what parameters with names from other projects mean here."""
     found: list[str] = getattr(parameters, "readings", list)()
     return found
 
 
 def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], str]]:
-    """Return a tuple (name, default, synonyms, meaning) for each parameter of a dataclass, in the order of declaration."""
+    """Return a tuple (name, default, synonyms, meaning) for each parameter, in the order of declaration."""
     return [
         (f.name, None if f.default is MISSING else f.default, f.metadata["names"], f.metadata["doc"])
         for f in fields(cls)
@@ -148,12 +172,7 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
 
 
 def default_pacing_lag(entry: AlgorithmEntry, kind: str) -> int | None:
-    """Return the default of the option ``pacing_lag``, in batches; None if neither the entry nor the kind determines it.
-
-    Args:
-        entry: The entry of the algorithm.
-        kind: The kind of the algorithm, ``onpolicy`` or ``offpolicy``; empty if it is not known so far.
-    """
+    """Return the default of ``pacing_lag``, in batches; None if neither the entry nor the kind determines it."""
     if entry.staleness is not None and entry.staleness.pacing_lag is not None:
         return entry.staleness.pacing_lag
     return PACING_LAG.get(kind)
@@ -163,8 +182,7 @@ AlgorithmFactory = Callable[[Any, Space, Mapping[str, object], int], Algorithm]
 """A callable that builds an algorithm: ``factory(observation_space, action_space, parameters, seed) -> Algorithm``.
 
 The observation space is an `ObservationSpace`. A factory must raise `ConfigError` for invalid parameters, and for a space that
-the algorithm does not support. An algorithm that supports no Dict or Tuple observations can call `flat_space` of
-`rl4sys_zmq.values.observations`, which raises this error.
+the algorithm does not support, as `flat_space` of `rl4sys_zmq.values.observations` does for Dict and Tuple observations.
 """
 
 
@@ -181,9 +199,9 @@ class DeferredFactory(ABC):
 
 
 PolicyPlan = Callable[[Any, Space, Mapping[str, object]], PolicySpec]
-"""A callable that returns the specification of the policy that an algorithm would train, without building a network.
+"""``plan(observation_space, action_space, parameters) -> PolicySpec``: the policy that an algorithm would train.
 
-Its signature is ``plan(observation_space, action_space, parameters) -> PolicySpec``.
+It builds no network.
 """
 
 
@@ -235,32 +253,29 @@ ANY_AGE = Staleness(max_policy_lag=None, correction="none needed, because it lea
 class AlgorithmEntry:
     """The description of one learning algorithm: its name, the function that builds it, its parameters and tested settings.
 
-    The import of a module that creates an entry must be fast and must not import torch. For this reason the factory can be given
-    as a string, which is imported later.
+    The import of a module that creates an entry must be fast and must not import torch. So the factory can be given as a string.
 
     Attributes:
         name: The name for configurations. Case does not matter. A colon follows the name of a library, as in ``sb3:TRPO``.
-        factory: The function or class that builds the algorithm, its name as ``"package.module:attribute"``, or a
+        factory: The function or class that builds the algorithm, its path ``"package.module:attribute"``, or a
             `DeferredFactory`.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
-        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None if the factory
-            checks its parameters itself. Its optional class attribute ``changeable`` is the set of names of those parameters
-            that can change during training. The algorithm must then have the method of `TunableAlgorithm`.
+        parameters: The dataclass of the parameters; None if the factory checks its parameters itself. Its optional class
+            attribute ``changeable`` is the set of names of those parameters that can change during training. The algorithm must
+            then have the method of `TunableAlgorithm`.
         plan: A function that returns the specification of the policy that the algorithm would train; None if there is none. With
-            this function, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it
-            takes memory.
-        count: A function that returns the number of parameters of the networks beside the policy, without building one; None if
-            there is none. It has the arguments of `plan`.
+            it, `rl4sys-learner config check` builds no network, and a policy that is too large is refused before it takes memory.
+        count: A function with the arguments of `plan` that returns the number of parameters of the networks beside the policy,
+            without building one; None if there is none.
         staleness: The age of the data that the algorithm can learn from; None if not declared.
         presets: Tested settings that solve a task, by the Gymnasium id of the task.
-        extra: The optional dependency group of this package that the factory needs, such as ``learner``. It is named in the error
-            message if a module is missing. Empty if the factory needs none.
+        extra: The optional dependency group of this package that the factory needs, such as ``learner``; empty if none.
         spaces: One line about the spaces that the algorithm supports.
         reference: The source of the algorithm: authors, year and title. Empty if not declared.
         isolated: True if the algorithm draws from global random generators, and so needs an engine with a process per client.
-        takes_masks: True if the training respects the action masks that actors send with their steps; False if it would ignore
-            them, so that actors must not send any; None if not declared. With continuous actions there are no masks.
+        takes_masks: True if the training respects the action masks that actors send; False if it would ignore them, so that
+            actors must not send any; None if not declared.
     """
 
     name: str
@@ -284,17 +299,17 @@ class AlgorithmEntry:
 
     @property
     def chooses_network(self) -> bool:
-        """True if the algorithm has the parameter ``network``, which names a kind of network."""
+        """True if the algorithm has the parameter ``network``."""
         return _has_network(self.parameters)
 
     @property
     def network_forms(self) -> tuple[str, ...]:
-        """The forms of networks that the algorithm trains: the class attribute ``network_forms`` of `parameters`, or `kind`."""
+        """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
         found: tuple[str, ...] = getattr(self.parameters, "network_forms", (self.kind,) if self.kind else ())
         return found
 
     def load(self) -> AlgorithmFactory:
-        """Return the function or class that builds the algorithm. Import it first, if it is a string or a `DeferredFactory`.
+        """Return the function or class that builds the algorithm, after its import.
 
         Raises:
             ConfigError: If the factory cannot be imported.
@@ -311,7 +326,7 @@ class AlgorithmEntry:
 
     @property
     def changeable(self) -> frozenset[str]:
-        """The names of the parameters that can change during training: the class attribute ``changeable`` of `parameters`."""
+        """The names of the parameters that can change during training."""
         return frozenset(getattr(self.parameters, "changeable", ()))
 
     def name_of(self, key: str) -> str:

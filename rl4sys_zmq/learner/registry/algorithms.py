@@ -19,14 +19,14 @@ ALGORITHMS = Registry(
     AlgorithmEntry,
     {
         "PPO": "rl4sys_zmq.algorithms.onpolicy.ppo_parameters:ENTRY",
-        "A2C": "rl4sys_zmq.algorithms.onpolicy.a2c_parameters:A2C_ENTRY",
-        "A3C": "rl4sys_zmq.algorithms.onpolicy.a2c_parameters:A3C_ENTRY",
+        "A2C": "rl4sys_zmq.algorithms.onpolicy.ppo_settings:A2C",
+        "A3C": "rl4sys_zmq.algorithms.onpolicy.ppo_settings:A3C",
         "BANDIT": "rl4sys_zmq.algorithms.bandit_parameters:ENTRY",
         "DQN": "rl4sys_zmq.algorithms.offpolicy.dqn_parameters:ENTRY",
         "C51": "rl4sys_zmq.algorithms.offpolicy.dqn_parameters:C51_ENTRY",
         "IMPALA": "rl4sys_zmq.algorithms.onpolicy.impala_parameters:ENTRY",
-        "REINFORCE": "rl4sys_zmq.algorithms.onpolicy.reinforce_parameters:ENTRY",
-        "RPO": "rl4sys_zmq.algorithms.onpolicy.rpo_parameters:ENTRY",
+        "REINFORCE": "rl4sys_zmq.algorithms.onpolicy.ppo_settings:REINFORCE",
+        "RPO": "rl4sys_zmq.algorithms.onpolicy.ppo_settings:RPO",
         "SAC": "rl4sys_zmq.algorithms.offpolicy.sac_parameters:ENTRY",
         "TD3": "rl4sys_zmq.algorithms.offpolicy.td3_parameters:TD3_ENTRY",
         "DDPG": "rl4sys_zmq.algorithms.offpolicy.td3_parameters:DDPG_ENTRY",
@@ -39,10 +39,7 @@ ALGORITHMS = Registry(
     fold=algorithm_key,
     families={"sb3": "rl4sys_zmq.algorithms.libraries.sb3_entries:own_class"},
 )
-"""The registry of all algorithms, by name.
-
-To add an algorithm to this package, write a module that contains an `AlgorithmEntry`, and add the location of the entry here.
-"""
+"""The registry of all algorithms. To add one to this package, write a module with its entry, and add its path here."""
 
 
 @overload
@@ -76,13 +73,6 @@ def make_algorithm(
 ) -> Algorithm:
     """Build an object of a registered algorithm, which trains one policy.
 
-    Args:
-        name: The registered name of the algorithm.
-        observation_space: The space of the policy's observations.
-        action_space: The space of the policy's actions.
-        parameters: The parameters of the algorithm, by name.
-        seed: The seed of all random numbers that the algorithm uses.
-
     Raises:
         ConfigError: If the algorithm is unknown or cannot be loaded, or a parameter is invalid.
     """
@@ -92,7 +82,7 @@ def make_algorithm(
 def planned_policy(
     name: str, observation_space: ObservationSpace, action_space: Space, parameters: Mapping[str, object]
 ) -> PolicySpec | None:
-    """Return the description (spaces and tensors) of the policy that an algorithm would train, without building a network.
+    """Return the specification of the policy that an algorithm would train, without building a network.
 
     Return None if the algorithm's entry has no `AlgorithmEntry.plan`.
 
@@ -103,10 +93,7 @@ def planned_policy(
 
 
 def mask_refusal(name: str) -> str:
-    """Return the reason why the algorithm `name` must get no action masks, and the algorithms that take them, as one text.
-
-    Return an empty text if the algorithm takes masks, or if its entry does not declare it.
-    """
+    """Return the reason why an algorithm must get no action masks, with those that take them; empty if it may take masks."""
     asked = ALGORITHMS.get(name)
     if asked.takes_masks is not False:
         return ""
@@ -115,7 +102,7 @@ def mask_refusal(name: str) -> str:
 
 
 def _entry_or_none(name: str) -> AlgorithmEntry | None:
-    """Return the entry of an algorithm, or None if it belongs to a package that cannot be imported."""
+    """Return None if the entry belongs to a package that cannot be imported."""
     try:
         return ALGORITHMS.get(name)
     except ConfigError:

@@ -1,8 +1,7 @@
 """The device on which an algorithm computes, and the interface to the ranks, the processes that share the work of one client.
 
-Rank 0 is the learner thread, which trains the client's policy. The option ``learners`` sets the number of ranks. All ranks have
-equal networks and optimizers. Each rank computes the gradient of some rows of a minibatch, the gradients are added up, and each
-rank takes the same optimizer step.
+Rank 0 is the learner thread. All ranks have equal networks and optimizers. Each computes the gradient of some rows of a
+minibatch, the gradients are added up, and each rank takes the same optimizer step.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from rl4sys_zmq.errors import ConfigError
 
 
 class RowShare(NamedTuple):
-    """The part of a minibatch that one rank (one of the processes that train together) computes the gradient of.
+    """The part of a minibatch that one rank computes the gradient of.
 
     Attributes:
         rows: The rows of the rank. There is at least one.
-        weight: The number of these rows divided by the number of all rows. The gradient of a mean over the whole minibatch is
-            the sum over all ranks of ``weight`` times the gradient of the mean over the rank's rows. The weight is 0 if there
-            are fewer rows than ranks and none is left for this rank.
+        weight: The share of these rows in all rows. The gradient of a mean over the whole minibatch is the sum over all ranks of
+            ``weight`` times the gradient of the mean over the rank's rows. The weight is 0 if no row is left for this rank.
     """
 
     rows: slice
@@ -33,7 +31,7 @@ class RowShare(NamedTuple):
 
 
 def row_share(rows: int, rank: int, size: int) -> RowShare:
-    """Return the part of a minibatch of `rows` rows for one of `size` ranks. The numbers of rows differ by at most one."""
+    """Return the share of one of `size` ranks. Their numbers of rows differ by at most one."""
     start, stop = rows * rank // size, rows * (rank + 1) // size
     if start == stop:
         return RowShare(slice(0, 1), 0.0)
@@ -41,7 +39,7 @@ def row_share(rows: int, rank: int, size: int) -> RowShare:
 
 
 class Ranks(Protocol):
-    """The interface of an algorithm to the ranks, the processes that compute its gradients together.
+    """The interface of an algorithm to the ranks.
 
     An update on rank 0 looks like this. The other ranks call `ParallelAlgorithm.follow` with the same `work`::
 
@@ -90,7 +88,7 @@ class Ranks(Protocol):
 
 
 class _OneRank:
-    """The `Ranks` of an algorithm that trains in one process. Its methods do nothing."""
+    """The `Ranks` of an algorithm that trains in one process."""
 
     rank = 0
     size = 1
@@ -111,45 +109,28 @@ class _OneRank:
 
 
 ONE_RANK: Ranks = _OneRank()
-"""The `Ranks` of an algorithm that trains in one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """The resources that an algorithm computes with: a device, and the ranks (processes) that train together.
-
-    Attributes:
-        device: The device of the networks, the optimizer and the minibatches.
-        ranks: The interface to the other ranks.
-    """
+    """The device of an algorithm's networks, optimizer and minibatches, and the ranks that train together."""
 
     device: torch.device
     ranks: Ranks = ONE_RANK
 
     def put(self, tensor: Tensor) -> Tensor:
-        """Return a CPU tensor on the device: the tensor itself on the CPU, a copy on a GPU.
-
-        The copy goes through page-locked memory, so that the GPU fetches it while this thread continues.
-        """
+        """Return a CPU tensor on the device: the tensor itself on the CPU, a copy on a GPU."""
         if self.device.type == "cpu":
             return tensor
+        # Page-locked memory, so that the GPU fetches the tensor while this thread continues.
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
 CPU = Compute(device=torch.device("cpu"))
-"""The resources of an algorithm that is not told otherwise: the CPU and one rank."""
 
 
 def check_rows(rows: int | None, ranks: Ranks) -> None:
-    """Check that a minibatch has at least one row for each rank.
-
-    Args:
-        rows: The smallest number of rows of a minibatch; None if it is unknown.
-        ranks: The ranks.
-
-    Raises:
-        ConfigError: If there are fewer rows than ranks.
-    """
+    """Check that a minibatch has at least one row for each rank."""
     if rows is not None and rows < ranks.size:
         raise ConfigError(
             f"learners: {ranks.size} ranks cannot divide a minibatch of {rows} rows; expected at most {rows}; use fewer ranks or "
@@ -159,15 +140,7 @@ def check_rows(rows: int | None, ranks: Ranks) -> None:
 
 
 def check_one_rank(kind: str, ranks: Ranks) -> None:
-    """Check that a recurrent network trains in one process. Its minibatches consist of sequences, which the ranks cannot divide.
-
-    Args:
-        kind: The kind of the network.
-        ranks: The ranks.
-
-    Raises:
-        ConfigError: If there is more than one rank.
-    """
+    """Check that a recurrent network trains in one process: ranks cannot divide its minibatches, which consist of sequences."""
     if ranks.size > 1:
         raise ConfigError(
             f"learners: a network of kind {kind!r} trains in one process, not in {ranks.size}; use learners: 1", key="learners"
@@ -175,16 +148,7 @@ def check_one_rank(kind: str, ranks: Ranks) -> None:
 
 
 def find_devices(name: str, count: int = 1) -> list[torch.device]:
-    """Return the devices of `count` ranks: the CPU for all of them, or one GPU for each.
-
-    Args:
-        name: The option ``device``: ``cpu``, ``cuda``, ``cuda:N`` for the GPU of rank 0, or ``auto`` for GPUs if torch finds one
-            for each rank, else the CPU.
-        count: The number of ranks.
-
-    Raises:
-        ConfigError: If torch does not find the GPUs.
-    """
+    """Return the devices of `count` ranks: the CPU for all of them, or one GPU for each, from the option ``device``."""
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if found >= count else "cpu"

@@ -15,7 +15,7 @@ __all__ += ["libraries_of", "our_name", "times", "translated"]
 LIKE = "like"
 """The parameter that names a library."""
 OURS = "rl4sys_zmq"
-"""The value of `LIKE` for this library: the parameters are read as without `LIKE`, and no name is reported as ambiguous."""
+"""The value of `LIKE` for this library. It silences the report of ambiguous names."""
 FALLING = "lin_"
 """The beginning of a value that falls linearly to 0, as RL Baselines3 Zoo writes it."""
 SECTION = "algorithm_parameters"
@@ -66,8 +66,8 @@ class Library:
 
     def row(self, name: str) -> SharedName:
         """Return a row of `names`."""
-        found = self.names[name]
-        return found if isinstance(found, SharedName) else SharedName(found, "")
+        known = self.names[name]
+        return known if isinstance(known, SharedName) else SharedName(known, "")
 
 
 Libraries = Mapping[str, Library]
@@ -75,7 +75,7 @@ Libraries = Mapping[str, Library]
 
 
 def our_name(cls: type[Any], library: Library, name: str) -> str:
-    """Return our name of a parameter in the table of a library, or several with commas."""
+    """Return our name of a parameter of a library, or several with commas."""
     synonyms = (f.name for f in fields(cls) if name == f.name or name in f.metadata.get("names", ()))
     return library.row(name).ours or next(synonyms, name)
 
@@ -168,5 +168,5 @@ def times(factor: float, name: str, default: object, note: str) -> SharedName:
 
 def libraries_of(cls: type[Any] | None) -> Libraries:
     """Return the tables of an algorithm, given the dataclass of its parameters."""
-    found: Libraries = getattr(cls, "libraries", {})
-    return found
+    libraries: Libraries = getattr(cls, "libraries", {})
+    return libraries

@@ -39,16 +39,16 @@ class PolicyRequirements:
 
 
 NetworkPlan = Callable[[Any, PolicyRequirements], PolicySpec]
-"""A callable that returns the specification of the policy of a kind: ``plan(options, requirements) -> PolicySpec``.
+"""A callable that returns the specification of a policy of a kind: ``plan(options, requirements) -> PolicySpec``.
 
-The options are an instance of `NetworkEntry.options`. The callable builds no network. It raises ConfigError if the kind does not
-fit the spaces.
+The options are an instance of `NetworkEntry.options`. It builds no network, and raises ConfigError if the kind does not fit the
+spaces.
 """
 
 ActorCriticFactory = Callable[[Any, PolicySpec], "ActorCriticNetwork"]
 """A callable that builds the networks of an actor-critic: ``factory(options, spec) -> ActorCriticNetwork``.
 
-The options are an instance of `NetworkEntry.options`, and the specification is that of the plan. All parameters are zero.
+The specification is that of the plan. All parameters are zero.
 """
 
 
@@ -68,16 +68,10 @@ class ReplayShape:
 
 
 ReplayFactory = Callable[[Any, ObservationSpace, ReplayShape], "ReplayNetwork"]
-"""A callable that builds networks of a replay algorithm: ``factory(options, observation_space, shape) -> ReplayNetwork``.
-
-The options are an instance of `NetworkEntry.options`. All parameters are zero.
-"""
+"""``factory(options, observation_space, shape) -> ReplayNetwork``, with all parameters zero."""
 
 SequenceFactory = Callable[[Any, ObservationSpace, int], "SequenceNetwork"]
-"""A callable that builds a recurrent network of a replay algorithm: ``factory(options, observation_space, outputs)``.
-
-The options are an instance of `NetworkEntry.options`, and `outputs` is the number of outputs. All parameters are zero.
-"""
+"""``factory(options, observation_space, outputs) -> SequenceNetwork``, with all parameters zero."""
 
 ModuleBuilder = Callable[[Any, BoxSpace, int], "nn.Module"]
 """A callable that builds a torch module: ``build(options, observation_space, outputs) -> module``.
@@ -91,25 +85,21 @@ generator, which is seeded before the call.
 class NetworkEntry:
     """One kind of network, such as ``mlp``, in the registry of kinds.
 
-    The import of a module that creates an entry must be fast and must not import torch. For this reason a factory can be given as
-    a string, which is imported later.
+    The import of a module that creates an entry must be fast and must not import torch. So a factory can be given as a path
+    ``"package.module:attribute"``. A factory is empty if the kind has no such form.
 
     Attributes:
         name: The name of the kind, as users write it in ``network: {kind: NAME}``.
         options: The dataclass of the kind's options, declared with `rl4sys_zmq.config.options.option`. Each has a default.
         plan: The function that returns the specification of a policy with such a network.
-        actor_critic: The factory of the policy and value networks of actor-critics such as PPO, or its path
-            ``"package.module:attribute"``. Empty if actor-critics cannot use the kind.
-        replay: The factory of the networks of replay algorithms such as DQN and SAC, or its path. Empty if they cannot use the
-            kind.
-        sequence_replay: The factory of the recurrent networks of those replay algorithms that train on sequences, such as DQN,
-            or its path. Empty if the kind is not recurrent, or has no such form.
+        actor_critic: The factory of the policy and value networks of actor-critics such as PPO.
+        replay: The factory of the networks of replay algorithms such as DQN and SAC.
+        sequence_replay: The factory of the recurrent networks of those replay algorithms that train on sequences, such as DQN.
         linear_output: True if the last two tensors of the policy's network are the weight and the bias of a linear output layer.
             DQN needs such a layer for dueling and for quantiles.
         summary: One line of documentation.
         reference: The source of the network: authors, year and title. Empty if not declared.
-        extra: The optional dependency group of this package that the factories need, such as ``learner``. It is named in the
-            error message if a module is missing. Empty if they need none.
+        extra: The optional dependency group of this package that the factories need, such as ``learner``; empty if none.
     """
 
     name: str
@@ -156,47 +146,26 @@ class NetworkEntry:
 
 @dataclass(frozen=True, slots=True)
 class NetworkChoice:
-    """A kind of network with its options, as the parameters of an algorithm choose them.
-
-    Attributes:
-        entry: The kind.
-        options: The options, an instance of `NetworkEntry.options`.
-    """
+    """A kind of network with its options, an instance of `NetworkEntry.options`."""
 
     entry: NetworkEntry
     options: Any
 
     def plan(self, requirements: PolicyRequirements) -> PolicySpec:
-        """Return the specification of a policy with this network.
-
-        Raises:
-            ConfigError: If the network does not fit the spaces.
-        """
+        """Return the specification of a policy with this network."""
         return self.entry.plan(self.options, requirements)
 
     def actor_critic(self, spec: PolicySpec) -> ActorCriticNetwork:
-        """Build the networks of an actor-critic for a policy that `plan` has described.
-
-        Raises:
-            ConfigError: If the kind has no form for actor-critics, or the form cannot be loaded.
-        """
+        """Build the networks of an actor-critic for a policy that `plan` has described."""
         network: ActorCriticNetwork = self.entry.load(self.entry.actor_critic)(self.options, spec)
         return network
 
     def replay(self, observation_space: ObservationSpace, shape: ReplayShape) -> ReplayNetwork:
-        """Build networks of a replay algorithm.
-
-        Raises:
-            ConfigError: If the kind has no form for replay algorithms, or the form cannot be loaded.
-        """
+        """Build networks of a replay algorithm."""
         network: ReplayNetwork = self.entry.load(self.entry.replay)(self.options, observation_space, shape)
         return network
 
     def sequence_replay(self, observation_space: ObservationSpace, outputs: int) -> SequenceNetwork:
-        """Build the recurrent network of a replay algorithm.
-
-        Raises:
-            ConfigError: If the kind has no such form, or the form cannot be loaded.
-        """
+        """Build the recurrent network of a replay algorithm."""
         network: SequenceNetwork = self.entry.load(self.entry.sequence_replay)(self.options, observation_space, outputs)
         return network

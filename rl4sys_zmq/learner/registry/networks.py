@@ -23,10 +23,7 @@ NETWORKS = Registry(
     key="kind",
     fold=str.lower,
 )
-"""The registry of all kinds of networks.
-
-To add a kind to this package, write a module that contains a `NetworkEntry`, and add the location of the entry here.
-"""
+"""The registry of all kinds of networks. To add one to this package, write a module with its entry, and add its path here."""
 
 
 @runtime_checkable
@@ -61,11 +58,7 @@ def register_network(entry: NetworkEntry) -> None:
 
 
 def network_names(*forms: str) -> list[str]:
-    """Return the names of the kinds of networks that algorithms can train, sorted. A kind that cannot be loaded is left out.
-
-    Args:
-        forms: The forms of networks that the algorithms train (`NetworkEntry.serves`); none for any.
-    """
+    """Return the names of the kinds with one of these forms (`NetworkEntry.serves`), sorted; not those that cannot be loaded."""
     names = []
     for name in NETWORKS.names():
         try:
@@ -147,12 +140,7 @@ def plan_policy(choice: NetworkChoice, requirements: PolicyRequirements, *forms:
 
 
 def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
-    """Check that an algorithm can train a chosen network.
-
-    Args:
-        choice: The network.
-        algorithm: The name of the algorithm.
-        forms: The forms of networks that it can train (`NetworkEntry.serves`).
+    """Check that an algorithm, which trains these forms of networks, can train a chosen one.
 
     Raises:
         ConfigError: If it cannot.
@@ -169,7 +157,6 @@ def check_trainable(choice: NetworkChoice, algorithm: str, *forms: str) -> None:
 
 
 def _options(entry: NetworkEntry, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the checked values of the options of a kind that are given."""
     return dict(parse_options(entry.options, given, problem=f"a network of kind {entry.name!r} has no such option"))
 
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.acting import ActionSelector, StartupActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.remote import PlaceholderPolicy
 from rl4sys_zmq.actor.rl4sys import RL4SysCompatibility
-from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.options import TIMEOUT_S, check_value, closest, unknown_key

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.io.segment_queue import Outbox
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.remote import InferenceCaller, PlaceholderPolicy
-from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.actor.segments import AgentIdentity, LateRewardQueue, PolicyStamp
 from rl4sys_zmq.actor.wait_timer import WaitTimer
 from rl4sys_zmq.config import AgentConfig

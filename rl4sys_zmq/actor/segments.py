@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.actor.io.segment_queue import Outbox
 from rl4sys_zmq.actor.observation_column import TreeColumn, new_action_column, new_column
-from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
 from rl4sys_zmq.logs import get_logger

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
 from rl4sys_zmq.logs import get_logger

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.actor.wait_timer import WaitTimer
 from rl4sys_zmq.errors import LearnerUnavailable
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm

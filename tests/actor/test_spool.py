@@ -24,9 +24,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rl4sys_zmq.actor.segment_queue import Outbox, QueuedSegmentInfo
-from rl4sys_zmq.actor.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
-from rl4sys_zmq.actor.spooled_queue import SpooledSegmentQueue
+from rl4sys_zmq.actor.io.segment_queue import Outbox, QueuedSegmentInfo
+from rl4sys_zmq.actor.io.spool import DELETE_DELAY_S, MAX_HOLE, RETRY_S, Spool, SpoolLimits
+from rl4sys_zmq.actor.io.spooled_queue import SpooledSegmentQueue
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, join_submit, pack_segment, read_submit
@@ -481,7 +481,7 @@ def test_a_start_with_a_disk_that_refuses_waits_for_it(opened: Opened, folder: P
 
 
 def test_a_long_time_in_memory_is_written_in_parts(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.spool.FLUSH_BYTES", 3 * SIZE)
+    monkeypatch.setattr("rl4sys_zmq.actor.io.spool.FLUSH_BYTES", 3 * SIZE)
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(*range(9)))
@@ -495,7 +495,7 @@ def test_a_long_time_in_memory_is_written_in_parts(opened: Opened, monkeypatch: 
 
 
 def test_a_kill_between_the_parts_leaves_what_was_written(opened: Opened, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.spool.FLUSH_BYTES", 3 * SIZE)
+    monkeypatch.setattr("rl4sys_zmq.actor.io.spool.FLUSH_BYTES", 3 * SIZE)
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(*range(9)))
@@ -618,7 +618,9 @@ def test_one_process_holds_it(opened: Opened, folder: Path) -> None:
     opened()
     with pytest.raises(SpoolError, match=rf"in use by process {os.getpid()}.*lock"):
         Spool(folder, "luna", ROOMY)
-    code = "import sys, pathlib; from rl4sys_zmq.actor.spool import *; Spool(pathlib.Path(sys.argv[1]), 'luna', SpoolLimits(9))"
+    code = (
+        "import sys, pathlib; from rl4sys_zmq.actor.io.spool import *; Spool(pathlib.Path(sys.argv[1]), 'luna', SpoolLimits(9))"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert "SpoolError" in done.stderr
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.actor.relay_link import MAX_IDLE_MESSAGES, RelayLink
-from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.io.relay_link import MAX_IDLE_MESSAGES, RelayLink
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.liveness import RELAY_ANSWER_S, RELAY_PROVEN_S, RELAY_RETRY, RELAY_WAIT_S
@@ -191,7 +191,7 @@ class Actor:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, relays: Sequence[str] = RELAYS) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("rl4sys_zmq.actor.weight_subscriber.time", self)
+        monkeypatch.setattr("rl4sys_zmq.actor.io.weight_subscriber.time", self)
         config = AgentConfig(
             client_id="lab",
             train_server_address="10.0.0.99:1",

@@ -14,7 +14,7 @@ import numpy as np
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 
 PERIOD_S = 0.001
 EPISODE_STEPS = 200

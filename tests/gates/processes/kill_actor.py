@@ -73,7 +73,7 @@ class ActionSelector:
 
     def _watch_spool(self) -> None:
         """Record the segments that the spool has written to its file. From then on, no fault may lose them."""
-        from rl4sys_zmq.actor.spool import Spool
+        from rl4sys_zmq.actor.io.spool import Spool
 
         put, given = Spool.put, 0
 

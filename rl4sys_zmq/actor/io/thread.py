@@ -14,11 +14,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.actor.batch_sender import BatchSender
-from rl4sys_zmq.actor.io_scheduler import REST_S, IOThrottle
-from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
-from rl4sys_zmq.actor.session_parameters import SegmentStartConditions, SessionParameters
-from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.io.batch_sender import BatchSender
+from rl4sys_zmq.actor.io.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
+from rl4sys_zmq.actor.io.session_parameters import SegmentStartConditions, SessionParameters
+from rl4sys_zmq.actor.io.throttle import REST_S, IOThrottle
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
@@ -46,8 +46,8 @@ from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
-    from rl4sys_zmq.actor.policy_cache import ActorPolicyCache
-    from rl4sys_zmq.actor.spool import Spool
+    from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
+    from rl4sys_zmq.actor.io.spool import Spool
     from rl4sys_zmq.security import UserKeys
 
 log = get_logger(__name__)
@@ -287,8 +287,8 @@ class ActorIOThread(Worker):
         """
         config = self._config
         if config.spool is not None:
-            from rl4sys_zmq.actor.spool import Spool, SpoolLimits
-            from rl4sys_zmq.actor.spooled_queue import SpooledSegmentQueue
+            from rl4sys_zmq.actor.io.spool import Spool, SpoolLimits
+            from rl4sys_zmq.actor.io.spooled_queue import SpooledSegmentQueue
 
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
             began_s = time.time() - time.monotonic()  # setting the clock later does not change the age of a segment
@@ -626,7 +626,7 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
     path = config.cache_file
     if path is None:
         return None
-    from rl4sys_zmq.actor.policy_cache import ActorPolicyCache
+    from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
 
     return ActorPolicyCache(config, path, weight_subscriber, counters)
 

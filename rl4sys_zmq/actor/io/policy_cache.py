@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.actor.session_parameters import SessionParameters
-from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl4sys_zmq.actor.segment_queue import Outbox, QueuedSegmentInfo, SegmentQueue
-from rl4sys_zmq.actor.spool import Spool
+from rl4sys_zmq.actor.io.segment_queue import Outbox, QueuedSegmentInfo, SegmentQueue
+from rl4sys_zmq.actor.io.spool import Spool
 from rl4sys_zmq.wire import PackedSegment
 
 PUT_ITEMS = 32

@@ -20,7 +20,7 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.spool import Spool
+    from rl4sys_zmq.actor.io.spool import Spool
 
 log = get_logger(__name__)
 

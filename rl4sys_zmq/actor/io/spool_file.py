@@ -21,7 +21,7 @@ from pathlib import Path
 
 import xxhash
 
-from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.logs import get_logger

@@ -31,8 +31,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
-from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, SpoolDamagedError, SpoolEntry, SpoolFile, SpoolMeta, is_damage, placeholder
+from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.io.spool_file import (
+    FLUSH_BYTES,
+    SpoolDamagedError,
+    SpoolEntry,
+    SpoolFile,
+    SpoolMeta,
+    is_damage,
+    placeholder,
+)
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rl4sys_zmq.actor.segment_queue import ENTRY_BYTES, SegmentQueue
-from rl4sys_zmq.actor.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.segment_queue import ENTRY_BYTES, SegmentQueue
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery import Action, ActorSession
 from rl4sys_zmq.wire import PackedSegment

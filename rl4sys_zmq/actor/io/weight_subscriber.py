@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rl4sys_zmq.actor.relay_link import RelayLink, relays_told
+from rl4sys_zmq.actor.io.relay_link import RelayLink, relays_told
 from rl4sys_zmq.actor.remote import PlaceholderPolicy
 from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.counters import Counters

@@ -1,11 +1,4 @@
-"""The choice of actions: by the local policy, by the learner's inference service, or by a fallback.
-
-`ActionSelector.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats,
-no mask, and no closed segment that waits for rewards. `ActionSelector._request` handles every request, with the same results.
-`FallbackActions` chooses the action for invalid input, for a stale policy (the learner has been silent for too long), and for a
-policy whose action is not finite.
-`StartupActionSelector` chooses all actions of an agent that started without its learner, until the first policy arrives.
-"""
+"""The choice of actions: by the local policy, by the learner's inference service, or by a fallback."""
 
 from __future__ import annotations
 
@@ -37,20 +30,14 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 log = get_logger(__name__)
 
 Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
-"""The host's fallback function. It takes an observation (an array or a tree of arrays) and a mask, and returns an action."""
+"""The host's fallback function: from an observation (an array or a tree of arrays) and a mask to an action."""
 
 
 class FallbackActions:
-    """The source of actions when the policy cannot choose.
+    """The source of actions for invalid input, for a stale policy, for one without finite actions, and before the first.
 
-    That is the case for invalid input, before the first policy arrives, when the policy is stale (the learner has been silent
-    for too long), and when the policy's action is not finite.
-
-    An *idle action* is the last resort: the first allowed discrete action, or the middle of the range of a box. Idle actions and
-    actions of the host's fallback function are never stored or trained on.
-
-    Attributes:
-        max_age_s: The time without a message from the learner after which the policy is stale, in seconds. None: never stale.
+    The *idle action* is the last resort: the first allowed discrete action, or the middle of a box. Neither it nor the host's
+    own action is ever stored.
     """
 
     def __init__(
@@ -65,33 +52,17 @@ class FallbackActions:
         self._recorder = recorder
 
     def is_stale(self) -> bool:
-        """Return True if the policy is stale: the learner has sent no message for more than `max_age_s` seconds."""
         return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory) -> RL4SysAction:
-        """Return the action for invalid input: this thread's previous action, or the idle action if there is none.
-
-        The idle action is the first allowed discrete action, or the middle of a box.
-        """
+        """Return this thread's previous action, or the idle action if there is none."""
         last = copy_tree(self._context.threads.state.last_act)
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function, because the policy is stale.
-
-        A policy is stale if the learner has sent no message for `max_age_s` seconds. Without a fallback function, the action is
-        the first allowed discrete one, or the middle of a box.
-
-        Args:
-            observation: ``[*obs]`` or a tree of arrays, checked.
-            mask: ``[n]`` or None, checked.
-            leading: True if the host's observation had a leading axis of 1. An array action then gets that axis too.
-
-        Raises:
-            PolicyStale: With ``on_stale: raise``.
-        """
+        """Return the baseline's action, because the policy is stale."""
         if self._on_stale == "raise":
             raise PolicyStale(self._context.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask, leading)
@@ -104,12 +75,7 @@ class FallbackActions:
         mask: NDArray[np.bool_] | None,
         leading: bool = False,
     ) -> RL4SysAction:
-        """Roll back a policy whose action is not finite, and return another action.
-
-        The policy version before `bad` becomes the current one and chooses the action. If there is no earlier version, or its
-        action is not finite either, the host's fallback function chooses. Without that function, the action is the first
-        allowed discrete one, or the middle of a box.
-        """
+        """Roll back a policy whose action is not finite. Return the earlier version's action, or else the idle one."""
         context = self._context
         context.counters.add("policies_not_finite")
         previous = context.io.roll_back(bad)
@@ -130,7 +96,7 @@ class FallbackActions:
         return self._idle_action(observation, mask, leading)
 
     def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return an action before the first policy arrives: from the host's fallback function, or without one at random."""
+        """Return an action before the first policy arrives: the baseline's, or a random one."""
         if self._baseline is not None:
             return self.baseline(observation, mask, leading)
         self._context.counters.add("random_actions")
@@ -138,10 +104,7 @@ class FallbackActions:
         return self._unstored_action(observation, act, leading)
 
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function, and count it as ``baseline_actions``.
-
-        Without that function, return the idle action: the first allowed discrete action, or the middle of a box.
-        """
+        """Return the baseline's action, or the idle action without one."""
         self._context.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
@@ -158,10 +121,7 @@ class FallbackActions:
 
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
-    """Return the idle action, the last resort without a usable policy: the first allowed discrete action, or a box's middle.
-
-    In a dimension of the box with an infinite bound, it is the value nearest to 0.
-    """
+    """Return the first allowed discrete action, or a box's middle (in a dimension without bounds: the value nearest 0)."""
     return assemble_action(spec.action_space, mask, _first_allowed, _middle)
 
 
@@ -170,13 +130,12 @@ def _first_allowed(allowed: Sequence[int]) -> int:
 
 
 def _bounds(space: BoxSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lower and the upper bound of each element of a box; of a box of integers, the nearest integers within."""
+    """Return the bounds of each element of a box; of a box of integers, the nearest integers within."""
     low, high = space.low_array(), space.high_array()
     return (np.ceil(low), np.floor(high)) if np.dtype(space.dtype).kind in "iub" else (low, high)
 
 
 def _limited(space: BoxSpace, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return elements of a box that rounding can have moved out of it, limited to its bounds and to its dtype."""
     limits = action_bounds(space)  # a float64 of 2^63 or more is no 64-bit integer
     return np.clip(values, limits.low.reshape(space.shape), limits.high.reshape(space.shape))
 
@@ -189,11 +148,7 @@ def _middle(space: BoxSpace) -> NDArray[np.float64]:
 
 
 def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
-    """Return a random action: an allowed discrete action, or an element of a box. All actions are equally likely.
-
-    A dimension of the box with an infinite bound gets a standard normal number, clipped to the other bound. In a box of integers
-    or booleans, it is rounded.
-    """
+    """Return a random action, all equally likely; a dimension with an infinite bound gets a clipped standard normal number."""
 
     def pick(allowed: Sequence[int]) -> int:
         return allowed[int(sampler.uniform() * len(allowed))]
@@ -213,18 +168,14 @@ def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSou
 
 
 Choices = tuple[Any, Any, NDArray[np.float32], PolicyStamp]
-"""The actions for ``N`` observations: ``N`` raw actions to train on, ``N`` actions for the environment, their log-probabilities
-``[N]``, and the policy version that chose them."""
+"""For ``N`` observations: raw actions, actions for the environment, log-probabilities ``[N]``, and who chose them."""
 
 
 class ActionSelector:
-    """The object that chooses the actions of an agent, for one environment or for a batch of them.
+    """The choice of an agent's actions, for one environment or for a batch of them.
 
-    The configuration decides whether the local policy, the learner's inference service or `FallbackActions` (actions without a
-    usable policy) chooses.
-
-    Attributes:
-        episodes: The object that starts the trajectories, and cuts them into segments (runs of steps to send).
+    `request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats, no mask,
+    and no closed segment that waits for rewards. `_request` handles every request, with the same results.
     """
 
     def __init__(
@@ -235,15 +186,6 @@ class ActionSelector:
         baseline: Baseline | None,
         before: ActionSelector | None = None,
     ) -> None:
-        """Create the object, for the policy that `spec` describes.
-
-        Args:
-            context: The parts of the agent, such as its queue, its counters and its I/O thread.
-            spec: The description of the policy.
-            rollout: The number of steps of a full segment (the unit in which steps are sent).
-            baseline: The host's fallback function, or None.
-            before: The selector that chose the actions until now. Its trajectories continue.
-        """
         self._context = context
         self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space, context.mask_refusal)
         self._observations, self._actions = leaves_of(spec.observation_space), leaves_of(spec.action_space, "actions")
@@ -263,7 +205,6 @@ class ActionSelector:
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
-        """Choose an action, as described in `RL4SysAgent.request_for_action`."""
         if traj is not None and mask is None and type(obs) is np.ndarray:
             writer, last = traj.writer, traj.last
             if (
@@ -361,7 +302,6 @@ class ActionSelector:
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
-        """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
         context, episodes = self._context, self.episodes
         given = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
         count = len(given)
@@ -400,15 +340,7 @@ class ActionSelector:
         each: Sequence[Tree],
         rows: Sequence[NDArray[np.bool_] | None],
     ) -> list[RL4SysAction]:
-        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy.
-
-        Args:
-            running: The trajectories.
-            observations: ``[N, *obs]`` or a tree of such arrays, checked.
-            allowed: The masks ``[N, n]`` or None, checked.
-            each: The same observations, as a sequence of ``N``.
-            rows: The same masks, as a sequence of ``N``. Each can be None.
-        """
+        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy."""
         fallback = self._fallback
         policies = [self._policy_for(traj) for traj in (running[:1] if self._context.config.swap == "step" else running)]
         if fallback.is_stale():
@@ -450,7 +382,6 @@ class ActionSelector:
         each: Sequence[Tree],
         rows: Sequence[NDArray[np.bool_] | None],
     ) -> list[RL4SysAction]:
-        """Choose the actions of trajectories by one local policy. `_choose_batch` describes the other arguments."""
         context, thread = self._context, self._context.threads.state
         if self._recorder is not None:
             thread.take(policy)
@@ -476,11 +407,7 @@ class ActionSelector:
         return [self._fallback.for_unusable(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Return the trajectories, with None in place of each that began in the parent process of this forked child.
-
-        Raises:
-            ActionError: If a trajectory belongs to another agent.
-        """
+        """Replace each trajectory that began in the parent process of this forked child by None."""
         episodes, given = self.episodes, list(trajs)
         for i, traj in enumerate(given):
             if traj is not None and traj.episodes is not episodes:
@@ -490,11 +417,7 @@ class ActionSelector:
         return given
 
     def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
-        """Request actions for observations ``[N, *obs]`` from the learner. Return None if the local policy must choose instead.
-
-        Raises:
-            CallError: If the learner gives no actions and there is no local policy.
-        """
+        """Return the learner's actions for ``[N, *obs]``, or None if the local policy must choose instead."""
         if self._remote is None:
             return None
         session_parameters = self._context.io.session_parameters
@@ -506,11 +429,7 @@ class ActionSelector:
         return raws, acts, log_probs, PolicyStamp(*version, self._context.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
-        """Return the policy that chooses the trajectory's next action, and record it in the trajectory.
-
-        With the option ``swap: step`` it is the newest policy. With ``swap: episode`` the trajectory keeps its first policy,
-        until a new learner thread (the thread that trains the policy) publishes one, or the policy is rolled back.
-        """
+        """Return the policy for the trajectory's next action: the newest, or with ``swap: episode`` its first one."""
         policy, chosen = self._context.policy, traj.policy
         if self._has_fast_path:
             traj.selected_under = policy
@@ -525,10 +444,7 @@ class ActionSelector:
 
 
 class StartupActionSelector(ActionSelector):
-    """The object that chooses the actions of an agent that started without its learner, until the first policy arrives.
-
-    The host's fallback function chooses. Without one, actions are random (``fallback: random``). No step is stored.
-    """
+    """The choice of actions of an agent that started without its learner. No step is stored."""
 
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask, leading)

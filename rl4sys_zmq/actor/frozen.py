@@ -94,8 +94,8 @@ class FrozenAgent(Resource):
 
         Raises:
             PolicyFolderError: If a file is missing, damaged, too large or of another format.
-            ConfigError: If safetensors or the library of `run_with` is not installed, or the kind of the policy is not registered
-                in this process.
+            ConfigError: If safetensors or the library of `run_with` is not installed, or the kind of the policy is not
+                registered in this process.
         """
         check_runtime(run_with)
         stored = read_policy(policy)
@@ -247,7 +247,7 @@ class FrozenAgent(Resource):
 
     @property
     def generation(self) -> int:
-        """The generation of the policy: the number of the training thread (learner thread) that published it."""
+        """The generation of the policy."""
         return self._policy.generation
 
     @property
@@ -290,10 +290,7 @@ class FrozenAgent(Resource):
         return FrozenTrajectory(self, self._ids.getrandbits(64))
 
     def _fallback(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
-        """Return the action of the host's fallback function, because the policy gave no finite action.
-
-        Without that function, return the first allowed discrete action, or the middle of a box.
-        """
+        """Return the baseline's action, or the idle action, because the policy gave no finite action."""
         self._counters.add("policies_not_finite")
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
         return new_action(observation, None, act, 0.0, self._threads.state.stamp, mask)
@@ -308,5 +305,4 @@ class FrozenAgent(Resource):
 
 
 def _is_finite(action: Tree) -> bool:
-    """Return True if all numbers of a raw action, an array or a tree of arrays, are finite."""
     return all(np.isfinite(leaf).all() for leaf in flatten(action)[0])

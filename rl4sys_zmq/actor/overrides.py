@@ -21,14 +21,11 @@ from rl4sys_zmq.values.segment import SOURCE_RULE, is_source
 from rl4sys_zmq.values.trees import Tree
 
 MAX_SOURCES = 64
-"""The largest number of sources of one agent. A message to the learner lists at most 255 layouts, two for each source."""
+"""The largest number of sources of one agent. A message lists at most 255 layouts, two for each source."""
 
 
 class ActionOverrider:
-    """The object that checks the actions by which a host overrides those of one policy kind, and records them.
-
-    Several threads can use it.
-    """
+    """The checks and the record of the actions by which a host overrides a policy's. Several threads can use it."""
 
     def __init__(self, spec: PolicySpec) -> None:
         space = spec.action_space
@@ -39,17 +36,7 @@ class ActionOverrider:
 
     @without_float_errors
     def override(self, step: EpisodeStep, act: object, source: str, state: Any) -> Tree:
-        """Change the action that a step records, and its log-probability. Return the action for the environment.
-
-        Args:
-            step: The step. If no policy chose its action, it stays unrecorded.
-            act: The action that the host does instead.
-            source: Who or what chose it, as in `Segment.source`.
-            state: The state of the policy before the step; None without one.
-
-        Raises:
-            ActionError: If the step is already stored, or an argument is invalid.
-        """
+        """Change the action that a step records, and its log-probability. Return the action for the environment."""
         if step.writer is not None:
             raise ActionError("this action is stored already; call override before add_to_trajectory")
         self._check_source(source)

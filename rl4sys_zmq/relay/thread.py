@@ -1,8 +1,4 @@
-"""The relay's thread, with its sockets.
-
-For the children there are a ROUTER and an XPUB, as at a learner. Towards the upstream there are a DEALER for requests and a SUB
-for weights. `RelayCore` handles the messages.
-"""
+"""The relay's thread and its sockets: ROUTER and XPUB for the children, DEALER and SUB towards the upstream."""
 
 from __future__ import annotations
 
@@ -35,36 +31,28 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame
 
 PUB_HWM = 32
-"""Largest number of publications that wait for one slow child. Further ones are lost for it, and it fetches later."""
+"""Further publications are lost for a slow child, which then fetches."""
 REPLY_HWM, REQUEST_HWM = 4, 16
-"""Largest number of replies that wait for one child, and of requests of one child that wait for the relay."""
+"""For each child: replies that wait for it, and requests that wait for the relay."""
 SUB_HWM = 64
 BURST = 256
 """Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
 MAX_MESSAGE_FRAMES = 256
 MAX_WAIT_S = 1.0
 TIDY_S = 5.0
-"""The interval between two searches for connections of children that complete no message, in seconds."""
+"""The interval between two searches for connections of children that complete no message."""
 
 T = TypeVar("T")
 
 
 class RelayThread(Worker):
-    """The thread of a relay (a process that passes weights on), which uses the sockets and runs the `RelayCore`.
+    """The thread of a relay, which uses the sockets and runs the `RelayCore`.
 
     Attributes:
-        address: The URI that children connect to; empty until the sockets are bound.
-        pub_address: The URI at which weights are published; empty until the sockets are bound.
+        address, pub_address: The URIs for requests and for weights; empty until the sockets are bound.
     """
 
     def __init__(self, config: RelayConfig, authenticator: Authenticator | None, upstream_keys: UserKeys | None) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            config: The relay's configuration.
-            authenticator: Has the relay's own keys and its access list. With None, every child has all rights.
-            upstream_keys: The relay's keys for the upstream. None: the upstream has no keys.
-        """
         super().__init__("rl4sys-relay")
         self.address = self.pub_address = ""
         self._config, self._authenticator = config, authenticator
@@ -96,25 +84,15 @@ class RelayThread(Worker):
     # ---- for other threads
 
     def wait_open(self) -> None:
-        """Wait until the sockets are bound.
-
-        Raises:
-            RL4SysError: If a socket could not be bound.
-        """
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` in the relay's thread, and return a future for the result.
-
-        Raises:
-            Closed: If the thread has ended or is stopping.
-        """
+        """Run `function` in the relay's thread, and return a future for the result."""
         return self._calls.call(function)
 
     def stop(self) -> None:
-        """Ask the thread to end. This does not wait for its end."""
         self._calls.stop()
 
     def on_death(self, error: BaseException) -> None:
@@ -122,13 +100,12 @@ class RelayThread(Worker):
         self._open.set()
 
     def release(self) -> None:
-        """Close the descriptor that wakes the thread: now, or at the end of the thread if it still runs. Call `stop` first."""
+        """Close the descriptor that wakes the thread: now, or at its end if it still runs. Call `stop` first."""
         self._calls.release(alive=self.alive)
 
     # ---- the thread
 
     def run(self) -> None:
-        """Run the thread's loop until `stop`."""
         try:
             with Poller() as self._poller:
                 if self._bind():
@@ -206,7 +183,7 @@ class RelayThread(Worker):
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
     def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Receive a message. Return its frames, `[]` after counting a message with too many, or None if no message is waiting."""
+        """Return the frames of a message, `[]` if it had too many, or None if no message is waiting."""
         try:
             return socket.recv(max_frames)
         except TooManyFrames as exc:
@@ -241,10 +218,7 @@ class RelayThread(Worker):
         return problem
 
     def _silent_connections(self, now: float, silent_s: float) -> list[int]:
-        """Return the descriptors of the children's connections that have completed no message for `silent_s` seconds.
-
-        libzmq keeps the received part of an incomplete message until the connection ends.
-        """
+        """Return the children's connections that have completed no message for `silent_s` seconds."""
         self._heard_at = {fd: self._heard_at.get(fd, now) for fd in self._router.connections()}
         return [fd for fd, heard_at in self._heard_at.items() if now - heard_at >= silent_s]
 
@@ -299,16 +273,10 @@ class RelayThread(Worker):
     # ---- calls that other threads make through `call`
 
     def change_access(self, access: AccessList) -> None:
-        """Apply a new access list of the children. See `RelayCore.change_access`."""
         self._core.change_access(access)
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections of children to free the memory of incomplete messages, and return how many were closed.
-
-        Args:
-            all_connections: Close all connections. If False, close only those for requests on which no complete message has
-                arrived recently. Subscribers can send one message and then nothing, so only this closes theirs.
-        """
+        """Close connections of children to free the memory of incomplete messages, and return how many were closed."""
         if not all_connections:
             return self._cut_all(self._silent_connections(time.monotonic(), BUSY_CONNECTION_S))
         return self._cut_all(self._router.connections()) + sum(self._xpub.cut(fd) for fd in self._xpub.connections())

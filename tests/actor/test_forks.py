@@ -83,7 +83,7 @@ def test_a_child_uses_an_agent_whose_locks_were_held(agent: RL4SysAgent) -> None
         with pytest.raises(LearnerUnavailable):
             agent.flush(0.1)
 
-    locks = [context.pending._lock, context.credit_wait._lock, context.io.changed, context.io.weight_subscriber._changing]
+    locks = [context.pending._lock, context.credit_wait._lock, context.io.host.changed, context.io.weight_subscriber._changing]
     assert ends_in_a_child(work, locks)
     action.update_reward(1.0)
 

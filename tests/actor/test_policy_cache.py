@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.actor import policy_cache
+from rl4sys_zmq.actor.io import policy_cache
 from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache, CachedPolicy, PolicyCacheFile
 from rl4sys_zmq.actor.io.session_parameters import SessionParameters
 from rl4sys_zmq.config import AgentConfig

@@ -718,7 +718,7 @@ def test_a_segment_that_cannot_be_encoded_is_dropped_alone(opened: Opened) -> No
         good = unpacked(number)
         queue.outbox.put(good if number % 2 else replace(good, rewards=np.zeros(5, np.float32)))
     assert queue.fill() and not queue.fill()
-    queue.reconcile(0, 0)
+    queue.spool.reconcile(0, 0)
     assert numbers(queue.take(10, 1 << 20)) == [1, 3]
     assert (queue.submitted, queue.dropped, queue.in_hand) == (4, {"not_encodable": 2}, 0)
 

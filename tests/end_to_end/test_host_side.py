@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.actor import segment_queue
+from rl4sys_zmq.actor.io import segment_queue
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, SpoolError
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm

@@ -1,4 +1,4 @@
-"""The parameters of the actor's session, and the conditions under which a host thread can start a segment (run of steps)."""
+"""The parameters of the actor's session, and the conditions under which a host thread can start a segment."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from rl4sys_zmq.wire.messages import Welcome
 
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
-    """The parameters of an actor's session with the learner, such as the longest segment (run of steps) that it accepts.
-
-    The learner sends them in the handshake, in the message `Welcome`, which describes the fields. Before the first handshake,
-    they come from the file with the actor's last policy.
-    """
+    """The parameters of the session, from the learner's `Welcome`, which describes the fields, or the policy cache."""
 
     generation: int
     algorithm_name: str
@@ -29,22 +25,19 @@ class SessionParameters:
 
     @classmethod
     def of(cls, welcome: Welcome) -> SessionParameters:
-        """Return the session parameters in the message `Welcome`, the learner's answer in the handshake.
-
-        `max_segment_steps` becomes at least 1.
-        """
+        """Return the session parameters in `welcome`. `max_segment_steps` becomes at least 1."""
         said = {name: getattr(welcome, name) for name in cls.__slots__}
         return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentStartConditions:
-    """The conditions under which a host thread can start a new segment (run of steps), with ``overflow: wait``. Immutable.
+    """The conditions under which a host thread can start a segment with ``overflow: wait``: the credit gate.
 
     Attributes:
-        limit_steps: The learner's permission (credit): a segment can start while the actor has finished fewer steps than this,
-            counted since its start.
-        generation: The number of the learner thread that trains the policy. The actor's policy must have this generation.
+        limit_steps: The credit: a segment can start while the actor has finished fewer steps than this, counted since its
+            start.
+        generation: The generation that the actor's policy must have.
         min_version: The lowest version that the actor's policy must have.
         error: The error that ends the waits of all host threads, or None.
         stage: The event that the I/O thread waits for, as text for error messages.

@@ -48,7 +48,7 @@ register_algorithm("ONE_STEP", FakeAlgorithm.factory(steps_per_update=1, rollout
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeouts and intervals that are not under test."""
-    for module in ("actor.relay_link", "relay.core"):
+    for module in ("actor.io.relay_link", "relay.core"):
         monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 0.1)
         monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 1.0)
     monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_RETRY", Backoff(0.2, 0.4))
@@ -355,7 +355,7 @@ def test_messages_of_the_upstream_with_too_many_frames_are_counted(site: Site, s
 
 
 def test_actors_stay_at_their_relays_when_their_client_starts_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("actor.relay_link", "relay.core"):
+    for module in ("actor.io.relay_link", "relay.core"):
         monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 1.0)
         monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 3.0)
     learner = site.learner()

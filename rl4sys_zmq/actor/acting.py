@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
-from rl4sys_zmq.actor.components import AgentComponents
+from rl4sys_zmq.actor.components import AgentComponents, ThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnActionSelector
 from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
 from rl4sys_zmq.actor.overrides import ActionOverrider
@@ -67,7 +67,7 @@ class FallbackActions:
             raise PolicyStale(self._context.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask, leading)
 
-    def for_unusable(
+    def roll_back_and_act(
         self,
         bad: Policy,
         traj: RL4SysTrajectory,
@@ -83,13 +83,7 @@ class FallbackActions:
         if previous is not None and previous is not bad:
             context.counters.add("rollbacks")
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
-            thread = context.threads.state
-            action: RL4SysAction
-            thread.take(previous)
-            if self._recorder is None:
-                action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
-            else:
-                action = self._recorder.choose(thread, None, observation, mask)
+            action = choose_locally(previous, context.threads.state, self._recorder, None, observation, mask)
             if math.isfinite(action.log_prob):
                 add_leading_axis(action, leading)
                 return action
@@ -161,10 +155,25 @@ def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSou
         with np.errstate(over="ignore"):
             drawn = 2.0 * (first / 2 + (half + whole / 2) * sampler.uniforms(space.shape))
         unbounded = np.clip(sampler.normals(space.size).reshape(space.shape), low, high)
-        found = np.where(finite, np.floor(drawn), np.rint(unbounded)) if whole else np.where(finite, drawn, unbounded)
-        return _limited(space, found)
+        values = np.where(finite, np.floor(drawn), np.rint(unbounded)) if whole else np.where(finite, drawn, unbounded)
+        return _limited(space, values)
 
     return assemble_action(spec.action_space, mask, pick, spread)
+
+
+def choose_locally(
+    policy: Policy,
+    thread: ThreadState,
+    recorder: ExtraColumnActionSelector | None,
+    state: Any,
+    observation: Tree,
+    mask: NDArray[np.bool_] | None,
+) -> RL4SysAction:
+    """Return the action of a policy in this process; `recorder` and `state` are those of a policy with extra columns."""
+    thread.use(policy)
+    if recorder is None:
+        return new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
+    return recorder.choose(thread, state, observation, mask)
 
 
 Choices = tuple[Any, Any, NDArray[np.float32], PolicyStamp]
@@ -229,7 +238,7 @@ class ActionSelector:
                             if self._keeps_last:
                                 thread.last_act = copy_tree(act)
                         else:
-                            action = self._fallback.for_unusable(policy, traj, observation, None)
+                            action = self._fallback.roll_back_and_act(policy, traj, observation, None)
                     except FLOAT_ERRORS:
                         return self._request(traj, obs, mask)
                     traj.requested.append(action)
@@ -286,14 +295,9 @@ class ActionSelector:
                 if self._keeps_last:
                     thread.last_act = copy_tree(act)
                 return new_action(observation, raws[0], act, float(log_probs[0]), stamp, mask)
-        thread.take(policy)
-        action: RL4SysAction
-        if self._recorder is None:
-            action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
-        else:
-            action = self._recorder.choose(thread, traj.state, observation, mask)
+        action = choose_locally(policy, thread, self._recorder, traj.state, observation, mask)
         if not isfinite(action.log_prob):
-            return self._fallback.for_unusable(policy, traj, observation, mask, leading)
+            return self._fallback.roll_back_and_act(policy, traj, observation, mask, leading)
         add_leading_axis(action, leading)
         if self._keeps_last:
             thread.last_act = copy_tree(action.act)
@@ -303,8 +307,8 @@ class ActionSelector:
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         context, episodes = self._context, self.episodes
-        given = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
-        count = len(given)
+        trajectories = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
+        count = len(trajectories)
         if not count and not self._inputs.count(obs):
             return [], []
         observations = self._inputs.observations(obs, count)
@@ -313,16 +317,16 @@ class ActionSelector:
         rows: Sequence[NDArray[np.bool_] | None] = [None] * count if allowed is None else list(allowed)
         if context.pending.late:
             context.pending.expire()
-        episodes.end_done(given)
+        episodes.end_done(trajectories)
         thread = context.threads.state
         if thread.calls_until_cut <= 0 or count != thread.batch_width:
-            for traj, observation, mask in zip(given, each, rows, strict=True):
+            for traj, observation, mask in zip(trajectories, each, rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, *traj.bootstrap(observation, mask))
             context.admit(episodes.rollout * count)
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
-        running = episodes.running(given, each, rows, context.policy.generation)
+        running = episodes.running(trajectories, each, rows, context.policy.generation)
         try:
             actions = self._choose_batch(running, observations, allowed, each, rows)
         except FLOAT_ERRORS:
@@ -384,19 +388,19 @@ class ActionSelector:
     ) -> list[RL4SysAction]:
         context, thread = self._context, self._context.threads.state
         if self._recorder is not None:
-            thread.take(policy)
+            thread.use(policy)
             states = [traj.state for traj in running]
             actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, observations, allowed)]
             if not all(isfinite(action.log_prob) for action in actions):
-                return self._unusable_batch(policy, running, each, rows)
+                return self._roll_back_and_act_all(policy, running, each, rows)
             return actions
         raw, act, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
         if not np.isfinite(log_probs).all():
-            return self._unusable_batch(policy, running, each, rows)
-        thread.take(policy)
+            return self._roll_back_and_act_all(policy, running, each, rows)
+        thread.use(policy)
         return new_actions(each, self._actions.rows(raw), self._actions.rows(act), log_probs, thread.stamp, rows)
 
-    def _unusable_batch(
+    def _roll_back_and_act_all(
         self,
         policy: Policy,
         trajs: Sequence[RL4SysTrajectory],
@@ -404,17 +408,17 @@ class ActionSelector:
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> list[RL4SysAction]:
         parts = zip(trajs, observations, masks, strict=True)
-        return [self._fallback.for_unusable(policy, traj, observation, mask) for traj, observation, mask in parts]
+        return [self._fallback.roll_back_and_act(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
         """Replace each trajectory that began in the parent process of this forked child by None."""
-        episodes, given = self.episodes, list(trajs)
-        for i, traj in enumerate(given):
+        episodes, ours = self.episodes, list(trajs)
+        for i, traj in enumerate(ours):
             if traj is not None and traj.episodes is not episodes:
                 if traj.episodes.owner is not episodes.owner:
                     raise ActionError("a trajectory belongs to another agent")
-                given[i] = None
-        return given
+                ours[i] = None
+        return ours
 
     def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
         """Return the learner's actions for ``[N, *obs]``, or None if the local policy must choose instead."""

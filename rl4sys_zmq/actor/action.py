@@ -205,6 +205,7 @@ def new_actions(
     masks: Iterable[NDArray[np.bool_] | None],
 ) -> list[RL4SysAction]:
     """Create an `RL4SysAction` for each row of a batch."""
+    # The code of `new_action` is repeated: a call for each row would take a tenth of the time of the request.
     actions = []
     for observation, raw, act, log_prob, mask in zip(observations, raws, acts, log_probs.tolist(), masks, strict=True):
         action = RL4SysAction()

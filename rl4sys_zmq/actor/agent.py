@@ -131,7 +131,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         self._reopening = threading.Lock()
         self._open: ActionSelector | None = None
         self._startup: StartupActionSelector | None = None
-        self._context = AgentComponents(config, self._keys, self._counters)
+        self._parts = AgentComponents(config, self._keys, self._counters)
         try:
             self._connect()
         except BaseException:
@@ -263,12 +263,12 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     @property
     def actor_id(self) -> str:
         """The name by which the learner identifies this actor."""
-        return self._context.actor_id
+        return self._parts.actor_id
 
     @property
     def policy_age_s(self) -> float:
         """The time since the learner's last message, in seconds. It can have published a newer policy since then."""
-        return self._context.policy_age_s
+        return self._parts.policy_age_s
 
     @property
     def version(self) -> int:
@@ -276,17 +276,17 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         `generation` and `version` together identify a policy.
         """
-        return self._context.policy.version
+        return self._parts.policy.version
 
     @property
     def generation(self) -> int:
         """The generation of the current policy: the number of the learner thread that published it."""
-        return self._context.policy.generation
+        return self._parts.policy.generation
 
     @property
     def digest(self) -> int:
         """The digest (xxh3-64 checksum) of the current policy's weights."""
-        return self._context.policy.snapshot.digest
+        return self._parts.policy.snapshot.digest
 
     @property
     def spec(self) -> PolicySpec:
@@ -305,7 +305,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 policy.
         """
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        self._context.wait(lambda: self.version >= version, timeout_s, f"version {version}")
+        self._parts.wait(lambda: self.version >= version, timeout_s, f"version {version}")
         return self.version
 
     def rollback(self) -> int:
@@ -317,7 +317,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         Raises:
             LearnerUnavailable: If this actor has no earlier version in memory.
         """
-        bad = self._context.policy
+        bad = self._parts.policy
         previous = self._io.roll_back(bad)
         if previous is None:
             raise LearnerUnavailable(self.config.address, f"a version earlier than {bad.version} to go back to", 0.0)
@@ -335,7 +335,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         check_value("timeout_s", timeout_s, TIMEOUT_S)
         self._io.host.flushing += 1
         try:
-            self._context.wait(
+            self._parts.wait(
                 lambda: self._io.idle and self._io.host.credit_gate.error is None,
                 timeout_s,
                 lambda: f"the ack of {self._in_actor} segments",
@@ -357,7 +357,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         refused = session.verdicts["refused"]
         error = io.host.credit_gate.error or io.host.absence
         policy = io.policy
-        returns = self._context.pending.returns.copy()  # other threads can end an episode at any time
+        returns = self._parts.pending.returns.copy()  # other threads can end an episode at any time
         return {
             "client_id": self.config.client_id,
             "actor_id": self.actor_id,
@@ -367,7 +367,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "version": policy.version if policy is not None else -1,
             "policy_age_s": round(self.policy_age_s, 3) if policy is not None else None,
             "submitted": segment_queue.submitted,
-            "steps": self._context.outbox.put_steps,
+            "steps": self._parts.outbox.put_steps,
             "dropped_at_source": int(sum(dropped.values())),
             "dropped": dropped,
             "in_actor": self._in_actor,
@@ -380,9 +380,9 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "alarms": dict(io.weight_subscriber.alarms),
             "relay": io.weight_subscriber.relay,
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
-            "credit_wait_s": round(self._context.credit_wait.seconds, 3),
-            "waiting_for_rewards": len(self._context.pending.late),
-            "episodes": self._context.pending.episodes,
+            "credit_wait_s": round(self._parts.credit_wait.seconds, 3),
+            "waiting_for_rewards": len(self._parts.pending.late),
+            "episodes": self._parts.pending.episodes,
             "mean_return": sum(returns) / len(returns) if returns else None,
             "spool": None
             if spool is None
@@ -404,7 +404,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         call does nothing.
         """
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        context = self._context
+        context = self._parts
         before, context.closed, self._open, self._startup = context.closed, True, None, None
         if self._forked or (before and not self._io.alive):  # a child that never used the agent has nothing to close
             return
@@ -420,20 +420,20 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
     # ---- internals
 
-    def _flush_or_log(self, timeout_s: float, words: str) -> None:
+    def _flush_or_log(self, timeout_s: float, occasion: str) -> None:
         io = self._io
         io.session.leaving = io.spool is None  # training can take longer than the wait; a spool keeps the rest
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:
             if self._io.spool is not None:
-                log.info("%s with %d segments in the spool, for the next start: %s", words, self._in_actor, exc)
+                log.info("%s with %d segments in the spool, for the next start: %s", occasion, self._in_actor, exc)
             else:
-                log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
+                log.warning("%s with %d segments undelivered: %s", occasion, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
         """Send the finished segments at the exit of the interpreter. Host threads can still request actions."""
-        if self._forked or self._context.closed:
+        if self._forked or self._parts.closed:
             return
         if not self._io.idle:
             self._flush_or_log(timeout_s, f"actor {self.actor_id} was not closed; the process exits")
@@ -441,7 +441,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
     @property
     def _io(self) -> ActorIOThread:
-        return self._context.io
+        return self._parts.io
 
     @property
     def _in_actor(self) -> int:
@@ -455,15 +455,15 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             source = ""
         has_spaces = config.observation_space is not None and config.action_space is not None
         try:
-            self._context.join(config.connect_timeout_s, patient=not (source and has_spaces))
+            self._parts.join(config.connect_timeout_s, patient=not (source and has_spaces))
         except (LearnerUnavailable, ClientFailed) as exc:
             if source and not has_spaces:
-                words = "%s: to act without a policy, the actor needs both spaces: set observation_space and action_space"
-                log.error(words, config.client_id)
+                message = "%s: to act without a policy, the actor needs both spaces: set observation_space and action_space"
+                log.error(message, config.client_id)
             if not (source and has_spaces):
                 raise
-            words = "%s: %s; until the first policy arrives, the actor acts by %s, and records no steps"
-            log.warning(words, config.client_id, exc, source)
+            message = "%s: %s; until the first policy arrives, the actor acts by %s, and records no steps"
+            log.warning(message, config.client_id, exc, source)
             if isinstance(exc, LearnerUnavailable):
                 self._io.host.set_absence(exc)
             self._begin_without_policy()
@@ -477,37 +477,37 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         session_parameters = cast(SessionParameters, self._io.session_parameters)
         learners = session_parameters.rollout_length or 128
         rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
-        acting = ActionSelector(self._context, self._spec, rollout, self._baseline, before)
+        acting = ActionSelector(self._parts, self._spec, rollout, self._baseline, before)
         self._episodes = acting.episodes
-        self._open, self._startup, self._context.no_policy = acting, None, None
+        self._open, self._startup, self._parts.no_policy = acting, None, None
         if before is not None:
             dropped = self._counters.get("unrecorded_actions")
-            words = "%s: the first policy has arrived, version %d; %d steps before it were not recorded"
-            log.warning(words, config.client_id, self.version, dropped)
+            message = "%s: the first policy has arrived, version %d; %d steps before it were not recorded"
+            log.warning(message, config.client_id, self.version, dropped)
         return acting
 
     def _begin_without_policy(self) -> ActionSelector:
         """Act by the baseline or at random until the first policy arrives."""
         spaces = cast(ObservationSpace, self.config.observation_space), cast(Space, self.config.action_space)
         spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
-        self._context.no_policy = PlaceholderPolicy(spec, 0, -1, 0)
-        acting = self._startup = StartupActionSelector(self._context, spec, 0, self._baseline)
+        self._parts.no_policy = PlaceholderPolicy(spec, 0, -1, 0)
+        acting = self._startup = StartupActionSelector(self._parts, spec, 0, self._baseline)
         self._episodes = acting.episodes
         return acting
 
     def _selector(self) -> ActionSelector:
         """Return the selector for requests in a forked child, and for those before the first policy has arrived."""
         startup = self._startup
-        if startup is not None and not self._context.has_policy:
+        if startup is not None and not self._parts.has_policy:
             return startup
         with self._reopening:
             if self._open is not None:  # another thread has begun to act by the policy
                 return self._open
-            if self._context.closed:
+            if self._parts.closed:
                 raise Closed("this agent is closed")
             if self._forked:
                 self._become_child()
-            return self._begin() if self._context.has_policy else self._begin_without_policy()
+            return self._begin() if self._parts.has_policy else self._begin_without_policy()
 
     def _become_child(self) -> None:
         self._forked = False
@@ -515,14 +515,14 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             log.warning("a forked child has no spool: its parent uses it")
         self._counters.add("forks")
         config = replace(self.config, actor_id=None, spool=None, policy_cache=None)
-        self._context = AgentComponents(config, self._keys, self._counters, parent=self._context)
+        self._parts = AgentComponents(config, self._keys, self._counters, parent=self._parts)
 
 
 def _after_fork() -> None:
     for agent in list(_open_agents):
         agent._forked, agent._reopening = True, threading.Lock()
         agent._open = agent._startup = None
-        agent._context.renew_locks()
+        agent._parts.renew_locks()
 
 
 def _at_exit() -> None:
@@ -544,8 +544,8 @@ def _ignore(extra: tuple[object, ...], more: Mapping[str, object]) -> None:
     for name in more:
         if closest(name, _ARGUMENTS):
             raise unknown_key(name, _ARGUMENTS, problem="no such argument")
-    given = [*(f"{value!r:.40}" for value in extra), *more]
-    log.warning("RL4SysAgent takes a file or a configuration; these further arguments are ignored: %s", ", ".join(given))
+    ignored = [*(f"{value!r:.40}" for value in extra), *more]
+    log.warning("RL4SysAgent takes a file or a configuration; these further arguments are ignored: %s", ", ".join(ignored))
 
 
 def _keys(config: AgentConfig) -> UserKeys | None:

@@ -40,31 +40,23 @@ log = get_logger(__name__)
 
 
 class ThreadState:
-    """The state that an agent keeps for one host thread.
-
-    Attributes:
-        step: The method `step` of `policy`, bound as `act` is, if the policy has extra columns.
-        stamp: The policy version as the thread's actions record it. The actions share this object.
-        last_act: A copy of the last action for the environment, for use after invalid input. None with ``on_bad_input: raise``.
-        calls_until_cut: The number of batched requests until all trajectories of the batch are cut together.
-        batch_width: The number of environments in the last batched request.
-    """
+    """The state that an agent keeps for one host thread."""
 
     __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp", "step")
 
     act: Act
-    step: BoundStep
-    stamp: PolicyStamp
+    step: BoundStep  # method `step` of `policy`, bound as `act` is, if the policy has extra columns
+    stamp: PolicyStamp  # policy version as the thread's actions record it. The actions share this object
 
     def __init__(self, seed: int, explore: bool, owner: AgentIdentity, place: float = 0.0) -> None:
         self._explore, self._owner = explore, owner
         self.sampler = RandomSource(seed, place)
         self.policy: Policy | None = None
-        self.last_act: Any = None
-        self.calls_until_cut = 0
-        self.batch_width = 0
+        self.last_act: Any = None  # copy of the last environment action, for use after invalid input
+        self.calls_until_cut = 0  # number of batched requests until all trajectories of the batch are cut together
+        self.batch_width = 0  # number of environments in the last batched request
 
-    def take(self, policy: Policy) -> None:
+    def use(self, policy: Policy) -> None:
         if policy is not self.policy:
             if isinstance(policy, ExtraColumnPolicy):
                 self.step = policy.bind_step(self.sampler, self._explore)
@@ -90,6 +82,7 @@ class CurrentThreadState(threading.local):
 
 def exploration_place(actor_id: str) -> float:
     """Return a number in ``[0, 1)`` for `RandomSource.place` that depends only on an actor's name."""
+    # The numbers of many names are spread evenly, so the actors need not know each other.
     return (xxhash.xxh3_64_intdigest(actor_id.encode()) >> 11) * 2.0**-53
 
 
@@ -132,9 +125,6 @@ class AgentComponents:
     """The parts that make up an agent in one process. The agent in a forked child creates new ones.
 
     Attributes:
-        owner: The agent, as its actions and trajectories know it. The agent in a forked child has the same object.
-        remote: The caller of the learner's inference service. None with ``inference: local``.
-        credit_wait: The time that host threads have waited in `admit`.
         no_policy: The placeholder for the policy of an actor that started without its learner, until the first policy arrives.
     """
 
@@ -149,7 +139,7 @@ class AgentComponents:
         self.counters = counters
         self.no_policy: PlaceholderPolicy | None = parent.no_policy if parent is not None else None
         self.closed = False
-        self.credit_wait = WaitTimer()
+        self.credit_wait = WaitTimer()  # time that host threads have waited in `admit`
         self._waits = config.overflow == "wait" and config.explore
         self.outbox = Outbox(config.queue_items, config.queue_bytes, drops=not self._waits)
         hello = _hello(config, self.actor_id)
@@ -225,6 +215,7 @@ class AgentComponents:
                 self.wait(lambda: self.has_policy, until - time.monotonic())
                 return
             except LearnerUnavailable as exc:
+                # An overloaded learner answers late, so the wait goes on for a while after its last answer that it starts.
                 later = min(self.io.host.starting_at + max(SILENCE_S, timeout_s), limit)
                 if later <= until:
                     raise self.io.explain_absence(exc.stage, until - began) from None

@@ -22,18 +22,13 @@ if TYPE_CHECKING:
 
 
 class ExtraColumnAction(RL4SysAction):
-    """An action of a policy with extra columns.
-
-    Attributes:
-        before: The state of the policy before the step, None at the start of an episode.
-        state: The state of the policy after the step.
-    """
+    """An action of a policy with extra columns."""
 
     __slots__ = ("before", "columns", "state")
 
     columns: Mapping[str, NDArray[Any]]
-    before: Any
-    state: Any
+    before: Any  # state of the policy before the step, None at the start of an episode
+    state: Any  # state of the policy after the step
 
     @property
     def data(self) -> dict[str, Any]:
@@ -70,11 +65,11 @@ class ExtraColumnActionSelector:
         parts = cast(ExtraColumnPolicy, policy).step_batch(observations, masks, thread.sampler, self._explore, states)
         log_probs, columns, after = parts[2:]
         raws, acts = (self._actions.rows(actions) for actions in parts[:2])
-        found = self._checked(columns, (len(states),))
+        checked = self._checked(columns, (len(states),))
         return [
             _action(
                 observation,
-                (raws[n], acts[n], float(log_probs[n]), {name: column[n] for name, column in found.items()}, after[n]),
+                (raws[n], acts[n], float(log_probs[n]), {name: column[n] for name, column in checked.items()}, after[n]),
                 thread,
                 None if masks is None else masks[n],
                 states[n],
@@ -85,10 +80,8 @@ class ExtraColumnActionSelector:
     def _checked(self, columns: Mapping[str, Any], rows: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         """Check the names, shapes ``[*rows, *column]`` and dtypes of the columns that a policy returned."""
         if columns.keys() != self._wanted.keys():
-            found, wanted = sorted(columns), sorted(self._wanted)
-            raise ConfigError(
-                f"a policy of kind {self._kind!r} returns the columns {found}; its spec has {wanted}", key="columns"
-            )
+            problem = f"returns the columns {sorted(columns)}; its spec has {sorted(self._wanted)}"
+            raise ConfigError(f"a policy of kind {self._kind!r} {problem}", key="columns")
         out = {}
         for name, (shape, dtype) in self._wanted.items():
             value = columns[name]
@@ -123,11 +116,7 @@ def _action(
 
 
 class ExtraColumnSegmentWriter(SegmentWriter):
-    """The columns of an unfinished segment of a policy with extra columns.
-
-    Attributes:
-        state: The state of the policy after the last step.
-    """
+    """The columns of an unfinished segment of a policy with extra columns."""
 
     __slots__ = ("_extras", "_initial", "_specs", "state")
 
@@ -143,7 +132,7 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         self._specs = columns
         self._extras = {c.name: np.empty((self.rows, *c.shape), dtype=c.dtype) for c in columns if c.per == "step"}
         self._initial: dict[str, NDArray[Any]] = {}
-        self.state: Any = None
+        self.state: Any = None  # state of the policy after the last step
 
     def write(self, step: EpisodeStep) -> None:
         assert isinstance(step, ExtraColumnAction)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.acting import Baseline, idle_action
+from rl4sys_zmq.actor.acting import Baseline, choose_locally, idle_action
 from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import CurrentThreadState
 from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnActionSelector
@@ -137,13 +137,7 @@ class FrozenAgent(Resource):
         observation, leading = self._inputs.observation(obs)
         allowed = self._inputs.mask(mask)
         traj = self._running(traj)
-        thread = self._threads.state
-        thread.take(self._policy)
-        action: RL4SysAction
-        if self._recorder is not None:
-            action = self._recorder.choose(thread, traj.state, observation, allowed)
-        else:
-            action = new_action(observation, *thread.act(observation, allowed), thread.stamp, allowed)
+        action = choose_locally(self._policy, self._threads.state, self._recorder, traj.state, observation, allowed)
         if not (isfinite(action.log_prob) and _is_finite(action.raw)):
             action = self._fallback(observation, allowed)
         add_leading_axis(action, leading)
@@ -167,16 +161,16 @@ class FrozenAgent(Resource):
             ObservationError, MaskError, ActionError, Closed: As for `request_for_action`.
         """
         self._check_open()
-        given = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
-        if not given and not self._inputs.count(obs):
+        trajectories = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
+        if not trajectories and not self._inputs.count(obs):
             return [], []
-        observations = self._inputs.observations(obs, len(given))
-        allowed = self._inputs.mask(masks, len(given))
-        running = [self._running(traj) for traj in given]
+        observations = self._inputs.observations(obs, len(trajectories))
+        allowed = self._inputs.mask(masks, len(trajectories))
+        running = [self._running(traj) for traj in trajectories]
         each = self._inputs.rows(observations)
-        rows: Sequence[NDArray[np.bool_] | None] = [None] * len(given) if allowed is None else list(allowed)
+        rows: Sequence[NDArray[np.bool_] | None] = [None] * len(trajectories) if allowed is None else list(allowed)
         thread = self._threads.state
-        thread.take(self._policy)
+        thread.use(self._policy)
         actions: list[RL4SysAction]
         if self._recorder is not None:
             states = [traj.state for traj in running]

@@ -215,6 +215,7 @@ def inputs_for(
 
 def _host(given: object) -> object:
     """Return a tensor as a numpy array, any other object unchanged."""
+    # Each object with `detach` counts as a tensor, so that the check does not import torch.
     detach = getattr(given, "detach", None)
     if detach is not None:
         return np.asarray(detach().cpu().numpy())

@@ -59,10 +59,10 @@ class ActionOverrider:
             raise ActionError(f"{source!r} is one source too many; an agent has at most {MAX_SOURCES}")
         self._sources.add(source)
 
-    def _checked(self, given: object, mask: NDArray[np.bool_] | None) -> Tree:
+    def _checked(self, action: object, mask: NDArray[np.bool_] | None) -> Tree:
         """Return a checked copy of an action, in the dtypes of the space."""
         try:
-            act = self._reader.observation(given)[0]
+            act = self._reader.observation(action)[0]
         except ObservationError as exc:
             raise ActionError(str(exc).replace("observation", "action")) from exc
         layout = self._layout

@@ -40,14 +40,10 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 
 
 class InferenceCaller(Resource):
-    """The connection to the learner's inference service. Any host thread can call `ask`.
-
-    Attributes:
-        required: True if this actor has no local policy that could choose instead (``inference: remote``).
-    """
+    """The connection to the learner's inference service. Any host thread can call `ask`."""
 
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
-        self.required = config.inference == "remote"
+        self.required = config.inference == "remote"  # no local policy could choose instead
         self._config, self._counters = config, counters
         self._keys = fixed_path(config.keys) if config.keys is not None else None
         self._method = f"policy/{config.client_id}"

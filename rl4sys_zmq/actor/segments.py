@@ -35,15 +35,11 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 
 class AgentIdentity:
-    """The agent to which actions and trajectories belong. The agent in a forked child has its parent's object.
-
-    Attributes:
-        overrider: Set before the agent chooses its first action.
-    """
+    """The agent to which actions and trajectories belong. The agent in a forked child has its parent's object."""
 
     def __init__(self, counters: Counters, *, drops_bad_input: bool) -> None:
         self._counters, self._drops_bad_input = counters, drops_bad_input
-        self.overrider: ActionOverrider | None = None
+        self.overrider: ActionOverrider | None = None  # set before the agent chooses its first action
 
     def refuse(self, error: BadInput) -> None:
         """Raise `error`, or with ``on_bad_input: drop`` count it as ``bad_input.ERROR``."""
@@ -57,40 +53,31 @@ class PolicyStamp:
     """The policy version and the agent that chose an action. All actions of one thread and version share one object.
 
     Attributes:
-        source: The source of an overridden action, as in `Segment.source`; empty if the policy chose the action.
         policy: Returns the policy, or None if it is gone or was never here. A strong reference would keep the weights of each
             version in memory as long as the host keeps an action of it.
-        sampler: The random numbers of the thread; None if the policy was never here.
     """
 
     generation: int
     version: int
     owner: AgentIdentity
-    source: str = ""
+    source: str = ""  # source of an overridden action, as in `Segment.source`; empty if the policy chose the action
     policy: Callable[[], Policy | None] = field(default=lambda: None, repr=False)
-    sampler: RandomSource | None = None
+    sampler: RandomSource | None = None  # random numbers of the thread; None if the policy was never here
 
 
 class EpisodeStep:
-    """One step of an episode, before `SegmentWriter.write` copies it into the columns of a segment.
-
-    Attributes:
-        raw: The action to train on (before clipping or squashing), None if no policy chose the action.
-        mask: ``[n]``, True where an action was allowed, or None.
-        writer: The `SegmentWriter` that has a copy of the step, None before the step is added to a trajectory.
-        row: The row of the step in `writer`. Unset before the step is added.
-    """
+    """One step of an episode, before `SegmentWriter.write` copies it into the columns of a segment."""
 
     __slots__ = ("known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
 
     obs: Tree
-    raw: Any
+    raw: Any  # action to train on (before clipping or squashing), None if no policy chose the action
     log_prob: float
     stamp: PolicyStamp
-    mask: NDArray[np.bool_] | None
+    mask: NDArray[np.bool_] | None  # `[n]`, True where an action was allowed, or None
     known_reward: float | None
-    writer: SegmentWriter | None
-    row: int
+    writer: SegmentWriter | None  # `SegmentWriter` that has a copy of the step, None before the step is added to a trajectory
+    row: int  # row of the step in `writer`. Unset before the step is added
 
 
 class TreeColumn:
@@ -114,7 +101,7 @@ class TreeColumn:
 
     def grow(self, rows: int) -> None:
         """Add `rows` rows to each array, at most as many as it has."""
-        self._columns = [np.concatenate([column, np.empty_like(column[:rows])]) for column in self._columns]
+        self._columns = [_grown(column, rows) for column in self._columns]
 
 
 def new_column(space: ObservationSpace, rows: int) -> Tree:
@@ -140,18 +127,9 @@ class SegmentWriter:
 
     Attributes:
         observations: ``[rows + 1, *obs]``, or a `TreeColumn`. Row `steps` can have the observation after the last step.
-        actions: ``[rows, *act]``, the raw actions.
         rewards: ``[rows]`` float32, NaN where the reward is missing.
-        log_probs: ``[rows]`` float32.
-        versions: ``[rows]`` uint64. Unwritten rows already have the version of the last written row.
-        masks: ``[rows + 1, n]`` bool, None if no step has had a mask.
-        limit: The number of steps at which the segment is complete.
-        rows: The number of rows for which the columns have memory.
-        segment_index: The index of the segment in its episode, from 0. An index is skipped where steps are missing.
         capped: True if the episode continues, but reached ``max_traj_length`` with this segment.
         pending: The queue through which rewards are set, once the segment is closed or a row was read back. None before.
-        left: True once the segment has gone to the outbox or was dropped. Its rewards can no longer be set.
-        episode_length: The number of steps of the whole episode, if this is its last segment. Otherwise None.
     """
 
     __slots__ = (
@@ -184,17 +162,17 @@ class SegmentWriter:
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, max_steps: int, segment_index: int) -> None:
         rows = min(max_steps, FIRST_ROWS)
-        self.limit = max_steps
-        self.rows = rows
+        self.limit = max_steps  # number of steps at which the segment is complete
+        self.rows = rows  # number of rows for which the columns have memory
         self._space = action_space
         self.observations = new_column(observation_space, rows + 1)
-        self.actions: Tree = new_action_column(action_space, rows)
+        self.actions: Tree = new_action_column(action_space, rows)  # `[rows, *act]`, the raw actions
         self.rewards = NO_REWARDS[:rows].copy()  # takes a third of the time of np.full, at each cut
-        self.log_probs = np.empty(rows, dtype=np.float32)
-        self.versions = np.empty(rows, dtype=np.uint64)
-        self.masks: NDArray[np.bool_] | None = None
+        self.log_probs = np.empty(rows, dtype=np.float32)  # `[rows]` float32
+        self.versions = np.empty(rows, dtype=np.uint64)  # `[rows]`; unwritten rows have the version of the last written row
+        self.masks: NDArray[np.bool_] | None = None  # `[rows + 1, n]` bool, None if no step has had a mask
         self._bootstrap = False
-        self.segment_index = segment_index
+        self.segment_index = segment_index  # from 0 in the episode; an index is skipped where steps are missing
         self._view()
         self.stamp: PolicyStamp | None = None
         self.generation = 0
@@ -202,9 +180,9 @@ class SegmentWriter:
         self.steps = 0
         self.missing = 0
         self.pending: LateRewardQueue | None = None
-        self.left = False
+        self.left = False  # true once the segment has gone to the outbox or was dropped. Its rewards can no longer be set
         self.terminated = self.truncated = self.capped = False
-        self.episode_length: int | None = None
+        self.episode_length: int | None = None  # of the whole episode, if this is its last segment
 
     def write(self, step: EpisodeStep) -> None:
         row = self.steps
@@ -261,7 +239,11 @@ class SegmentWriter:
     def read(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
         """Fill a step object with copies of a row, so that the host can read it and set its reward through `pending`."""
         reward = self._reward_cells[row]
-        step.obs, step.raw, step.log_prob = self._row(row), _copied_row(self.actions, row), self._log_prob_cells[row]
+        step.obs, step.raw, step.log_prob = (
+            _copied_row(self.observations, row),
+            _copied_row(self.actions, row),
+            self._log_prob_cells[row],
+        )
         step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
         step.mask = None if self.masks is None else self.masks[row].copy()
         step.known_reward = None if isnan(reward) else reward
@@ -269,7 +251,7 @@ class SegmentWriter:
 
     @property
     def last_observation(self) -> Tree:
-        return self._row(self.steps - 1)
+        return _copied_row(self.observations, self.steps - 1)
 
     @property
     def last_mask(self) -> NDArray[np.bool_] | None:
@@ -312,16 +294,9 @@ class SegmentWriter:
 
     def _grow(self) -> None:
         rows = self.rows
-        if isinstance(self.observations, TreeColumn):
-            self.observations.grow(rows)
-        else:
-            self.observations = np.concatenate([self.observations, np.empty_like(self.observations[:rows])])
-        if isinstance(self.actions, TreeColumn):
-            self.actions.grow(rows)
-        else:
-            self.actions = np.concatenate([self.actions, np.empty_like(self.actions)])
+        self.observations, self.actions = _grown(self.observations, rows), _grown(self.actions, rows)
         self.rewards = np.concatenate([self.rewards, np.full(rows, np.nan, dtype=np.float32)])
-        self.log_probs = np.concatenate([self.log_probs, np.empty_like(self.log_probs)])
+        self.log_probs = _grown(self.log_probs, rows)
         self.versions = np.concatenate([self.versions, np.full_like(self.versions, self.versions[-1])])
         if self.masks is not None:
             self.masks = np.concatenate([self.masks, np.ones_like(self.masks[:rows])])
@@ -335,6 +310,14 @@ class SegmentWriter:
         self._reward_cells: Any = self.rewards.data
 
 
+def _grown(column: Any, rows: int) -> Any:
+    """Return a column with `rows` more rows, at most as many as it has."""
+    if isinstance(column, TreeColumn):
+        column.grow(rows)
+        return column
+    return np.concatenate([column, np.empty_like(column[:rows])])
+
+
 def _copied_row(column: Tree, row: int) -> Tree:
     return column.copy_row(row) if isinstance(column, TreeColumn) else column[row].copy()
 
@@ -343,11 +326,8 @@ class PendingEpisodeSegments:
     """The closed segments of one episode that wait for late rewards. `LateRewardQueue` changes it under its lock.
 
     Attributes:
-        writers: The waiting segments, oldest first.
-        reward_sum: The sum of the rewards in the segments that were already queued for sending.
         lost: True if steps of the episode are missing. The sum of the episode's rewards is then unknown.
         overridden: True if the host overrode a step. The sum of the episode's rewards is then not the policy's.
-        held: The waiting segment to which the steps in `late` can be added; None if there is none.
         late: The steps that were requested before the end of the episode and not added so far, and then the last step, which
             has a segment of its own after `held`.
     """
@@ -356,10 +336,10 @@ class PendingEpisodeSegments:
 
     def __init__(self, episode_id: int) -> None:
         self.episode_id = episode_id
-        self.writers: list[SegmentWriter] = []
-        self.reward_sum = 0.0
+        self.writers: list[SegmentWriter] = []  # waiting segments, oldest first
+        self.reward_sum = 0.0  # sum of the rewards in the segments that were already queued for sending
         self.lost = self.overridden = False
-        self.held: SegmentWriter | None = None
+        self.held: SegmentWriter | None = None  # the waiting segment to which the steps in `late` can be added
         self.late: deque[EpisodeStep] = deque()
 
 
@@ -371,8 +351,6 @@ class LateRewardQueue:
 
     Attributes:
         late: For each segment with a missing reward: its deadline (monotonic time in seconds), its episode, and the segment.
-        episodes: The number of episodes whose last segment has gone to the outbox.
-        returns: The returns of the latest of these episodes, without those of which a segment was dropped.
     """
 
     def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None], *, evaluates: bool = False) -> None:
@@ -382,8 +360,8 @@ class LateRewardQueue:
         self._lock = threading.RLock()
         self._warned = False
         self.late: list[tuple[float, PendingEpisodeSegments, SegmentWriter]] = []
-        self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.episodes = 0  # number of episodes whose last segment has gone to the outbox
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)  # of the latest of these, without incomplete ones
 
     def renew_lock(self) -> None:
         self._lock = threading.RLock()

@@ -29,15 +29,11 @@ MAX_REQUESTED = 1024
 
 
 class RequestedActions(deque[RL4SysAction]):
-    """The actions that were requested and not added so far, in order, for one trajectory or several in a row.
-
-    Attributes:
-        newest: The newest of these trajectories. None if there is only one.
-    """
+    """The actions that were requested and not added so far, in order, for one trajectory or several in a row."""
 
     __slots__ = ("newest",)
 
-    newest: RL4SysTrajectory | None
+    newest: RL4SysTrajectory | None  # newest of these trajectories. None if there is only one
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,6 +356,7 @@ class TrajectoryManager:
         if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
             writer = traj.writer = self._new_writer(min(self.rollout, traj.cap_left), 0)
             traj.closed.lost = True
+        # A new segment begins if this one is full, or if the generation, the source or the policy's state differs.
         if writer.steps and (writer.steps >= writer.limit or not writer.continues(action)):
             writer = self.cut(traj, action.obs, action.mask)
         writer.write(action)

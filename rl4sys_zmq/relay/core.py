@@ -66,25 +66,16 @@ CUT_AFTER = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayCallbacks:
-    """The functions with which a `RelayCore` uses the sockets. No function blocks.
+    """The functions with which a `RelayCore` uses the sockets. No function blocks."""
 
-    Attributes:
-        send: Sends a message to a child. Arguments: the routing id, and the frames.
-        cut: Closes the connection of the child whose message is being handled.
-        publish: Publishes a message to the children. Arguments: the topic, and the frames.
-        ask: Sends a message to the upstream.
-        listen: Replaces the SUB socket. Arguments: the URI of the upstream's PUB socket (empty: none), and the topics.
-        redial: Replaces the DEALER socket to the upstream.
-    """
-
-    send: Callable[[bytes, Sequence[Frame]], SendResult]
-    cut: Callable[[], bool]
-    publish: Callable[[bytes, Sequence[Frame]], None]
-    ask: Callable[[Sequence[Frame]], None]
-    listen: Callable[[str, Sequence[bytes]], None]
+    send: Callable[[bytes, Sequence[Frame]], SendResult]  # to a child: the routing id, and the frames
+    cut: Callable[[], bool]  # closes the connection of the child whose message is being handled
+    publish: Callable[[bytes, Sequence[Frame]], None]  # to the children: the topic, and the frames
+    ask: Callable[[Sequence[Frame]], None]  # sends a message to the upstream
+    listen: Callable[[str, Sequence[bytes]], None]  # replaces the SUB socket: URI (empty: none), topics
     subscribe: Callable[[bytes], None]
     unsubscribe: Callable[[bytes], None]
-    redial: Callable[[], None]
+    redial: Callable[[], None]  # replaces the DEALER socket to the upstream
     status: Callable[[], dict[str, Any]]
 
 
@@ -189,7 +180,7 @@ class RelayCore:
         client.asked_at = client.followers[peer] = now
         newer = message.generation > client.held[0]
         if self._lost or (client.refusal and not newer):
-            raise ProtocolError(RefusalReason.UPSTREAM, client.refusal or self._words())
+            raise ProtocolError(RefusalReason.UPSTREAM, client.refusal or self._silence_text())
         if client.history is None or newer:
             client.waiting.add(peer)
             client.wanted = max(client.wanted, message.generation)
@@ -201,7 +192,7 @@ class RelayCore:
         else:
             self._send(peer, client.answer(self.pub))
 
-    def _words(self) -> str:
+    def _silence_text(self) -> str:
         return f"the upstream at {self._config.upstream} does not answer" + (f" ({self._problem})" if self._problem else "")
 
     def _refuse(self, peer: bytes, code: RefusalReason, reason: str, field: str) -> None:
@@ -311,15 +302,15 @@ class RelayCore:
         """Refuse the children that wait for this client's first version."""
         waiting, client.waiting = client.waiting, set()
         for peer in waiting:
-            self._refuse(peer, RefusalReason.UPSTREAM, client.refusal or self._words(), client.client_id)
+            self._refuse(peer, RefusalReason.UPSTREAM, client.refusal or self._silence_text(), client.client_id)
 
     def on_published(self, frames: Sequence[Frame], now: float) -> None:
         """Handle a publication of the upstream: an update of the weights, or a beacon."""
         self._published_at = now
         self.counters.add("received_bytes", sum(len(frame) for frame in frames))
         topic = bytes(frames[0])
-        found = (c for c in self._clients.values() if c.source is not None and c.source.topic == topic[1:])
-        client = next(found, None)
+        sources = (c for c in self._clients.values() if c.source is not None and c.source.topic == topic[1:])
+        client = next(sources, None)
         if client is None:
             return
         try:
@@ -429,7 +420,7 @@ class RelayCore:
         self.counters.add("redials")
         if not self._lost:
             self._lost = True
-            log.warning("%s; the children use another relay or the learner", self._words())
+            log.warning("%s; the children use another relay or the learner", self._silence_text())
         self._unanswered_at = now
         self._callbacks.redial()
         if self._source_pub:

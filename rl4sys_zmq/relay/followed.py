@@ -27,36 +27,25 @@ class FollowedClient:
     All times are on the monotonic clock, in seconds.
 
     Attributes:
-        topic: The relay's own topic for this client, 8 random bytes.
-        source: The upstream's last answer; None before the first one.
-        followers: The time of the last request of each child for this client, by routing id.
-        waiting: The routing ids of the children whose requests are answered when the first version has arrived.
-        fetches: The limit on the requests of each child for weights, by routing id.
         asked_at: The time of the last request of a child.
         followed_at: The time of the last request of the relay; `follow_at`: that of the next one.
-        wanted: The newest generation for which a child waits; 0 for none.
-        fetch_at: The time at which a request for missing weights is repeated; 0 if nothing was requested.
-        whole: True if all weights, and not a diff, are requested.
-        refusal: The reason for which the upstream refuses this client; empty if it does not.
-        beacon: The frames of the newest beacon that was passed on; `beacon_at`: the time at which it was last published.
-        beacon_due: True if it must be published again, for new subscribers.
     """
 
     def __init__(self, client_id: str, now: float) -> None:
         self.client_id = client_id
-        self.topic = os.urandom(8)
-        self.source: WeightsSource | None = None
-        self.followers: dict[bytes, float] = {}
-        self.waiting: set[bytes] = set()
-        self.fetches: dict[bytes, TokenBucket] = {}
+        self.topic = os.urandom(8)  # relay's own topic for this client, 8 random bytes
+        self.source: WeightsSource | None = None  # upstream's last answer; None before the first one
+        self.followers: dict[bytes, float] = {}  # time of the last request of each child for this client, by routing id
+        self.waiting: set[bytes] = set()  # routing ids of the children to answer when the first version has arrived
+        self.fetches: dict[bytes, TokenBucket] = {}  # limit on the requests of each child for weights, by routing id
         self.asked_at = self.follow_at = now
         self.followed_at = self.beacon_at = float("-inf")
-        self.wanted = 0
-        self.fetch_at = 0.0
-        self.whole = False
-        self.refusal = ""
-        self.beacon: list[Frame] = []
-        self.beacon_due = False
+        self.wanted = 0  # newest generation for which a child waits; 0 for none
+        self.fetch_at = 0.0  # time at which a request for missing weights is repeated; 0 if nothing was requested
+        self.whole = False  # true if all weights, and not a diff, are requested
+        self.refusal = ""  # reason for which the upstream refuses this client; empty if it does not
+        self.beacon: list[Frame] = []  # the newest beacon that was passed on, last published at `beacon_at`
+        self.beacon_due = False  # true if it must be published again, for new subscribers
         self.updates = 0
         self._history: WeightHistory | None = None
         self._tensors: tuple[TensorSpec, ...] = ()

@@ -54,55 +54,38 @@ class CallRefusedByCallback(Exception):
 
 @dataclass(frozen=True)
 class ServerMethod:
-    """A method of a server.
-
-    Attributes:
-        role: The role that the caller's key must have.
-        max_batch: The largest number of calls in one job.
-        max_wait_s: The longest time that the first call of a job waits for further calls. None: computed from the last batches.
-        max_queue: The largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
-        client_id: The client for which the caller's key must be valid. Empty: any client.
-    """
+    """A method of a server."""
 
     name: str
     run: Handler
     concurrency_group: str = "main"
-    role: str = "call"
-    max_batch: int = 1
-    max_wait_s: float | None = 0.0
-    max_queue: int = 1024
-    client_id: str = ""
+    role: str = "call"  # role that the caller's key must have
+    max_batch: int = 1  # largest number of calls in one job
+    max_wait_s: float | None = 0.0  # of the first call of a job for further calls; None: computed from the last batches
+    max_queue: int = 1024  # largest number of calls that wait in the concurrency group. Further calls are refused (`busy`)
+    client_id: str = ""  # client for which the caller's key must be valid. Empty: any client
 
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A received call that waits or runs at the server.
+    """A received call that waits or runs at the server."""
 
-    Attributes:
-        peer: The routing id to which the reply is sent: the one from which the last copy of the call came.
-        again: The number of copies of the call that arrived later.
-    """
-
-    peer: bytes
+    peer: bytes  # routing id to which the reply is sent: the one from which the last copy of the call came
     call: Call
     method: ServerMethod
     arrived_s: float
-    again: int = 0
+    again: int = 0  # number of copies of the call that arrived later
 
 
 @dataclass(slots=True)
 class Job:
-    """One run of a callback, and the calls that it serves.
-
-    Attributes:
-        long: True if the previous job of the concurrency group took longer than `LONG_S`, so that this one probably does too.
-    """
+    """One run of a callback, and the calls that it serves."""
 
     concurrency_group: str
     method: ServerMethod
     requests: list[QueuedCall]
     began_s: float
-    long: bool = False
+    long: bool = False  # the previous job of the group took longer than `LONG_S`, so this one probably does too
 
 
 @dataclass(slots=True)
@@ -134,18 +117,12 @@ class CallQueue:
 
     Callers pass the time in seconds, always from the same clock. Only the server's leader thread uses the queue, except
     `register`, `unregister`, `waiting`, `methods` and `heard` of `windows`, which any thread can use.
-
-    Attributes:
-        counters: ``calls`` (accepted), ``jobs``, ``again`` (copies of a call), ``refused.CODE``, ``failed``.
-        windows: For each session, the calls and kept replies by which a copy of a call is recognized.
-        run_now: True if the last accepted call can run at once and is not combined with others. To read more messages first
-            would only delay it.
     """
 
     def __init__(self, counters: Counters) -> None:
-        self.counters = counters
+        self.counters = counters  # `calls` (accepted), `jobs`, `again` (copies of a call), `refused.CODE`, `failed`
         self.methods: dict[str, ServerMethod] = {}
-        self.run_now = False
+        self.run_now = False  # the last call is not combined with others: reading more messages first would only delay it
         self._concurrency_groups: dict[str, _ConcurrencyGroupQueue] = {}
         self.windows: CallDeduplicator[QueuedCall, list[Frame]] = CallDeduplicator()
 
@@ -199,79 +176,75 @@ class CallQueue:
                 return answer
             if call.once and call.number < window.acked:
                 return None  # a copy that was under way while the caller received the reply
-        concurrency_group = self._concurrency_groups[method.concurrency_group]
-        if len(concurrency_group.queue) >= method.max_queue:
+        group = self._concurrency_groups[method.concurrency_group]
+        if len(group.queue) >= method.max_queue:
             raise CallRefusedByCallback(
-                CallRefusalReason.BUSY, f"{len(concurrency_group.queue)} calls already wait in the group of {method.name!r}"
+                CallRefusalReason.BUSY, f"{len(group.queue)} calls already wait in the group of {method.name!r}"
             )
         request = QueuedCall(peer, call, method, now)
-        concurrency_group.queue.append(request)
+        group.queue.append(request)
         if window is not None:
             window.waiting[call.number] = request
         self.counters.add("calls")
-        self.run_now = method.max_batch == 1 and not concurrency_group.busy
+        self.run_now = method.max_batch == 1 and not group.busy
         return None
 
     def next_job(self, now: float) -> Job | None:
         """Return the job to start now, or None: from the group with the oldest waiting call, which then waits for `finish`."""
         self.run_now = False
         ready = [
-            (concurrency_group.queue[0].arrived_s, name)
-            for name, concurrency_group in self._concurrency_groups.items()
-            if concurrency_group.queue and not concurrency_group.busy and self._due(concurrency_group) <= now
+            (group.queue[0].arrived_s, name)
+            for name, group in self._concurrency_groups.items()
+            if group.queue and not group.busy and self._due(group) <= now
         ]
         if not ready:
             return None
         _, chosen = min(ready)
-        concurrency_group = self._concurrency_groups[chosen]
-        method = concurrency_group.queue[0].method
-        requests = [concurrency_group.queue.popleft()]
-        while len(requests) < method.max_batch and concurrency_group.queue and concurrency_group.queue[0].method is method:
-            requests.append(concurrency_group.queue.popleft())
-        concurrency_group.busy = True
+        group = self._concurrency_groups[chosen]
+        method = group.queue[0].method
+        requests = [group.queue.popleft()]
+        while len(requests) < method.max_batch and group.queue and group.queue[0].method is method:
+            requests.append(group.queue.popleft())
+        group.busy = True
         self.counters.add("jobs")
-        return Job(chosen, method, requests, now, concurrency_group.last_job_s > LONG_S)
+        return Job(chosen, method, requests, now, group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
         """Return the time until the next callback can run if no further call arrives, in seconds."""
-        dues = [
-            self._due(concurrency_group)
-            for concurrency_group in self._concurrency_groups.values()
-            if concurrency_group.queue and not concurrency_group.busy
-        ]
+        dues = [self._due(group) for group in self._concurrency_groups.values() if group.queue and not group.busy]
         return max(0.0, min(dues) - now) if dues else None
 
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
         """Record the end of a job, so that its group can go on. Keep the replies to calls that must run at most once."""
-        concurrency_group = self._concurrency_groups[job.concurrency_group]
-        concurrency_group.busy, concurrency_group.last_job_s = False, now - job.began_s
+        group = self._concurrency_groups[job.concurrency_group]
+        group.busy, group.last_job_s = False, now - job.began_s
         if job.method.max_batch > 1:
-            concurrency_group.on_batch_finished(job.requests, job.began_s, now)
+            group.on_batch_finished(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
             self.windows.finish(request.call.session, request.call.number, answer if request.call.once else None)
 
     def drop_all(self) -> list[QueuedCall]:
         """Remove all waiting calls and return them, so that a server that stops can refuse them."""
-        dropped = [request for concurrency_group in self._concurrency_groups.values() for request in concurrency_group.queue]
-        for concurrency_group in self._concurrency_groups.values():
-            concurrency_group.queue.clear()
+        dropped = [request for group in self._concurrency_groups.values() for request in group.queue]
+        for group in self._concurrency_groups.values():
+            group.queue.clear()
         return dropped
 
     def waiting(self) -> dict[str, int]:
         """Return the number of waiting calls by concurrency group."""
-        return {name: len(concurrency_group.queue) for name, concurrency_group in self._concurrency_groups.items()}
+        return {name: len(group.queue) for name, group in self._concurrency_groups.items()}
 
     @property
     def busy(self) -> bool:
         """True while a job runs."""
-        return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
+        return any(group.busy for group in self._concurrency_groups.values())
 
-    def _due(self, concurrency_group: _ConcurrencyGroupQueue) -> float:
+    def _due(self, group: _ConcurrencyGroupQueue) -> float:
         """Return the time at which the next job of a group can start."""
-        first = concurrency_group.queue[0]
+        first = group.queue[0]
         method = first.method
-        if method.max_batch == 1 or method.max_wait_s == 0.0 or len(concurrency_group.queue) >= method.max_batch:
+        if method.max_batch == 1 or method.max_wait_s == 0.0 or len(group.queue) >= method.max_batch:
             return first.arrived_s
         if method.max_wait_s is None:
-            return concurrency_group.until_s if len(concurrency_group.queue) < concurrency_group.expected else first.arrived_s
+            return group.until_s if len(group.queue) < group.expected else first.arrived_s
         return first.arrived_s + method.max_wait_s

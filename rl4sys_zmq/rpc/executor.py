@@ -82,12 +82,12 @@ def _expired(request: QueuedCall, now: float) -> bool:
 
 def _results(run: Handler, requests: list[QueuedCall]) -> list[Tree | BaseException]:
     """Run a callback for several calls. If it raises for a batch, run each call alone that may run more than once."""
-    given = _call(run, [request.call.payload for request in requests]) if requests else []
-    if not isinstance(given, BaseException):
-        return given
+    results = _call(run, [request.call.payload for request in requests]) if requests else []
+    if not isinstance(results, BaseException):
+        return results
     if len(requests) == 1:
-        return [given]
-    alone = [given if request.call.once else _call(run, [request.call.payload]) for request in requests]
+        return [results]
+    alone = [results if request.call.once else _call(run, [request.call.payload]) for request in requests]
     return [one if isinstance(one, BaseException) else one[0] for one in alone]
 
 

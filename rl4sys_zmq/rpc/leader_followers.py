@@ -31,8 +31,8 @@ RETRY_S = 1.0
 QUIET_TICKS = 50
 """The number of checks without a running job after which the follower sleeps until the next job."""
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -63,16 +63,12 @@ class _PoolThread(Worker):
 
 
 class LeaderFollowerPool:
-    """A thread pool for a server, with one leader, one follower, and one thread for each long job.
-
-    Attributes:
-        stopping: An event that `stop` sets. The loop of the leader must then return soon.
-    """
+    """A thread pool for a server, with one leader, one follower, and one thread for each long job."""
 
     def __init__(
         self, name: str, lead: Callable[[], None], adopt: Callable[[], None], end: Callable[[], None], counters: Counters
     ) -> None:
-        self.stopping = threading.Event()
+        self.stopping = threading.Event()  # event that `stop` sets. The loop of the leader must then return soon
         self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters
         self._lock = threading.Lock()
         self._active = threading.Event()
@@ -90,7 +86,7 @@ class LeaderFollowerPool:
             self._add(self._begin)
             self._add(self._stand_by)
 
-    def run(self, what: str, job: Callable[[Given], Made], given: Given, *, long: bool = False) -> tuple[Made, bool]:
+    def run(self, what: str, job: Callable[[Argument], Result], argument: Argument, *, long: bool = False) -> tuple[Result, bool]:
         """Run a job in the calling thread. Return its result, and True if the thread still is the leader."""
         thread = self._leader
         assert thread is not None
@@ -100,13 +96,13 @@ class LeaderFollowerPool:
             self._active.set()
         if long:
             self._look.set()
-        made = job(given)
+        result = job(argument)
         thread.job = None
         with self._lock:
             leads = self._running is running
             if leads:
                 self._running = None
-        return made, leads
+        return result, leads
 
     @property
     def running_s(self) -> float:

@@ -179,19 +179,9 @@ class Server(Resource):
             raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; expected BatchLimits or None", key="batching")
         handler: Handler = run if batching is not None else per_call(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
+        group = name if concurrency_group is None else concurrency_group
         with self._lock:
-            self._call_queue.register(
-                ServerMethod(
-                    name,
-                    handler,
-                    name if concurrency_group is None else concurrency_group,
-                    role,
-                    size,
-                    wait_s,
-                    max_queue,
-                    client_id,
-                )
-            )
+            self._call_queue.register(ServerMethod(name, handler, group, role, size, wait_s, max_queue, client_id))
 
     def unregister(self, name: str) -> None:
         """Remove a method, if there is one with this name. Its waiting calls still run."""
@@ -460,9 +450,8 @@ class Server(Resource):
 
     def _run_job(self, job: Job, router: Socket) -> bool:
         """Run a job and send the replies. Return False if another thread leads now, which then sends them."""
-        what = (
-            job.concurrency_group if job.method.name == job.concurrency_group else f"{job.concurrency_group} ({job.method.name})"
-        )
+        group, name = job.concurrency_group, job.method.name
+        what = group if name == group else f"{group} ({name})"
         answers, leads = self._pool.run(what, self._executor.run, job, long=job.long)
         if not leads:
             self._finished.append((job, answers))

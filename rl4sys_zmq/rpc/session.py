@@ -37,29 +37,19 @@ _rng = random.SystemRandom()
 
 @dataclass(slots=True)
 class CallHandle:
-    """A call that waits for its reply, or that is over and has a result.
-
-    Attributes:
-        once: True if the call must run at most once.
-        deadline_s: The time at which the call fails without a reply.
-        frames: The encoded message; empty when the call is over.
-        tell: A function to call with this object when the call is over, or None. See `CallerSession.over`.
-        sent: The number of times that the message was sent.
-        due_s: The time at which to send the message next.
-        answer: The payload of the reply; None if the call is not over or has failed.
-    """
+    """A call that waits for its reply, or that is over and has a result."""
 
     method: str
     number: int
-    once: bool
+    once: bool  # true if the call must run at most once
     timeout_s: float
-    deadline_s: float
-    frames: list[Frame]
+    deadline_s: float  # time at which the call fails without a reply
+    frames: list[Frame]  # encoded message; empty when the call is over
     tell: Callable[[CallHandle], None] | None = None
-    sent: int = 0
-    due_s: float = 0.0
+    sent: int = 0  # number of times that the message was sent
+    due_s: float = 0.0  # time at which to send the message next
     done: bool = False
-    answer: Tree = None
+    answer: Tree = None  # payload of the reply; None if the call is not over or has failed
     error: RL4SysError | None = None
 
 
@@ -81,23 +71,16 @@ class CallerSession:
     Attributes:
         counters: ``again`` (resent calls), ``late`` (replies to calls that are over), ``refused`` (malformed messages),
             ``redials`` (reconnects), ``full`` (calls that did not fit into the socket's queue).
-        terms: Settings that must be equal at the server. None: they are not compared.
-        id: A random number that identifies this session at the server.
-        server: The random number of the start of the server that replied last. 0 before the first reply.
-        welcome: The payload of the reply to ``$hello``. None before that reply, and while a new ``$hello`` is needed.
-        under_way: The unfinished calls, by number.
-        over: The calls that are over and whose function `tell` must still be called, without a lock: it can run the user's
-            code.
     """
 
     address: str
     counters: Counters
-    terms: Mapping[str, Tree] | None = None
-    id: int = field(default_factory=lambda: _rng.getrandbits(63))
-    server: int = 0
-    welcome: Tree = None
-    under_way: dict[int, CallHandle] = field(default_factory=dict)
-    over: deque[CallHandle] = field(default_factory=deque)
+    terms: Mapping[str, Tree] | None = None  # settings that must be equal at the server. None: they are not compared
+    id: int = field(default_factory=lambda: _rng.getrandbits(63))  # random number that identifies this session at the server
+    server: int = 0  # random number of the start of the server that replied last. 0 before the first reply
+    welcome: Tree = None  # payload of the reply to `$hello`. None before that reply, and while a new `$hello` is needed
+    under_way: dict[int, CallHandle] = field(default_factory=dict)  # unfinished calls, by number
+    over: deque[CallHandle] = field(default_factory=deque)  # done, but `tell` not called: hold no lock, it runs user code
     _received_s: float = 0.0
     _expiry_s: float = math.inf
     """A time before which no call reaches its deadline."""
@@ -114,7 +97,7 @@ class CallerSession:
         timeout_s: float,
         *,
         once: bool = False,
-        tell: Callable[[CallHandle], None] | None = None,
+        tell: Callable[[CallHandle], None] | None = None,  # to call when the call is over; see `CallerSession.over`
     ) -> CallHandle:
         """Start a call. From then on, `due` returns it whenever its message must be sent."""
         if not self.under_way:
@@ -151,6 +134,8 @@ class CallerSession:
 
     def should_reconnect(self, now: float) -> bool:
         """Return True if a call must be sent again and nothing was received for longer than the silence timeout."""
+        # A connection can break without either side noticing, and TCP takes many minutes to detect that. Calls keep their
+        # numbers, so the reply of one that runs arrives on the new connection after the next resend.
         if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
             return False
         size = sum([_size(frame) for p in self._sendable() for frame in p.frames])

@@ -21,6 +21,7 @@ MAX_TOPICS = 1024
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
     """Return the first frame of a topic's messages, which is also a subscriber's filter."""
+    # Without the zero byte, a filter for the topic `a` would also match the topic `ab`.
     return topic.encode() + b"\0" + channel
 
 

@@ -73,7 +73,7 @@ class Kept:
 
     def __init__(self, agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
         self.segments: list[Any] = []
-        outbox = agent._context.outbox
+        outbox = agent._parts.outbox
         put = outbox.put
 
         def keep(segment: Any) -> None:

@@ -73,7 +73,7 @@ def agent() -> Iterator[RL4SysAgent]:
 def test_a_child_uses_an_agent_whose_locks_were_held(agent: RL4SysAgent) -> None:
     traj, action = agent.request_for_action(None, np.zeros(3, np.float32))
     agent.mark_end_of_trajectory(traj, action)
-    context = agent._context
+    context = agent._parts
 
     def work() -> None:
         action.update_reward(1.0)

@@ -99,7 +99,7 @@ def test_no_step_is_sent_twice_and_the_counts_agree_after_an_interrupt(agent: RL
     assert point > 100
     agent.flush(20.0)
     stats = agent.stats()
-    assert stats["submitted"] == stats["accepted"] and agent._context.outbox.steps == 0
+    assert stats["submitted"] == stats["accepted"] and agent._parts.outbox.steps == 0
     # An interrupt loses a segment at a few of the points at most, and none of the others.
     assert stats["submitted"] >= 2 * point - 40
 

@@ -22,18 +22,13 @@ CREDIT_AHEAD_S = 0.5
 
 
 class BatchSender:
-    """The passage of segments from the queue through the session, in batches. The I/O thread uses it.
-
-    Attributes:
-        session_parameters: The parameters in the learner's last `Welcome`, None before the first.
-        first_version: The newest policy version when this actor first joined the learner thread that now trains.
-    """
+    """The passage of segments from the queue through the session, in batches. The I/O thread uses it."""
 
     def __init__(
         self, config: AgentConfig, segment_queue: SegmentQueue, session: ActorSession, yield_to_host: Callable[[], None]
     ) -> None:
-        self.session_parameters: SessionParameters | None = None
-        self.first_version = 0
+        self.session_parameters: SessionParameters | None = None  # in the last `Welcome`, None before the first
+        self.first_version = 0  # newest policy version when this actor first joined the learner thread that now trains
         self._linger_s = config.linger_ms / 1000
         self._min_batch_items = max(1, config.send_frequency)
         self._prefers_new = config.overflow == "drop_oldest"
@@ -132,6 +127,7 @@ class BatchSender:
             return
         lowest = version - session_parameters.max_policy_lag
         room = self._session.credit_steps - self._session.sent_steps
+        # A host that collects faster than the learner trains sends its newest segments.
         if self._prefers_new and room > 0 and not self._session.leaving:
             lowest = max(lowest, segment_queue.outbox.newest_version(room, generation))
         while (head := segment_queue.peek()) is not None:

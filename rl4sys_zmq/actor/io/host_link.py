@@ -16,9 +16,6 @@ class HostLink:
     for `absence`. All attributes are read without a lock, so immutable objects are replaced as a whole.
 
     Attributes:
-        credit_gate: The conditions under which a host thread can start a segment, or the error that prevents it.
-        changed: A condition variable that is notified after each change of the policy or of `credit_gate`.
-        opened: An event that is set once the spool and the policy cache have been opened, or `open_error` is set.
         current_at: The monotonic time of the learner's last message in a session, in seconds. Before the first message: the
             time at which the cached policy was saved.
         starting_at: The monotonic time at which the learner last answered that it starts the training, in seconds.
@@ -28,8 +25,8 @@ class HostLink:
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.opened = threading.Event()
+        self.changed = threading.Condition()  # notified after each change of the policy or of `credit_gate`
+        self.opened = threading.Event()  # the spool and the policy cache are open, or `open_error` is set
         self.open_error: RL4SysError | None = None
         self.credit_gate = SegmentStartConditions(0, 0, 0, None, "the learner to answer")
         self.stage = self.credit_gate.stage

@@ -122,25 +122,16 @@ class _InvalidCacheFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedPolicy:
-    """The contents of a policy cache.
-
-    Attributes:
-        snapshot: The weights, verified by their digest.
-        extras: Further values that the caller gave to `PolicyCacheFile.save`.
-    """
+    """The contents of a policy cache."""
 
     spec: PolicySpec
-    snapshot: PolicySnapshot
-    extras: dict[str, Any]
+    snapshot: PolicySnapshot  # weights, verified by their digest
+    extras: dict[str, Any]  # further values that the caller gave to `PolicyCacheFile.save`
     saved_unix_s: float
 
 
 class PolicyCacheFile:
-    """A file that keeps one policy and further values. Several processes can use it: a reader gets no mixture.
-
-    Attributes:
-        counters: ``policy_cache.saves``, ``.save_errors``, ``.loads`` and ``.refused`` (files that could not be used).
-    """
+    """A file that keeps one policy and further values. Several processes can use it: a reader gets no mixture."""
 
     def __init__(
         self,
@@ -150,7 +141,7 @@ class PolicyCacheFile:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counters = Counters()
+        self.counters = Counters()  # `policy_cache.saves`, `.save_errors`, `.loads` and `.refused` (unusable files)
         self._path = fixed_path(path)
         self._min_interval_s = min_interval_s
         self._clock, self._monotonic = clock, monotonic

@@ -35,14 +35,14 @@ LIES = frozenset({"tag", "digest", "flood"})
 
 def relays_told(told: Sequence[object]) -> tuple[RelayAddress, ...]:
     """Return the relays that a learner names in the handshake, without entries that this actor cannot use."""
-    found = []
+    relays = []
     for entry in told:
         if isinstance(entry, list) and len(entry) == 2:
             try:
-                found.append(RelayAddress(address=entry[0], key=entry[1] or None))
+                relays.append(RelayAddress(address=entry[0], key=entry[1] or None))
             except ConfigError:
                 continue
-    return tuple(found)
+    return tuple(relays)
 
 
 class RelayLink:
@@ -50,18 +50,14 @@ class RelayLink:
 
     `WeightSubscriber` applies the weights, and leaves the relay if `fault` names a reason. The pauses between rounds of
     attempts grow unless a relay has served for `RELAY_PROVEN_S` seconds.
-
-    Attributes:
-        source: The relay's answer to the last `FollowWeights`. None before the first answer.
-        max_frame_bytes: The largest frame to accept from a relay. Set it before `connect_next`.
     """
 
     def __init__(self, client_id: str, keys: Keys | None, counters: Counters, rng: random.Random) -> None:
-        self.source: WeightsSource | None = None
+        self.source: WeightsSource | None = None  # relay's answer to the last `FollowWeights`. None before the first answer
         self._client_id, self._keys, self._counters, self._rng = client_id, keys, counters, rng
         self._relays: tuple[RelayAddress, ...] = ()
         self._generation = 0
-        self.max_frame_bytes = MAX_FRAME_BYTES
+        self.max_frame_bytes = MAX_FRAME_BYTES  # largest frame to accept from a relay. Set it before `connect_next`
         self._untried: deque[RelayAddress] = deque()
         self._relay: RelayAddress | None = None
         self._dealer: ConnectingSocket | None = None
@@ -163,6 +159,7 @@ class RelayLink:
 
     def leave(self, reason: str, now: float) -> None:
         """Close the connection for a reason, as `fault` names it."""
+        # After a relay that has served well, all others can be tried at once, and the next pauses are short again.
         if self._used_since is not None and now - self._used_since >= RELAY_PROVEN_S and reason not in LIES:
             self._rounds = 0
             self._untried = deque(relay for relay in self._relays if relay is not self._relay)

@@ -25,13 +25,10 @@ class Outbox:
 
     Both are single operations on a deque, so neither side waits for the other. If the queue is full, the oldest segment is
     dropped and counted. With ``overflow: wait`` nothing is dropped: the learner's credit limits the length of the queue.
-
-    Attributes:
-        dropped: The number of dropped segments by reason, and under ``steps`` the number of their steps.
     """
 
     def __init__(self, max_items: int, max_bytes: int, *, drops: bool) -> None:
-        self.dropped = Counters()
+        self.dropped = Counters()  # number of dropped segments by reason, and under `steps` the number of their steps
         self.put_items = 0
         self.put_steps = 0
         self._max_items, self._max_bytes = max_items, max_bytes
@@ -103,17 +100,12 @@ ENTRY_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class QueuedSegmentInfo:
-    """The properties of one queued segment that decide when it is sent or dropped.
-
-    Attributes:
-        oldest_version: The lowest policy version among the segment's steps.
-        nbytes: The size of the segment's columns, in bytes.
-    """
+    """The properties of one queued segment that decide when it is sent or dropped."""
 
     generation: int
-    oldest_version: int
+    oldest_version: int  # lowest policy version among the segment's steps
     steps: int
-    nbytes: int
+    nbytes: int  # size of the segment's columns, in bytes
 
 
 class SegmentQueue(Resource):

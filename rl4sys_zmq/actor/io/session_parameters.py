@@ -32,19 +32,10 @@ class SessionParameters:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStartConditions:
-    """The conditions under which a host thread can start a segment with ``overflow: wait``: the credit gate.
+    """The conditions under which a host thread can start a segment with ``overflow: wait``: the credit gate."""
 
-    Attributes:
-        limit_steps: The credit: a segment can start while the actor has finished fewer steps than this, counted since its
-            start.
-        generation: The generation that the actor's policy must have.
-        min_version: The lowest version that the actor's policy must have.
-        error: The error that ends the waits of all host threads, or None.
-        stage: The event that the I/O thread waits for, as text for error messages.
-    """
-
-    limit_steps: int
-    generation: int
-    min_version: int
-    error: RL4SysError | None
-    stage: str
+    limit_steps: int  # credit: a segment can start while the actor has finished fewer steps than this, counted since its start
+    generation: int  # generation that the actor's policy must have
+    min_version: int  # lowest version that the actor's policy must have
+    error: RL4SysError | None  # error that ends the waits of all host threads, or None
+    stage: str  # event that the I/O thread waits for, as text for error messages

@@ -80,19 +80,12 @@ MAX_HOLE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SpoolLimits:
-    """The limits of a spool. Beyond them, the oldest segments that have not been sent are dropped and counted.
+    """The limits of a spool. Beyond them, the oldest segments that have not been sent are dropped and counted."""
 
-    Attributes:
-        max_bytes: Largest size of the columns of all segments. Drops count as ``spool_bytes``.
-        max_age_s: Largest age of a segment, None for no limit. Drops count as ``spool_age``.
-        memory_items: Largest number of segments in memory while the disk fails. Drops count as ``overflow``.
-        memory_bytes: Largest size of these. Drops count as ``overflow``.
-    """
-
-    max_bytes: int
-    max_age_s: float | None = None
-    memory_items: int = 1024
-    memory_bytes: int = 256 << 20
+    max_bytes: int  # largest size of the columns of all segments. Drops count as `spool_bytes`
+    max_age_s: float | None = None  # largest age of a segment, None for no limit. Drops count as `spool_age`
+    memory_items: int = 1024  # largest number of segments in memory while the disk fails. Drops count as `overflow`
+    memory_bytes: int = 256 << 20  # largest size of these. Drops count as `overflow`
 
 
 class Spool(Resource):
@@ -104,8 +97,6 @@ class Spool(Resource):
         actor_id: The actor's name, which the spool keeps over all starts.
         origin: The incarnation at which the sequence numbers began. With the actor's name it identifies the numbering.
         incarnation: The number of this start of the actor, higher than that of any earlier start.
-        counters: ``spool_errors``, ``spool_damaged_files``, ``spool_damaged_rows`` and ``spool_placeholders``.
-        reconciled: True once `reconcile` has succeeded. Before that, no segment can be taken.
     """
 
     def __init__(
@@ -118,9 +109,9 @@ class Spool(Resource):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counters = Counters()
+        self.counters = Counters()  # `spool_errors`, `spool_damaged_files`, `spool_damaged_rows` and `spool_placeholders`
         self.error: str | None = None
-        self.reconciled = False
+        self.reconciled = False  # true once `reconcile` has succeeded. Before that, no segment can be taken
         self._limits = limits
         self._clock, self._monotonic = clock, monotonic
         self._taken: deque[SpoolEntry] = deque()
@@ -363,10 +354,10 @@ class Spool(Resource):
         return meta
 
     def _load(self, meta: SpoolMeta, client_id: str, actor_id: str | None) -> None:
-        for name, given, stored in (("client_id", client_id, meta.client_id), ("actor_id", actor_id, meta.actor_id)):
-            if given is not None and given != stored:
+        for name, wanted, stored in (("client_id", client_id, meta.client_id), ("actor_id", actor_id, meta.actor_id)):
+            if wanted is not None and wanted != stored:
                 raise SpoolError(
-                    f"the spool {self._file.path} has the {name} {stored!r}, not {given!r}; give each actor its own folder"
+                    f"the spool {self._file.path} has the {name} {stored!r}, not {wanted!r}; give each actor its own folder"
                 )
         entries = self._file.entries(meta)
         self._untaken.extend(entries)

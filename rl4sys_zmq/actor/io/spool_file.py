@@ -52,46 +52,32 @@ class SpoolMeta:
     """The document of a spool, the only row of the table ``meta``: the names and counts that belong to its segments.
 
     Attributes:
-        origin: The incarnation at which the sequence numbers began.
-        journal_id: The identifier of the journal of the learner that the actor last joined, 0 before the first.
-        base_seq: The sequence number of the oldest segment, or of the next segment if the spool is empty.
-        rows: The number of rows. It reveals a lost row, which would change the sequence numbers of the rows after it.
-        next_id: The id of the next row. Ids increase, and an id is not reused while its row exists.
         sure_from: Rows with this id or a higher one were added after the start, so the learner cannot have received them. None:
             the learner can have received any row.
-        evicted: Pairs of a reason and a count: dropped rows that the learner can have received, oldest first.
-        submitted: The number of segments added since the spool was created.
-        dropped: The number of segments dropped since then, by reason.
     """
 
     client_id: str
     actor_id: str
-    origin: int
+    origin: int  # incarnation at which the sequence numbers began
     incarnation: int
-    journal_id: int = 0
-    base_seq: int = 0
-    rows: int = 0
-    next_id: int = 1
+    journal_id: int = 0  # identifier of the journal of the learner that the actor last joined, 0 before the first
+    base_seq: int = 0  # sequence number of the oldest segment, or of the next segment if the spool is empty
+    rows: int = 0  # number of rows. It reveals a lost row, which would change the sequence numbers of the rows after it
+    next_id: int = 1  # id of the next row. Ids increase, and an id is not reused while its row exists
     sure_from: int | None = None
-    evicted: tuple[tuple[str, int], ...] = ()
-    submitted: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    evicted: tuple[tuple[str, int], ...] = ()  # (reason, count) of dropped rows that the learner can have received, oldest first
+    submitted: int = 0  # number of segments added since the spool was created
+    dropped: dict[str, int] = field(default_factory=dict)  # number of segments dropped since then, by reason
 
 
 @dataclass(slots=True, eq=False)
 class SpoolEntry:
-    """One segment in a spool: in the file, or so far only in memory.
+    """One segment in a spool: in the file, or so far only in memory."""
 
-    Attributes:
-        id: The id of the segment's row.
-        put_at: The Unix time at which the segment was added, in seconds.
-        packed: The encoded segment while it is only in memory. None once it is in the file.
-    """
-
-    id: int
+    id: int  # id of the segment's row
     head: QueuedSegmentInfo
-    put_at: float
-    packed: PackedSegment | None
+    put_at: float  # Unix time at which the segment was added, in seconds
+    packed: PackedSegment | None  # encoded segment while it is only in memory. None once it is in the file
 
 
 class SpoolFile:

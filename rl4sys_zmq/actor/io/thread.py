@@ -365,7 +365,7 @@ class ActorIOThread(Worker):
         if spool is None or spool.reconciled or session.state is not SessionState.JOINED:
             return
         kept = spool.reconcile(session.received, session.durable)
-        if kept is not None:
+        if kept is not None:  # else the disk fails, and the next call tries again
             session.recover(kept)
 
     # ---- messages from the learner
@@ -405,12 +405,12 @@ class ActorIOThread(Worker):
             self.counters.add(f"connections.{event.name}")
             if self.session.state is SessionState.JOINED:
                 continue
-            words = explain(event, "actor")
+            reason = explain(event, "actor")
             if event.is_final:
                 self.session.reject(time.monotonic())
-                self._set_error(HandshakeRefused(RefusalReason.FORBIDDEN, words, "keys"))
+                self._set_error(HandshakeRefused(RefusalReason.FORBIDDEN, reason, "keys"))
             else:
-                self.host.set_stage(f"the handshake: {words}")
+                self.host.set_stage(f"the handshake: {reason}")
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -421,8 +421,8 @@ class ActorIOThread(Worker):
                 case SessionJoined(welcome):
                     self._on_joined(welcome)
                 case StreamRestarted(in_doubt):
-                    words = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
-                    log.warning(words, self._config.client_id, in_doubt)
+                    text = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
+                    log.warning(text, self._config.client_id, in_doubt)
                 case ReplaceSockets(incarnation):
                     self._on_raised(incarnation)
                 case SessionRefused(refused):
@@ -452,8 +452,8 @@ class ActorIOThread(Worker):
         if welcome.gap:
             log.warning("%s: the learner has lost %d segments that it had acknowledged", self._config.client_id, welcome.gap)
         if self._config.type not in (None, welcome.algorithm_type):
-            words = "%s: the configuration has type %r, but the algorithm %s is %s"
-            log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
+            message = "%s: the configuration has type %r, but the algorithm %s is %s"
+            log.warning(message, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
         self._reconcile()  # even if this session fails next, the next HELLO must not claim that these were released
         self._throttle.yield_to_host()
         try:
@@ -483,8 +483,8 @@ class ActorIOThread(Worker):
 
     def _on_raised(self, incarnation: int) -> None:
         """Continue as a higher incarnation with new sockets, so that no answer to the old HELLO arrives."""
-        words = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
-        log.warning(words, self._config.client_id, self._hello.actor_id, incarnation)
+        message = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
+        log.warning(message, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.spool) is not None:
             spool.set_incarnation(incarnation)
         self._reconnect = True

@@ -13,16 +13,11 @@ BUSY_S = 0.05
 
 
 class IOThrottle:
-    """The timing of one I/O thread. Only that thread uses the object, except for `resting`.
-
-    Attributes:
-        resting: True while the thread sleeps to handle several segments at once. A host thread need not wake it then.
-        busy: True if segments arrive in quick succession, so that the thread sleeps before its next turn.
-    """
+    """The timing of one I/O thread. Only that thread uses the object, except for `resting`."""
 
     def __init__(self) -> None:
-        self.resting = False
-        self.busy = False
+        self.resting = False  # it sleeps to handle several segments at once: a host thread need not wake it
+        self.busy = False  # true if segments arrive in quick succession, so that the thread sleeps before its next turn
         self._segments_at = float("-inf")
         self._paused_at = 0.0
 

@@ -83,13 +83,9 @@ class WeightSubscriber:
     the learner gave to the actor itself. It leaves a relay that is silent, refuses, sends too much or a wrong tag, or lacks a
     version that the learner has announced over the actor's own connection. If no relay serves it within `RELAY_WAIT_S` seconds,
     it uses the learner's PUB socket, and goes on trying the relays.
-
-    Attributes:
-        network: The factory of the SUB socket. Set it before `join`.
-        alarms: The number of alarms of each kind that the learner's last beacon reports.
     """
 
-    network: SocketFactory
+    network: SocketFactory  # factory of the SUB socket. Set it before `join`
 
     def __init__(
         self,
@@ -103,7 +99,7 @@ class WeightSubscriber:
     ) -> None:
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
-        self.alarms: dict[str, int] = {}
+        self.alarms: dict[str, int] = {}  # number of alarms of each kind that the learner's last beacon reports
         self._learner, self._keys, self._counters, self._rng = learner, keys, counters, rng
         self._send_fetch, self._swapped = fetch, swapped
         self._config, self._acts = config, config.inference != "remote"
@@ -158,7 +154,7 @@ class WeightSubscriber:
     def roll_back(self, bad: Policy) -> Policy | None:
         """Replace the current policy by the version before it, if it is `bad`. Return None if there is none in memory."""
         with self._changing:
-            if self.policy is not bad:
+            if self.policy is not bad:  # a newer version has arrived
                 return self.policy
             if not self._previous:
                 return None
@@ -232,13 +228,10 @@ class WeightSubscriber:
         if self._config.inference != "local" and (reason := local_only_reason(spec)):
             raise ConfigError(f"inference is {self._config.inference!r}, but {reason}", key="inference")
 
-    def _dial_learner(self) -> None:
-        assert self._welcome is not None and self._pub is not None
-        self._subscribe(self._pub, self._welcome.topic, self._keys)
-
     def _use_learner(self, *, always: bool) -> None:
         """Take the weights from the learner, and fetch them: `always`, or only if none of this generation are held."""
-        self._dial_learner()
+        assert self._welcome is not None and self._pub is not None
+        self._subscribe(self._pub, self._welcome.topic, self._keys)
         current = not self._whole and self.policy is not None and self.policy.generation == self._generation
         if self._acts and (always or not current):
             self._fetch(whole=self._whole)
@@ -296,10 +289,8 @@ class WeightSubscriber:
         elif topic == BEACON_TOPIC:
             self._on_beacon(frames[1:])
 
-    def on_fetched(self, message: WeightsReply) -> None:
-        self._on_reply(message, relayed=False)
-
-    def _on_reply(self, message: WeightsReply, *, relayed: bool) -> None:
+    def on_fetched(self, message: WeightsReply, *, relayed: bool = False) -> None:
+        """Process the answer to a fetch: one or more updates of the weights."""
         if len(message.body) % 2 or not message.body:
             raise ProtocolError(RefusalReason.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
         updates = zip(message.body[::2], message.body[1::2], strict=True)
@@ -315,7 +306,7 @@ class WeightSubscriber:
         if isinstance(message, WeightsSource):
             self._on_source(message, now)
         elif isinstance(message, WeightsReply) and self._link.in_use:
-            self._on_reply(message, relayed=True)
+            self.on_fetched(message, relayed=True)
         elif isinstance(message, Refused) and message.code != RefusalReason.STARTING:
             self._leave_relay("refused", f"it refuses: {message.reason:.200}", now)
 
@@ -346,12 +337,12 @@ class WeightSubscriber:
         else:
             self._fetch_at = 0.0
 
-    def _leave_relay(self, reason: str, words: str, now: float) -> None:
+    def _leave_relay(self, reason: str, problem: str, now: float) -> None:
         """Leave the relay, for the next one or, if none is left, for the learner's PUB socket."""
         self._counters.add(f"relays_left.{reason}")
         address, in_use = self._link.address, self._link.in_use
         level = logging.WARNING if self._sub is None or in_use else logging.INFO  # quiet while it only tries it again
-        log.log(level, "%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", words)
+        log.log(level, "%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", problem)
         assert self._poller is not None
         self._link.leave(reason, now)
         if in_use:

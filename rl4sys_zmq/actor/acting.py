@@ -258,7 +258,7 @@ class ActionSelector:
             episodes.owner.refuse(exc)
             episodes.end_done([traj])
             if traj is None or traj.completed:
-                traj = episodes.begin(traj)
+                traj = episodes.new_trajectory(traj)
             action = self._fallback.for_bad_input(traj)
             episodes.note_request(traj, action)
             return traj, action

@@ -149,10 +149,10 @@ class ExtraColumnSegmentWriter(SegmentWriter):
         """Return True if the policy chose `step` from the state that it had after the last row."""
         return super().continues(step) and isinstance(step, ExtraColumnAction) and step.before is self.state
 
-    def read(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
+    def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
         """Fill `step` with copies of a row. The policy's states become None: rows have none."""
         assert isinstance(step, ExtraColumnAction)
-        super().read(row, step, owner)
+        super().fill_step(row, step, owner)
         step.columns = {name: np.array(column[row]) for name, column in self._extras.items()}
         step.before = step.state = None
 
@@ -173,7 +173,7 @@ def recorded_actions(writer: SegmentWriter, owner: AgentIdentity, known: Iterabl
 
 def _recorded_action(writer: SegmentWriter, row: int, owner: AgentIdentity) -> RL4SysAction:
     action = ExtraColumnAction() if isinstance(writer, ExtraColumnSegmentWriter) else RL4SysAction()
-    writer.read(row, action, owner)
+    writer.fill_step(row, action, owner)
     action.env_act, action.done = action.raw, False
     lock(action.env_act)
     return action

@@ -124,12 +124,6 @@ class SegmentWriter:
     """The columns of one unfinished segment. Row ``t`` of all columns is one step.
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
-
-    Attributes:
-        observations: ``[rows + 1, *obs]``, or a `TreeColumn`. Row `steps` can have the observation after the last step.
-        rewards: ``[rows]`` float32, NaN where the reward is missing.
-        capped: True if the episode continues, but reached ``max_traj_length`` with this segment.
-        pending: The queue through which rewards are set, once the segment is closed or a row was read back. None before.
     """
 
     __slots__ = (
@@ -165,9 +159,9 @@ class SegmentWriter:
         self.limit = max_steps  # number of steps at which the segment is complete
         self.rows = rows  # number of rows for which the columns have memory
         self._space = action_space
-        self.observations = new_column(observation_space, rows + 1)
+        self.observations = new_column(observation_space, rows + 1)  # the last row: the observation after the last step
         self.actions: Tree = new_action_column(action_space, rows)  # `[rows, *act]`, the raw actions
-        self.rewards = NO_REWARDS[:rows].copy()  # takes a third of the time of np.full, at each cut
+        self.rewards = NO_REWARDS[:rows].copy()  # NaN: missing; a third of the time of np.full
         self.log_probs = np.empty(rows, dtype=np.float32)  # `[rows]` float32
         self.versions = np.empty(rows, dtype=np.uint64)  # `[rows]`; unwritten rows have the version of the last written row
         self.masks: NDArray[np.bool_] | None = None  # `[rows + 1, n]` bool, None if no step has had a mask
@@ -179,9 +173,10 @@ class SegmentWriter:
         self.source = ""
         self.steps = 0
         self.missing = 0
-        self.pending: LateRewardQueue | None = None
+        self.pending: LateRewardQueue | None = None  # sets rewards once the segment is closed or a row was read back
         self.left = False  # true once the segment has gone to the outbox or was dropped. Its rewards can no longer be set
-        self.terminated = self.truncated = self.capped = False
+        self.terminated = self.truncated = False
+        self.capped = False  # the episode continues, but reached `max_traj_length` with this segment
         self.episode_length: int | None = None  # of the whole episode, if this is its last segment
 
     def write(self, step: EpisodeStep) -> None:
@@ -236,14 +231,11 @@ class SegmentWriter:
             if mask is not None or self.masks is not None:
                 self._set_mask(self.steps, mask)
 
-    def read(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
+    def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
         """Fill a step object with copies of a row, so that the host can read it and set its reward through `pending`."""
         reward = self._reward_cells[row]
-        step.obs, step.raw, step.log_prob = (
-            _copied_row(self.observations, row),
-            _copied_row(self.actions, row),
-            self._log_prob_cells[row],
-        )
+        step.obs, step.raw = _copied_row(self.observations, row), _copied_row(self.actions, row)
+        step.log_prob = self._log_prob_cells[row]
         step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
         step.mask = None if self.masks is None else self.masks[row].copy()
         step.known_reward = None if isnan(reward) else reward
@@ -283,9 +275,6 @@ class SegmentWriter:
             self.episode_length,
             source=self.source,
         )
-
-    def _row(self, row: int) -> Tree:
-        return _copied_row(self.observations, row)
 
     def _set_mask(self, row: int, mask: NDArray[np.bool_] | None) -> None:
         if self.masks is None:

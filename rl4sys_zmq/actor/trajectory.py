@@ -197,7 +197,7 @@ class TrajectoryManager:
         """Store steps of the policy that `spec` describes from now on, in segments of at most `rollout` steps."""
         self._spec, self.inputs, self.rollout = spec, inputs, rollout
 
-    def begin(self, ended: RL4SysTrajectory | None = None) -> RL4SysTrajectory:
+    def new_trajectory(self, ended: RL4SysTrajectory | None = None) -> RL4SysTrajectory:
         """Return a new trajectory. Actions requested for the ended one after its last step belong to it."""
         traj = RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
         if ended is not None and ended.requested and (ended.requested.newest is None or ended.requested.newest.completed):
@@ -212,7 +212,7 @@ class TrajectoryManager:
         newest = traj.requested.newest
         running = newest is not None and not newest.completed
         if action.writer is None:
-            return None if action not in traj.requested else newest if running else self.begin(traj)
+            return None if action not in traj.requested else newest if running else self.new_trajectory(traj)
         belongs = running and newest is not None and (action.writer is newest.writer or action.writer in newest.closed.writers)
         return newest if belongs else None
 
@@ -255,7 +255,7 @@ class TrajectoryManager:
             if traj is not None and traj.completed:
                 traj = self._begun(traj)
             if traj is None or traj.completed:
-                traj = self.begin(traj)
+                traj = self.new_trajectory(traj)
             else:
                 writer = traj.writer
                 steps = writer.steps

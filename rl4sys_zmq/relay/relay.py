@@ -149,4 +149,4 @@ class Relay(Resource):
         thread = self._thread
         if thread is not None:
             with suppress(Closed):
-                thread.call(lambda: thread.change_access(access))
+                thread.call(lambda: thread.core.change_access(access))

@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client
+from rl4sys_zmq.security import Authenticator, Authorizer, UserKeys, curve_client
 from rl4sys_zmq.transports import (
     MAX_FRAMES,
     Address,
@@ -78,8 +78,8 @@ class RelayThread(Worker):
             redial=self._redial,
             status=self.status,
         )
-        self._core = RelayCore(config, authorizer, callbacks)
-        self._limit = ConnectionLimitThread(self._core.counters)
+        self.core = RelayCore(config, authorizer, callbacks)
+        self._limit = ConnectionLimitThread(self.core.counters)
 
     # ---- for other threads
 
@@ -123,7 +123,7 @@ class RelayThread(Worker):
 
     def _bind(self) -> bool:
         """Create the sockets. Return False after an error, which `wait_open` then raises."""
-        config, core = self._config, self._core
+        config, core = self._config, self.core
         secure = self._authenticator.secure if self._authenticator is not None else None
         try:
             self._router = self._add(
@@ -159,7 +159,7 @@ class RelayThread(Worker):
         socket.close()
 
     def _loop(self) -> None:
-        core = self._core
+        core = self.core
         while not self._calls.stopping:
             self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
             self._calls.serve()
@@ -187,7 +187,7 @@ class RelayThread(Worker):
         try:
             return socket.recv(max_frames)
         except TooManyFrames as exc:
-            self._core.counters.add(f"refused.{exc.code.value}")
+            self.core.counters.add(f"refused.{exc.code.value}")
             return []
 
     def _read_children(self) -> None:
@@ -198,22 +198,22 @@ class RelayThread(Worker):
                 continue
             now = self._heard_at[self._router.descriptor()] = time.monotonic()
             key = self._router.user if self._router.authenticated else None
-            self._core.on_child(bytes(frames[0]), key, frames[1:], now)
+            self.core.on_child(bytes(frames[0]), key, frames[1:], now)
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions of children that may read the weights."""
-        for topic in subscribed_topics(self._xpub, self._core.counters, BURST):
-            client = self._core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
+        for topic in subscribed_topics(self._xpub, self.core.counters, BURST):
+            client = self.core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
             if client is not None:
                 self._xpub.grant(topic)
-                self._core.on_subscribed(client, topic)
+                self.core.on_subscribed(client, topic)
 
     def _read_events(self) -> str:
         """Return the reason for which the connection to the upstream fails, as text; empty if there is none."""
         problem = ""
         for event in self._dealer.events():
             if event.is_failure:
-                self._core.counters.add(f"connections.{event.name}")
+                self.core.counters.add(f"connections.{event.name}")
                 problem = explain(event, "actor")
         return problem
 
@@ -225,7 +225,7 @@ class RelayThread(Worker):
     def _cut_all(self, descriptors: Sequence[int]) -> int:
         count = sum(self._router.cut(fd) for fd in descriptors)
         if count:
-            self._core.counters.add("connections.cut", count)
+            self.core.counters.add("connections.cut", count)
         return count
 
     # ---- the callbacks of the core
@@ -241,7 +241,7 @@ class RelayThread(Worker):
 
     def _ask(self, frames: Sequence[Frame]) -> None:
         if not self._dealer.send(frames):
-            self._core.counters.add("sends_refused.full")  # the core repeats its requests
+            self.core.counters.add("sends_refused.full")  # the core repeats its requests
 
     def _listen(self, pub: str, topics: Sequence[bytes]) -> None:
         if self._sub is not None:
@@ -253,7 +253,7 @@ class RelayThread(Worker):
                 address = Address("tcp", self._upstream.host, address.port)
             self._sub = self._add(Socket.sub(address, hwm=SUB_HWM, secure=self._secure_upstream))
         except RL4SysError:  # an address that this machine cannot reach; the core tries again
-            self._core.counters.add("refused.pub")
+            self.core.counters.add("refused.pub")
             return
         for topic in topics:
             self._sub.subscribe(topic)
@@ -272,9 +272,6 @@ class RelayThread(Worker):
 
     # ---- calls that other threads make through `call`
 
-    def change_access(self, access: AccessList) -> None:
-        self._core.change_access(access)
-
     def relieve(self, *, all_connections: bool) -> int:
         """Close connections of children to free the memory of incomplete messages, and return how many were closed."""
         if not all_connections:
@@ -292,5 +289,5 @@ class RelayThread(Worker):
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "security": self._authenticator.report() if self._authenticator is not None else None,
-            **self._core.report(now),
+            **self.core.report(now),
         }

@@ -150,7 +150,7 @@ class CallQueue:
         """Remove a method, so that new calls of it are refused. Its waiting calls still run."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
-    def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
+    def on_call(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
         """Process a received call: queue it, or return the kept reply to a copy."""
         method = self.methods.get(call.method)
         if method is None:

@@ -45,7 +45,7 @@ class _ServerConnection(Resource):
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
         session, socket = self.session, self._on_reconnected()
         now = time.monotonic()
-        pending = session.begin(method, payload, now, timeout_s, once=bool(once))
+        pending = session.start_call(method, payload, now, timeout_s, once=bool(once))
         try:
             while not pending.done:
                 if closed.is_set():
@@ -62,7 +62,7 @@ class _ServerConnection(Resource):
                     frames = []
                 now = time.monotonic()
                 if frames is not None:
-                    session.take(frames, now)
+                    session.on_message(frames, now)
                 else:
                     session.expire(now)
         finally:

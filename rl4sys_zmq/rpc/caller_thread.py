@@ -128,7 +128,7 @@ class AsyncCallThread(Worker, Resource):
 
         with self._lock:
             self._check_open()
-            self._session.begin(method, payload, time.monotonic(), timeout_s, once=bool(once), tell=tell)
+            self._session.start_call(method, payload, time.monotonic(), timeout_s, once=bool(once), tell=tell)
         self._wakeup.set()
         return future
 
@@ -195,7 +195,7 @@ class AsyncCallThread(Worker, Resource):
                 with self._lock:
                     if dealer in ready:
                         while (frames := self._recv(dealer)) is not None:
-                            self._session.take(frames, now)
+                            self._session.on_message(frames, now)
                     if self._session.expire(now):
                         dealer = self._reconnect(poller, dealer, now)
                 self._run_callbacks()
@@ -351,4 +351,4 @@ class AsyncCallThread(Worker, Resource):
                 self._session.counters.add("refused")
 
         with self._lock:
-            self._session.begin("$latest", subscription.topic, now, LATEST_RETRY_S, tell=tell)
+            self._session.start_call("$latest", subscription.topic, now, LATEST_RETRY_S, tell=tell)

@@ -428,7 +428,7 @@ class Server(Resource):
             if call.method == HELLO:
                 answer = self._executor.alone(call, partial(self._hello, call, now))
             else:
-                answer = self._call_queue.take(bytes(frames[0]), call, now)
+                answer = self._call_queue.on_call(bytes(frames[0]), call, now)
         except CallRefusedByCallback as refusal:
             self.counters.add(f"refused.{refusal.code}")
             answer = self._executor.refusal(call, refusal.code, refusal.detail)

@@ -89,7 +89,7 @@ class CallerSession:
     _known: tuple[int, int] | None = None
     """The server's number, and the call with which its record of this session began: other ones mean a lost record."""
 
-    def begin(
+    def start_call(
         self,
         method: str,
         payload: Tree,
@@ -150,7 +150,7 @@ class CallerSession:
         for pending in self._sendable():
             pending.due_s = now
 
-    def take(self, frames: list[Frame], now: float) -> None:
+    def on_message(self, frames: list[Frame], now: float) -> None:
         """Process a received message, normally the reply to a call."""
         self._received_s = now
         try:

@@ -273,7 +273,7 @@ def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.
         read.set()
         return True
 
-    monkeypatch.setattr(WeightSubscriber, "read", endless)
+    monkeypatch.setattr(WeightSubscriber, "receive_one", endless)
     assert read.wait(PATIENCE_S)
     traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
     action.update_reward(1.0)

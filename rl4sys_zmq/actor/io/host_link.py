@@ -14,14 +14,6 @@ class HostLink:
 
     Host threads count themselves in `flushing` and `waiting` and raise `want_steps`. The I/O thread sets everything else, except
     for `absence`. All attributes are read without a lock, so immutable objects are replaced as a whole.
-
-    Attributes:
-        current_at: The monotonic time of the learner's last message in a session, in seconds. Before the first message: the
-            time at which the cached policy was saved.
-        starting_at: The monotonic time at which the learner last answered that it starts the training, in seconds.
-        absence: The error that says why this start has no session, from `AgentConfig.connect_timeout_s` after the start on.
-            None before that, and from the first session on.
-        want_steps: The number of steps for which host threads ask credit, counted since the start.
     """
 
     def __init__(self) -> None:
@@ -32,9 +24,12 @@ class HostLink:
         self.stage = self.credit_gate.stage
         self.error: RL4SysError | None = None
         self.joined = False
+        # The error that says why this start has no session, from `connect_timeout_s` after the start to the first session.
         self.absence: LearnerUnavailable | None = None
-        self.current_at = self.starting_at = float("-inf")
-        self.want_steps = self.flushing = self.waiting = 0
+        self.current_at = float("-inf")  # monotonic time of the learner's last message, or of the save of the cached policy
+        self.starting_at = float("-inf")  # monotonic time at which the learner last answered that it starts the training
+        self.want_steps = 0  # for which host threads ask credit, counted since the start
+        self.flushing = self.waiting = 0
 
     @property
     def urgent(self) -> bool:

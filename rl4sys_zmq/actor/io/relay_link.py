@@ -117,7 +117,7 @@ class RelayLink:
             self._rounds += 1
         return False
 
-    def read(self) -> Message | None:
+    def receive(self) -> Message | None:
         frames = self._dealer.recv(MAX_MESSAGE_FRAMES) if self._dealer is not None else None
         return decode(frames) if frames is not None else None
 
@@ -133,7 +133,7 @@ class RelayLink:
         self._silence = SilenceTimer(RELAY_SILENCE_S, now)
         return before is None or (before.topic, before.pub, before.policy_id) != (source.topic, source.pub, source.policy_id)
 
-    def begin(self, now: float) -> None:
+    def mark_in_use(self, now: float) -> None:
         self._owed = None
         if self._used_since is None:
             self._used_since = now

@@ -442,7 +442,7 @@ class Spool(Resource):
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
         """Read the segments of consecutive entries, with None for each damaged one. Return None if the disk fails."""
         try:
-            return self._file.read(entries)
+            return self._file.read_segments(entries)
         except sqlite3.Error as exc:
             self._refused(exc)
             return None

@@ -144,7 +144,7 @@ class SpoolFile:
                 connection.execute("ROLLBACK")
             raise
 
-    def read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
+    def read_segments(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
         """Return the segments of consecutive entries, with None in place of each damaged segment."""
         stored = [e.id for e in entries if e.packed is None]
         records: dict[int, bytes] = {}

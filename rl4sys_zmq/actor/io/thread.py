@@ -279,7 +279,7 @@ class ActorIOThread(Worker):
         if self._wakeup in ready:
             self._wakeup.clear()
         if any(source is not self._wakeup and source is not self._dealer for source in ready):
-            while self.weight_subscriber.read() and time.monotonic() < now + MAX_WEIGHTS_READ_S:
+            while self.weight_subscriber.receive_one() and time.monotonic() < now + MAX_WEIGHTS_READ_S:
                 throttle.yield_to_host()
         if not listened or self._dealer in ready:
             self._read_dealer()

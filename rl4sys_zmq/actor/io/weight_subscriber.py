@@ -192,17 +192,13 @@ class WeightSubscriber:
         if spec.nbytes > MAX_WEIGHT_BYTES:
             reason = f"its policy has {spec.nbytes} bytes of weights; this actor accepts at most {MAX_WEIGHT_BYTES}"
             raise HandshakeRefused(RefusalReason.TOO_LARGE, reason, "spec")
-        if self.spec is not None and (spec.observation_space, spec.action_space) != (
-            self.spec.observation_space,
-            self.spec.action_space,
-        ):
-            raise HandshakeRefused(
-                RefusalReason.MISMATCH, "it now has other spaces than in the last session", "observation_space"
-            )
-        if self.spec is not None and spec.columns != self.spec.columns:
-            raise HandshakeRefused(
-                RefusalReason.MISMATCH, "its policy now has other extra columns than in the last session", "spec"
-            )
+        last = self.spec if self.spec is not None else spec
+        if (spec.observation_space, spec.action_space) != (last.observation_space, last.action_space):
+            reason = "it now has other spaces than in the last session"
+            raise HandshakeRefused(RefusalReason.MISMATCH, reason, "observation_space")
+        if spec.columns != last.columns:
+            reason = "its policy now has other extra columns than in the last session"
+            raise HandshakeRefused(RefusalReason.MISMATCH, reason, "spec")
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
         self.spec, self._welcome, self._pub = spec, dataclasses.replace(welcome, body=()), pub  # the spec has the blob
@@ -259,11 +255,11 @@ class WeightSubscriber:
         self._link.use(())  # until the next handshake, no relay is tried again
         self._learner_at = float("inf")
 
-    def read(self) -> bool:
+    def receive_one(self) -> bool:
         """Receive and process one message from a relay or from the SUB socket. Return False if none is waiting."""
         now, relayed = time.monotonic(), True
         try:
-            message = self._link.read()
+            message = self._link.receive()
             if message is not None:
                 self._on_relay_message(message, now)
                 return True
@@ -329,7 +325,7 @@ class WeightSubscriber:
         except TransportError as exc:
             self._leave_relay("address", f"its answer is invalid: {exc}", now)
             return
-        self._link.begin(now)
+        self._link.mark_in_use(now)
         held = self._base
         current = held is not None and held.generation == source.generation and held.version >= source.version
         if not current or self._whole:

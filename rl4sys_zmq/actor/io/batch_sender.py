@@ -105,11 +105,10 @@ class BatchSender:
                     break
                 continue
             segment_queue.in_hand = len(batch) + 1
-            taken = segment_queue.take(1, limit)
-            if not taken:
+            packed = segment_queue.take()
+            if packed is None:
                 segment_queue.in_hand = len(batch)
                 break
-            packed = taken[0]
             batch.append(packed)
             steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
         return batch

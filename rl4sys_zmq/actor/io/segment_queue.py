@@ -138,8 +138,8 @@ class SegmentQueue(Resource):
         """Return the properties of the segment that `take` returns next, or None if there is none."""
 
     @abstractmethod
-    def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Remove and return the oldest segments, for the session to send."""
+    def take(self) -> PackedSegment | None:
+        """Remove and return the oldest segment, encoded for the message; None if there is none that can be sent."""
 
     @abstractmethod
     def drop(self, reason: str) -> bool:
@@ -190,22 +190,9 @@ class MemorySegmentQueue(SegmentQueue):
             return None
         return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
-    def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        out: list[PackedSegment] = []
-        size = 0
-        while len(out) < max_items:
-            head = self.outbox.peek()
-            if head is None or (out and size + head.nbytes > max_bytes):
-                break
-            segment = self.outbox.pop()
-            if segment is None:
-                break
-            packed = self._packed(segment)
-            if packed is None:
-                break  # the caller has not seen the size of the next segment
-            out.append(packed)
-            size += segment.nbytes
-        return out
+    def take(self) -> PackedSegment | None:
+        segment = self.outbox.pop()
+        return self._packed(segment) if segment is not None else None
 
     def drop(self, reason: str) -> bool:
         if self.outbox.pop() is not None:

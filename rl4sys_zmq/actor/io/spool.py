@@ -189,32 +189,24 @@ class Spool(Resource):
             self._sync()
         self._bound_memory()
 
-    def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Give the next segments their sequence numbers, and return them for the session to send."""
-        if not self.reconciled or not self._file.is_open:
-            return []
-        while self._untaken:
-            chosen: list[SpoolEntry] = []
-            size = 0
-            for entry in itertools.islice(self._untaken, max_items):
-                size += entry.head.nbytes
-                if chosen and size > max_bytes:
-                    break
-                chosen.append(entry)
-            packed = self._read(chosen)
+    def take(self) -> PackedSegment | None:
+        """Give the next segment its sequence number, and return it for the session to send."""
+        while self.reconciled and self._file.is_open and self._untaken:
+            packed = self._read([self._untaken[0]])
             if packed is None:
-                return []
-            sound = list(itertools.takewhile(lambda p: p is not None, packed))
-            if chosen and not sound:
+                return None
+            segment = packed[0]
+            if segment is None:
                 self.counters.add("spool_damaged_rows")
                 log.error("%s: a segment in the spool is damaged and is dropped", self._file.path)
                 if self.drop_head(1, "spool_damaged"):
                     continue
-                sound = [placeholder()]  # the disk fails: the row stays and gets a number
-            for _ in sound:
-                self._take_one()
-            return [p for p in sound if p is not None]
-        return []
+                segment = placeholder()  # the disk fails: the row stays and gets a number
+            entry = self._untaken.popleft()
+            self._untaken_steps -= entry.head.steps
+            self._taken.append(entry)
+            return segment
+        return None
 
     def drop_head(self, count: int, reason: str) -> int:
         """Drop the oldest `count` untaken segments for `reason`. Return the number dropped, 0 if the disk fails."""
@@ -499,11 +491,6 @@ class Spool(Resource):
         """Return the row id of the oldest segment, or of the next row if the spool is empty."""
         first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
         return first.id if first is not None else meta.next_id
-
-    def _take_one(self) -> None:
-        entry = self._untaken.popleft()
-        self._untaken_steps -= entry.head.steps
-        self._taken.append(entry)
 
     def _forget(self, entry: SpoolEntry) -> None:
         self._nbytes -= entry.head.nbytes

@@ -28,8 +28,8 @@ class SpooledSegmentQueue(SegmentQueue):
     def peek(self) -> QueuedSegmentInfo | None:
         return self.spool.peek() if self.spool.reconciled else None
 
-    def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        return self.spool.take(max_items, max_bytes)
+    def take(self) -> PackedSegment | None:
+        return self.spool.take()
 
     def drop(self, reason: str) -> bool:
         return self.spool.drop_head(1, reason) == 1

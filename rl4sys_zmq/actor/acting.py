@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import hypot, isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,10 @@ class FallbackActions:
     """
 
     def __init__(
-        self, context: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ExtraColumnActionSelector | None
+        self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ExtraColumnActionSelector | None
     ) -> None:
-        config = context.config
-        self._context = context
+        config = parts.config
+        self._parts = parts
         self._spec = spec
         self._baseline = baseline
         self._on_stale = config.on_stale
@@ -52,11 +52,11 @@ class FallbackActions:
         self._recorder = recorder
 
     def is_stale(self) -> bool:
-        return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
+        return self.max_age_s is not None and self._parts.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory) -> RL4SysAction:
         """Return this thread's previous action, or the idle action if there is none."""
-        last = copy_tree(self._context.threads.state.last_act)
+        last = copy_tree(self._parts.threads.state.last_act)
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
@@ -64,7 +64,7 @@ class FallbackActions:
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the baseline's action, because the policy is stale."""
         if self._on_stale == "raise":
-            raise PolicyStale(self._context.policy_age_s, self.max_age_s or 0.0)
+            raise PolicyStale(self._parts.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask, leading)
 
     def roll_back_and_act(
@@ -76,14 +76,14 @@ class FallbackActions:
         leading: bool = False,
     ) -> RL4SysAction:
         """Roll back a policy whose action is not finite. Return the earlier version's action, or else the idle one."""
-        context = self._context
-        context.counters.add("policies_not_finite")
-        previous = context.io.roll_back(bad)
+        parts = self._parts
+        parts.counters.add("policies_not_finite")
+        previous = parts.io.roll_back(bad)
         traj.policy = traj.selected_under = traj.state = None  # the state can be what is not finite
         if previous is not None and previous is not bad:
-            context.counters.add("rollbacks")
+            parts.counters.add("rollbacks")
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
-            action = choose_locally(previous, context.threads.state, self._recorder, None, observation, mask)
+            action = choose_locally(previous, parts.threads.state, self._recorder, None, observation, mask)
             if math.isfinite(action.log_prob):
                 add_leading_axis(action, leading)
                 return action
@@ -93,13 +93,13 @@ class FallbackActions:
         """Return an action before the first policy arrives: the baseline's, or a random one."""
         if self._baseline is not None:
             return self.baseline(observation, mask, leading)
-        self._context.counters.add("random_actions")
-        act = _random(self._spec, mask, self._context.threads.state.sampler)
+        self._parts.counters.add("random_actions")
+        act = _random(self._spec, mask, self._parts.threads.state.sampler)
         return self._unstored_action(observation, act, leading)
 
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the baseline's action, or the idle action without one."""
-        self._context.counters.add("baseline_actions")
+        self._parts.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
     def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
@@ -107,8 +107,8 @@ class FallbackActions:
         return self._unstored_action(observation, act, leading)
 
     def _unstored_action(self, observation: Tree, act: Any, leading: bool = False) -> RL4SysAction:
-        policy = self._context.policy
-        stamp = PolicyStamp(policy.generation, policy.version, self._context.owner)
+        policy = self._parts.policy
+        stamp = PolicyStamp(policy.generation, policy.version, self._parts.owner)
         action = new_action(observation, None, act, 0.0, stamp, None)
         add_leading_axis(action, leading)
         return action
@@ -180,6 +180,15 @@ Choices = tuple[Any, Any, NDArray[np.float32], PolicyStamp]
 """For ``N`` observations: raw actions, actions for the environment, log-probabilities ``[N]``, and who chose them."""
 
 
+class BatchInputs(NamedTuple):
+    """The checked observations ``[N, *obs]`` and masks ``[N, n]`` of a batched request, whole and by row."""
+
+    observations: Tree
+    masks: NDArray[np.bool_] | None
+    each: Sequence[Tree]
+    rows: Sequence[NDArray[np.bool_] | None]
+
+
 class ActionSelector:
     """The choice of an agent's actions, for one environment or for a batch of them.
 
@@ -189,28 +198,28 @@ class ActionSelector:
 
     def __init__(
         self,
-        context: AgentComponents,
+        parts: AgentComponents,
         spec: PolicySpec,
         rollout: int,
         baseline: Baseline | None,
         before: ActionSelector | None = None,
     ) -> None:
-        self._context = context
-        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space, context.mask_refusal)
+        self._parts = parts
+        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space, parts.mask_refusal)
         self._observations, self._actions = leaves_of(spec.observation_space), leaves_of(spec.action_space, "actions")
         if before is None:
-            self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)
+            self.episodes = TrajectoryManager(parts, spec, self._inputs, rollout)
         else:
             self.episodes = before.episodes
             self.episodes.use(spec, self._inputs, rollout)
-        context.owner.overrider = ActionOverrider(spec)
-        self._recorder = ExtraColumnActionSelector(spec, context.config.explore) if spec.columns else None
-        self._fallback = FallbackActions(context, spec, baseline, self._recorder)
-        self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
-        self._remote = context.remote
-        self._keeps_last = context.config.on_bad_input == "drop"  # a copy, because the host can write to its own array
+        parts.owner.overrider = ActionOverrider(spec)
+        self._recorder = ExtraColumnActionSelector(spec, parts.config.explore) if spec.columns else None
+        self._fallback = FallbackActions(parts, spec, baseline, self._recorder)
+        self._weight_subscriber, self._pending, self._threads = parts.io.weight_subscriber, parts.pending, parts.threads
+        self._remote = parts.remote
+        self._keeps_last = parts.config.on_bad_input == "drop"  # a copy, because the host can write to its own array
         # If the local policy always chooses, and records no extra columns, the fast path of `request` can be used.
-        self._has_fast_path = context.remote is None and self._fallback.max_age_s is None and self._recorder is None
+        self._has_fast_path = parts.remote is None and self._fallback.max_age_s is None and self._recorder is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -265,9 +274,9 @@ class ActionSelector:
         if self._pending.late:
             self._pending.expire()
         episodes.end_done([traj])
-        [traj] = episodes.running([traj], [observation], [allowed], self._context.policy.generation)
+        [traj] = episodes.running([traj], [observation], [allowed], self._parts.policy.generation)
         if not traj.has_credit:
-            self._context.admit(episodes.rollout)
+            self._parts.admit(episodes.rollout)
             traj.has_credit = True
         try:
             action = self._choose(traj, observation, allowed, leading)
@@ -286,7 +295,7 @@ class ActionSelector:
             try:
                 answers = self._ask_learner(observation[None], None if mask is None else mask[None])
             except CallError:
-                if self._context.config.on_stale != "baseline":
+                if self._parts.config.on_stale != "baseline":
                     raise
                 return self._fallback.baseline(observation, mask, leading)
             if answers is not None:
@@ -306,7 +315,7 @@ class ActionSelector:
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
-        context, episodes = self._context, self.episodes
+        parts, episodes = self._parts, self.episodes
         trajectories = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
         count = len(trajectories)
         if not count and not self._inputs.count(obs):
@@ -314,100 +323,74 @@ class ActionSelector:
         observations = self._inputs.observations(obs, count)
         each = self._inputs.rows(observations)
         allowed = self._inputs.mask(masks, count)
-        rows: Sequence[NDArray[np.bool_] | None] = [None] * count if allowed is None else list(allowed)
-        if context.pending.late:
-            context.pending.expire()
+        batch = BatchInputs(observations, allowed, each, [None] * count if allowed is None else list(allowed))
+        if parts.pending.late:
+            parts.pending.expire()
         episodes.end_done(trajectories)
-        thread = context.threads.state
+        thread = parts.threads.state
         if thread.calls_until_cut <= 0 or count != thread.batch_width:
-            for traj, observation, mask in zip(trajectories, each, rows, strict=True):
+            for traj, observation, mask in zip(trajectories, each, batch.rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, *traj.bootstrap(observation, mask))
-            context.admit(episodes.rollout * count)
+            parts.admit(episodes.rollout * count)
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
-        running = episodes.running(trajectories, each, rows, context.policy.generation)
+        running = episodes.running(trajectories, each, batch.rows, parts.policy.generation)
         try:
-            actions = self._choose_batch(running, observations, allowed, each, rows)
+            actions = self._choose_batch(running, batch)
         except FLOAT_ERRORS:
             with np.errstate(all="ignore"):
-                actions = self._choose_batch(running, observations, allowed, each, rows)
+                actions = self._choose_batch(running, batch)
         for traj, action in zip(running, actions, strict=True):
             episodes.note_request(traj, action)
         return running, actions
 
-    def _choose_batch(
-        self,
-        running: Sequence[RL4SysTrajectory],
-        observations: Tree,
-        allowed: NDArray[np.bool_] | None,
-        each: Sequence[Tree],
-        rows: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
+    def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
         """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy."""
         fallback = self._fallback
-        policies = [self._policy_for(traj) for traj in (running[:1] if self._context.config.swap == "step" else running)]
+        policies = [self._policy_for(traj) for traj in (running[:1] if self._parts.config.swap == "step" else running)]
         if fallback.is_stale():
-            return [fallback.for_stale(o, m) for o, m in zip(each, rows, strict=True)]
+            return [fallback.for_stale(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
         try:
-            answers = self._ask_learner(observations, allowed)
+            answers = self._ask_learner(batch.observations, batch.masks)
         except CallError:
-            if self._context.config.on_stale != "baseline":
+            if self._parts.config.on_stale != "baseline":
                 raise
-            return [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
+            return [fallback.baseline(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
         if answers is not None:
             raws, acts, log_probs, stamp = answers
-            return new_actions(each, raws, acts, log_probs, stamp, rows)
+            return new_actions(batch.each, raws, acts, log_probs, stamp, batch.rows)
         groups: dict[int, list[int]] = {}
         for n, policy in enumerate(policies):
             groups.setdefault(id(policy), []).append(n)
         if len(groups) == 1:
-            return self._choose_locally(policies[0], running, observations, allowed, each, rows)
+            return self._choose_locally(policies[0], running, batch)
         chosen: dict[int, RL4SysAction] = {}
         for members in groups.values():
-            parts = [each[n] for n in members]
-            actions = self._choose_locally(
-                policies[members[0]],
-                [running[n] for n in members],
-                self._observations.stack(parts),
-                None if allowed is None else allowed[members],
-                parts,
-                [rows[n] for n in members],
-            )
+            each = [batch.each[n] for n in members]
+            masks = None if batch.masks is None else batch.masks[members]
+            part = BatchInputs(self._observations.stack(each), masks, each, [batch.rows[n] for n in members])
+            actions = self._choose_locally(policies[members[0]], [running[n] for n in members], part)
             chosen.update(zip(members, actions, strict=True))
         return [chosen[n] for n in range(len(running))]
 
-    def _choose_locally(
-        self,
-        policy: Policy,
-        running: Sequence[RL4SysTrajectory],
-        observations: Tree,
-        allowed: NDArray[np.bool_] | None,
-        each: Sequence[Tree],
-        rows: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
-        context, thread = self._context, self._context.threads.state
+    def _choose_locally(self, policy: Policy, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
+        explore, thread = self._parts.config.explore, self._parts.threads.state
         if self._recorder is not None:
             thread.use(policy)
             states = [traj.state for traj in running]
-            actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, observations, allowed)]
-            if not all(isfinite(action.log_prob) for action in actions):
-                return self._roll_back_and_act_all(policy, running, each, rows)
+            actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, batch.observations, batch.masks)]
+            finite = all(isfinite(action.log_prob) for action in actions)
+        else:
+            raw, act, log_probs = policy.act_batch(batch.observations, batch.masks, thread.sampler, explore)
+            finite = bool(np.isfinite(log_probs).all())
+            if finite:
+                thread.use(policy)
+                raws, acts = self._actions.rows(raw), self._actions.rows(act)
+                actions = new_actions(batch.each, raws, acts, log_probs, thread.stamp, batch.rows)
+        if finite:
             return actions
-        raw, act, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
-        if not np.isfinite(log_probs).all():
-            return self._roll_back_and_act_all(policy, running, each, rows)
-        thread.use(policy)
-        return new_actions(each, self._actions.rows(raw), self._actions.rows(act), log_probs, thread.stamp, rows)
-
-    def _roll_back_and_act_all(
-        self,
-        policy: Policy,
-        trajs: Sequence[RL4SysTrajectory],
-        observations: Sequence[Tree],
-        masks: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
-        parts = zip(trajs, observations, masks, strict=True)
+        parts = zip(running, batch.each, batch.rows, strict=True)
         return [self._fallback.roll_back_and_act(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
@@ -424,22 +407,22 @@ class ActionSelector:
         """Return the learner's actions for ``[N, *obs]``, or None if the local policy must choose instead."""
         if self._remote is None:
             return None
-        session_parameters = self._context.io.session_parameters
+        session_parameters = self._parts.io.session_parameters
         answer = self._remote.ask(session_parameters.inference if session_parameters is not None else "", observations, masks)
         if answer is None:
             return None
         raws, acts, log_probs, version = answer
         self._weight_subscriber.saw(version)
-        return raws, acts, log_probs, PolicyStamp(*version, self._context.owner)
+        return raws, acts, log_probs, PolicyStamp(*version, self._parts.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy for the trajectory's next action: the newest, or with ``swap: episode`` its first one."""
-        policy, chosen = self._context.policy, traj.policy
+        policy, chosen = self._parts.policy, traj.policy
         if self._has_fast_path:
             traj.selected_under = policy
         if (
             chosen is None
-            or self._context.config.swap == "step"
+            or self._parts.config.swap == "step"
             or chosen.generation != policy.generation
             or self._weight_subscriber.was_rolled_back(chosen)
         ):
@@ -453,12 +436,5 @@ class StartupActionSelector(ActionSelector):
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask, leading)
 
-    def _choose_batch(
-        self,
-        running: Sequence[RL4SysTrajectory],
-        observations: Tree,
-        allowed: NDArray[np.bool_] | None,
-        each: Sequence[Tree],
-        rows: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
-        return [self._fallback.before_policy(observation, mask) for observation, mask in zip(each, rows, strict=True)]
+    def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
+        return [self._fallback.before_policy(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]

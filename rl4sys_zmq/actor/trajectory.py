@@ -182,11 +182,11 @@ class TrajectoryManager:
         rollout: The number of steps of a full segment. With 0, no steps are stored.
     """
 
-    def __init__(self, context: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
-        config = context.config
-        self.owner = context.owner
+    def __init__(self, parts: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
+        config = parts.config
+        self.owner = parts.owner
         self.use(spec, inputs, rollout)
-        self._context, self._pending, self._counters = context, context.pending, context.counters
+        self._parts, self._pending, self._counters = parts, parts.pending, parts.counters
         self._stores, self._explores = config.submits, config.explore
         # An embedded host must not fail because of late rewards, and an evaluation not because it has none.
         self._lenient = config.overflow == "drop_oldest" or not config.explore
@@ -315,7 +315,7 @@ class TrajectoryManager:
     @property
     def policy_version(self) -> int:
         """The version of the agent's current policy."""
-        return self._context.policy.version
+        return self._parts.policy.version
 
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec
@@ -400,7 +400,7 @@ class TrajectoryManager:
 
     def _add_late(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action that does not follow the last step of `traj`, in the episode to which it belongs, or drop it."""
-        closed = self._pending.join(action, self._context.longest_segment) if self._lenient else None
+        closed = self._pending.join(action, self._parts.longest_segment) if self._lenient else None
         following = self._following(traj, action) if closed is None and traj.completed else None
         if closed is not None:
             traj.steps_before += closed is traj.closed

@@ -108,14 +108,7 @@ class RL4SysAction(EpisodeStep):
     def reward(self, reward: object) -> None:
         self.update_reward(reward)
 
-    @property
-    def rew(self) -> float | None:
-        """Another name of `reward`."""
-        return self.known_reward
-
-    @rew.setter
-    def rew(self, reward: object) -> None:
-        self.update_reward(reward)
+    rew = reward
 
     @property
     def data(self) -> dict[str, Any]:

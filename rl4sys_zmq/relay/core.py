@@ -309,8 +309,7 @@ class RelayCore:
         self._published_at = now
         self.counters.add("received_bytes", sum(len(frame) for frame in frames))
         topic = bytes(frames[0])
-        sources = (c for c in self._clients.values() if c.source is not None and c.source.topic == topic[1:])
-        client = next(sources, None)
+        client = next((c for c in self._clients.values() if c.source is not None and c.source.topic == topic[1:]), None)
         if client is None:
             return
         try:

@@ -1,7 +1,7 @@
 """The actor's I/O thread. It alone uses the network sockets, the session, the spool and the policy cache.
 
-Host threads put segments into the outbox and wake this thread. They read `policy`, and `credit_gate`: immutable objects that
-this thread replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
+Host threads put segments into the outbox and wake this thread. They read `policy` and `host`, whose immutable objects this thread
+replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 action.update_reward(do(action.act))
             agent.mark_end_of_trajectory(traj, action)
 
-    Several threads can use one agent, each with its own trajectories.
+    Several threads can use one agent, each with its own trajectories. With ``overflow: drop_oldest`` and ``inference: local``,
+    only the constructor, `wait_version`, `flush` and `close` wait.
 
     The constructor waits up to ``connect_timeout_s`` for the learner. It does not wait if a policy from an earlier start is in
     the file `AgentConfig.policy_cache`. If no learner answers, an agent with ``overflow: drop_oldest`` and both spaces in its

@@ -51,14 +51,6 @@ class RL4SysTrajectory:
         completed: True after `mark_end_of_trajectory`. The next request then starts another trajectory.
     """
 
-    # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
-    # `selected_under` is the agent's policy at the time `policy` was selected: as long as the agent has the same policy, `policy`
-    # is valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
-    # learner has permitted the steps of the open segment. `marked` is the action with which the episode was ended.
-    # `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of earlier segments. `requested` has
-    # the actions that were requested and not added so far, also those of the ended trajectory that this one follows. `first` is
-    # the first action that was requested for this trajectory itself; None if it has only actions that were requested before it
-    # began. `cut_index` is the index of the last cut segment.
     __slots__ = (
         "cap_left",
         "closed",
@@ -82,19 +74,20 @@ class RL4SysTrajectory:
         self.episodes = episodes
         self.episode_id = episode_id
         self.completed = False
-        self.steps_before = 0
+        # All below is internal.
+        self.steps_before = 0  # steps of earlier segments
         self.writer = writer
         self.closed = PendingEpisodeSegments(episode_id)
         self.last: RL4SysAction | None = None
-        self.marked: RL4SysAction | None = None
-        self.policy: Policy | None = None
-        self.selected_under: Policy | None = None
-        self.state: Any = None
-        self.cap_left = cap
-        self.cut_index = -2  # nothing was cut so far
-        self.has_credit = False
-        self.requested = RequestedActions()
-        self.first: RL4SysAction | None = None
+        self.marked: RL4SysAction | None = None  # the action with which the episode was ended
+        self.policy: Policy | None = None  # chose the last action; with `swap: episode` it acts for the whole episode
+        self.selected_under: Policy | None = None  # the agent's policy at that time: `policy` is valid while it is the same
+        self.state: Any = None  # of a policy with extra columns, after the last added action
+        self.cap_left = cap  # counts down from `max_traj_length`
+        self.cut_index = -2  # of the last cut segment; nothing was cut so far
+        self.has_credit = False  # the learner has permitted the steps of the open segment
+        self.requested = RequestedActions()  # not added so far, also those of the ended trajectory that this one follows
+        self.first: RL4SysAction | None = None  # the first action that was requested for this trajectory itself
 
     def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
         """Return the observation and mask of the first action that was not added; the given ones if there is none."""
@@ -176,11 +169,7 @@ class RL4SysTrajectory:
 
 
 class TrajectoryManager:
-    """The operations on the trajectories of one agent: begin, add a step, cut into segments, end.
-
-    Attributes:
-        rollout: The number of steps of a full segment. With 0, no steps are stored.
-    """
+    """The operations on the trajectories of one agent: begin, add a step, cut into segments, end."""
 
     def __init__(self, parts: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
         config = parts.config

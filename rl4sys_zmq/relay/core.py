@@ -88,16 +88,12 @@ class _Child:
 
 
 class RelayCore:
-    """The logic of a relay: it follows each client that a child has requested, and answers the children. One thread uses it.
-
-    Attributes:
-        address: The URI at which the relay serves its children; for the upstream's status.
-        pub: The URI of the relay's PUB socket, as children need it.
-    """
+    """The logic of a relay: it follows each client that a child has requested, and answers the children. One thread uses it."""
 
     def __init__(self, config: RelayConfig, authorizer: Authorizer, callbacks: RelayCallbacks) -> None:
         self.counters = Counters()
-        self.address = self.pub = ""
+        self.address = ""  # at which the relay serves its children; for the upstream's status
+        self.pub = ""  # the PUB socket, as children need it
         self._config, self._authorizer, self._callbacks = config, authorizer, callbacks
         self._rng = random.Random()
         self._clients: dict[str, FollowedClient] = {}

@@ -25,10 +25,6 @@ class FollowedClient:
     """The weights of one client, as a relay holds them: the recent versions, and who waits for them. It does no I/O.
 
     All times are on the monotonic clock, in seconds.
-
-    Attributes:
-        asked_at: The time of the last request of a child.
-        followed_at: The time of the last request of the relay; `follow_at`: that of the next one.
     """
 
     def __init__(self, client_id: str, now: float) -> None:
@@ -38,8 +34,10 @@ class FollowedClient:
         self.followers: dict[bytes, float] = {}  # time of the last request of each child for this client, by routing id
         self.waiting: set[bytes] = set()  # routing ids of the children to answer when the first version has arrived
         self.fetches: dict[bytes, TokenBucket] = {}  # limit on the requests of each child for weights, by routing id
-        self.asked_at = self.follow_at = now
-        self.followed_at = self.beacon_at = float("-inf")
+        self.asked_at = now  # last request of a child
+        self.follow_at = now  # next request of the relay
+        self.followed_at = float("-inf")  # last request of the relay
+        self.beacon_at = float("-inf")
         self.wanted = 0  # newest generation for which a child waits; 0 for none
         self.fetch_at = 0.0  # time at which a request for missing weights is repeated; 0 if nothing was requested
         self.whole = False  # true if all weights, and not a diff, are requested

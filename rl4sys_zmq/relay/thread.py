@@ -46,15 +46,11 @@ T = TypeVar("T")
 
 
 class RelayThread(Worker):
-    """The thread of a relay, which uses the sockets and runs the `RelayCore`.
-
-    Attributes:
-        address, pub_address: The URIs for requests and for weights; empty until the sockets are bound.
-    """
+    """The thread of a relay, which uses the sockets and runs the `RelayCore`."""
 
     def __init__(self, config: RelayConfig, authenticator: Authenticator | None, upstream_keys: UserKeys | None) -> None:
         super().__init__("rl4sys-relay")
-        self.address = self.pub_address = ""
+        self.address = self.pub_address = ""  # until the sockets are bound
         self._config, self._authenticator = config, authenticator
         self._upstream = Address.parse(config.upstream)
         self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None

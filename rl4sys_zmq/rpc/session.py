@@ -67,14 +67,10 @@ class CallerSession:
     example by a restart. Therefore its reply to ``$hello`` has the number of the call with which the record began. If that
     number has changed, unfinished calls are sent again. But a call that must run at most once and was sent before fails with
     `CallLost`, because it is unknown whether it ran.
-
-    Attributes:
-        counters: ``again`` (resent calls), ``late`` (replies to calls that are over), ``refused`` (malformed messages),
-            ``redials`` (reconnects), ``full`` (calls that did not fit into the socket's queue).
     """
 
     address: str
-    counters: Counters
+    counters: Counters  # `again` (resent), `late` (over), `refused` (malformed), `redials`, `full` (socket queue)
     terms: Mapping[str, Tree] | None = None  # settings that must be equal at the server. None: they are not compared
     id: int = field(default_factory=lambda: _rng.getrandbits(63))  # random number that identifies this session at the server
     server: int = 0  # random number of the start of the server that replied last. 0 before the first reply

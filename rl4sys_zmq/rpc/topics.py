@@ -36,23 +36,17 @@ class TopicPublisher:
 
     Only the thread that uses the sockets calls the other methods. A payload is encoded in `post`, so its arrays can change
     then.
-
-    Attributes:
-        channel: Random bytes at the end of each topic on the wire. With ZeroMQ, a server cannot withdraw a subscription. So
-            when a user loses the right to subscribe, the server changes the channel, and the other subscribers get the new one
-            in the reply to their next ``$hello`` call.
     """
 
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._server, self._counters, self._max_frame_bytes = server, counters, max_frame_bytes
         self._lock = threading.Lock()
         self._newest: dict[str, _NewestPublication] = {}
+        # The topics to send, in order. `send` takes no lock: `post` can hold it for long while it encodes a payload.
         self._posted: OrderedDict[str, None] = OrderedDict()
-        """The topics whose newest publication must be sent, in order.
-
-        `send` takes no lock, because `post` can hold the lock for a long time while it encodes a payload.
-        """
         self._asked: set[str] = set()
+        # Random bytes at the end of each topic on the wire. With ZeroMQ, a server cannot withdraw a subscription. So when a user
+        # loses the right to subscribe, the channel changes, and the others get the new one with their next `$hello`.
         self.channel = secrets.token_bytes(8)
 
     @property

@@ -93,10 +93,8 @@ class Spool(Resource):
 
     After the constructor, no method raises because of the disk: `error` has the last error, None while the disk works.
 
-    Attributes:
-        actor_id: The actor's name, which the spool keeps over all starts.
-        origin: The incarnation at which the sequence numbers began. With the actor's name it identifies the numbering.
-        incarnation: The number of this start of the actor, higher than that of any earlier start.
+    The actor keeps `actor_id` over all starts. `incarnation` is the number of this start, `origin` that of the one at which the
+    sequence numbers began.
     """
 
     def __init__(

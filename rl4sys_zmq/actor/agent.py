@@ -176,7 +176,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         """Choose actions for ``N`` environments with one batched forward pass.
 
         All ``N`` trajectories are cut into segments at the same time, once every `rollout_length` calls of this thread. So one
-        request to the learner for permission to send (credit) covers all of them.
+        request for credit covers all of them.
 
         Args:
             trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories. ``N`` can be 0.
@@ -281,7 +281,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
     @property
     def generation(self) -> int:
-        """The generation of the current policy: the number of the learner thread that published it."""
+        """The generation of the current policy."""
         return self._parts.policy.generation
 
     @property

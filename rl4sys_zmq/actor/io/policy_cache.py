@@ -40,7 +40,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.private import fixed_path, make_private
+from rl4sys_zmq.private import fixed_path, make_private, sync_folder
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
@@ -231,11 +231,7 @@ class PolicyCacheFile:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._path.parent)
 
     def _refuse(self, why: str, *, aside: bool) -> None:
         self.counters.add("policy_cache.refused")

@@ -86,13 +86,12 @@ class ActorIOThread(Worker):
         self._release_lock = threading.Lock()
         self._released = self._ended = False
         self._rng = random.Random(hello.incarnation)
-        self.session = self._new_session()
+        self._throttle = IOThrottle()
+        self._new_session()
         self.weight_subscriber = WeightSubscriber(
             self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, config
         )
         self._last_policy = _last_policy(config, self.weight_subscriber, self.counters)
-        self._throttle = IOThrottle()
-        self._batch_sender = BatchSender(config, self.segment_queue, self.session, self._throttle.yield_to_host)
         self._joined = False
         self._reconnect = False
         self._version_errors = 0
@@ -234,17 +233,16 @@ class ActorIOThread(Worker):
                 journal_id=spool.journal_id,
                 spooled=True,
             )
-            self.session = self._new_session()
-            self._batch_sender = BatchSender(config, self.segment_queue, self.session, self._throttle.yield_to_host)
+            self._new_session()
         if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
             self._batch_sender.session_parameters, age_s = taken
             self.host.current_at = time.monotonic() - age_s
             self._report_absence_at = time.monotonic() + (config.connect_timeout_s or SILENCE_S)
 
-    def _new_session(self) -> ActorSession:
-        config = self._config
-        coded = config.compression == "zstd"
-        return ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
+    def _new_session(self) -> None:
+        config, coded = self._config, self._config.compression == "zstd"
+        self.session = ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
+        self._batch_sender = BatchSender(config, self.segment_queue, self.session, self._throttle.yield_to_host)
 
     def _serve(self, network: SocketFactory) -> None:
         """Send and receive with one set of sockets, until the sockets must be replaced or the thread stops."""

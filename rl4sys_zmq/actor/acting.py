@@ -78,7 +78,7 @@ class FallbackActions:
         """Roll back a policy whose action is not finite. Return the earlier version's action, or else the idle one."""
         parts = self._parts
         parts.counters.add("policies_not_finite")
-        previous = parts.io.roll_back(bad)
+        previous = parts.io.weight_subscriber.roll_back(bad)
         traj.policy = traj.selected_under = traj.state = None  # the state can be what is not finite
         if previous is not None and previous is not bad:
             parts.counters.add("rollbacks")

@@ -319,7 +319,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             LearnerUnavailable: If this actor has no earlier version in memory.
         """
         bad = self._parts.policy
-        previous = self._io.roll_back(bad)
+        previous = self._io.weight_subscriber.roll_back(bad)
         if previous is None:
             raise LearnerUnavailable(self.config.address, f"a version earlier than {bad.version} to go back to", 0.0)
         self._counters.add("rollbacks")

@@ -155,9 +155,6 @@ class ActorIOThread(Worker):
         self.host.current_at = other.host.current_at
         self.weight_subscriber.inherit(other.weight_subscriber)
 
-    def roll_back(self, bad: Policy) -> Policy | None:
-        return self.weight_subscriber.roll_back(bad)
-
     def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
         """Return the error for a learner that is not available, with a reason and a remedy if it never answered."""
         hint, config = "", self._config

@@ -423,7 +423,7 @@ def private_reads(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def test_actors_read_no_private_attributes_of_others() -> None:
-    found = {path.name: private_reads(ast.parse(path.read_text())) for path in (ROOT / "actor").glob("*.py")}
+    found = {path.name: private_reads(ast.parse(path.read_text())) for path in (ROOT / "actor").rglob("*.py")}
     assert {name: reads for name, reads in found.items() if reads} == {}
 
 

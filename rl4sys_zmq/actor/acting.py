@@ -1,27 +1,20 @@
-"""The choice of actions: by the local policy, by the learner's inference service, or by a fallback.
-
-`ActionSelector.request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats,
-no mask, and no closed segment that waits for rewards. `ActionSelector._request` handles every request, with the same results.
-`FallbackActions` chooses the action for invalid input, for a stale policy (the learner has been silent for too long), and for a
-policy whose action is not finite.
-`StartupActionSelector` chooses all actions of an agent that started without its learner, until the first policy arrives.
-"""
+"""The choice of actions: by the local policy, by the learner's inference service, or by a fallback."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from math import hypot, isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
-from rl4sys_zmq.actor.components import AgentComponents
+from rl4sys_zmq.actor.components import AgentComponents, ThreadState
+from rl4sys_zmq.actor.extra_columns import ExtraColumnActionSelector
 from rl4sys_zmq.actor.inputs import InputValidator, inputs_for
 from rl4sys_zmq.actor.overrides import ActionOverrider
-from rl4sys_zmq.actor.recorded import ExtraColumnActionSelector
 from rl4sys_zmq.actor.segments import PolicyStamp
 from rl4sys_zmq.actor.trajectory import MAX_REQUESTED, RL4SysTrajectory, TrajectoryManager
 from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
@@ -37,27 +30,21 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 log = get_logger(__name__)
 
 Baseline = Callable[[Any, NDArray[np.bool_] | None], Any]
-"""The host's fallback function. It takes an observation (an array or a tree of arrays) and a mask, and returns an action."""
+"""The host's fallback function: from an observation (an array or a tree of arrays) and a mask to an action."""
 
 
 class FallbackActions:
-    """The source of actions when the policy cannot choose.
+    """The source of actions for invalid input, for a stale policy, for one without finite actions, and before the first.
 
-    That is the case for invalid input, before the first policy arrives, when the policy is stale (the learner has been silent
-    for too long), and when the policy's action is not finite.
-
-    An *idle action* is the last resort: the first allowed discrete action, or the middle of the range of a box. Idle actions and
-    actions of the host's fallback function are never stored or trained on.
-
-    Attributes:
-        max_age_s: The time without a message from the learner after which the policy is stale, in seconds. None: never stale.
+    The *idle action* is the last resort: the first allowed discrete action, or the middle of a box. Neither it nor the host's
+    own action is ever stored.
     """
 
     def __init__(
-        self, context: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ExtraColumnActionSelector | None
+        self, parts: AgentComponents, spec: PolicySpec, baseline: Baseline | None, recorder: ExtraColumnActionSelector | None
     ) -> None:
-        config = context.config
-        self._context = context
+        config = parts.config
+        self._parts = parts
         self._spec = spec
         self._baseline = baseline
         self._on_stale = config.on_stale
@@ -65,38 +52,22 @@ class FallbackActions:
         self._recorder = recorder
 
     def is_stale(self) -> bool:
-        """Return True if the policy is stale: the learner has sent no message for more than `max_age_s` seconds."""
-        return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
+        return self.max_age_s is not None and self._parts.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory) -> RL4SysAction:
-        """Return the action for invalid input: this thread's previous action, or the idle action if there is none.
-
-        The idle action is the first allowed discrete action, or the middle of a box.
-        """
-        last = copy_tree(self._context.threads.state.last_act)
+        """Return this thread's previous action, or the idle action if there is none."""
+        last = copy_tree(self._parts.threads.state.last_act)
         # The last valid observation is the best estimate.
         observation = traj.writer.last_observation if traj.writer.steps else traj.episodes.inputs.zero()
         return self._unstored_action(observation, last if last is not None else idle_action(self._spec))
 
     def for_stale(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function, because the policy is stale.
-
-        A policy is stale if the learner has sent no message for `max_age_s` seconds. Without a fallback function, the action is
-        the first allowed discrete one, or the middle of a box.
-
-        Args:
-            observation: ``[*obs]`` or a tree of arrays, checked.
-            mask: ``[n]`` or None, checked.
-            leading: True if the host's observation had a leading axis of 1. An array action then gets that axis too.
-
-        Raises:
-            PolicyStale: With ``on_stale: raise``.
-        """
+        """Return the baseline's action, because the policy is stale."""
         if self._on_stale == "raise":
-            raise PolicyStale(self._context.policy_age_s, self.max_age_s or 0.0)
+            raise PolicyStale(self._parts.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask, leading)
 
-    def for_unusable(
+    def roll_back_and_act(
         self,
         bad: Policy,
         traj: RL4SysTrajectory,
@@ -104,45 +75,31 @@ class FallbackActions:
         mask: NDArray[np.bool_] | None,
         leading: bool = False,
     ) -> RL4SysAction:
-        """Roll back a policy whose action is not finite, and return another action.
-
-        The policy version before `bad` becomes the current one and chooses the action. If there is no earlier version, or its
-        action is not finite either, the host's fallback function chooses. Without that function, the action is the first
-        allowed discrete one, or the middle of a box.
-        """
-        context = self._context
-        context.counters.add("policies_not_finite")
-        previous = context.io.roll_back(bad)
+        """Roll back a policy whose action is not finite. Return the earlier version's action, or else the idle one."""
+        parts = self._parts
+        parts.counters.add("policies_not_finite")
+        previous = parts.io.weight_subscriber.roll_back(bad)
         traj.policy = traj.selected_under = traj.state = None  # the state can be what is not finite
         if previous is not None and previous is not bad:
-            context.counters.add("rollbacks")
+            parts.counters.add("rollbacks")
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
-            thread = context.threads.state
-            action: RL4SysAction
-            thread.take(previous)
-            if self._recorder is None:
-                action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
-            else:
-                action = self._recorder.choose(thread, None, observation, mask)
+            action = choose_locally(previous, parts.threads.state, self._recorder, None, observation, mask)
             if math.isfinite(action.log_prob):
                 add_leading_axis(action, leading)
                 return action
         return self._idle_action(observation, mask, leading)
 
     def before_policy(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return an action before the first policy arrives: from the host's fallback function, or without one at random."""
+        """Return an action before the first policy arrives: the baseline's, or a random one."""
         if self._baseline is not None:
             return self.baseline(observation, mask, leading)
-        self._context.counters.add("random_actions")
-        act = _random(self._spec, mask, self._context.threads.state.sampler)
+        self._parts.counters.add("random_actions")
+        act = _random(self._spec, mask, self._parts.threads.state.sampler)
         return self._unstored_action(observation, act, leading)
 
     def baseline(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the action of the host's fallback function, and count it as ``baseline_actions``.
-
-        Without that function, return the idle action: the first allowed discrete action, or the middle of a box.
-        """
-        self._context.counters.add("baseline_actions")
+        """Return the baseline's action, or the idle action without one."""
+        self._parts.counters.add("baseline_actions")
         return self._idle_action(observation, mask, leading)
 
     def _idle_action(self, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
@@ -150,18 +107,15 @@ class FallbackActions:
         return self._unstored_action(observation, act, leading)
 
     def _unstored_action(self, observation: Tree, act: Any, leading: bool = False) -> RL4SysAction:
-        policy = self._context.policy
-        stamp = PolicyStamp(policy.generation, policy.version, self._context.owner)
+        policy = self._parts.policy
+        stamp = PolicyStamp(policy.generation, policy.version, self._parts.owner)
         action = new_action(observation, None, act, 0.0, stamp, None)
         add_leading_axis(action, leading)
         return action
 
 
 def idle_action(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
-    """Return the idle action, the last resort without a usable policy: the first allowed discrete action, or a box's middle.
-
-    In a dimension of the box with an infinite bound, it is the value nearest to 0.
-    """
+    """Return the first allowed discrete action, or a box's middle (in a dimension without bounds: the value nearest 0)."""
     return assemble_action(spec.action_space, mask, _first_allowed, _middle)
 
 
@@ -170,13 +124,12 @@ def _first_allowed(allowed: Sequence[int]) -> int:
 
 
 def _bounds(space: BoxSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lower and the upper bound of each element of a box; of a box of integers, the nearest integers within."""
+    """Return the bounds of each element of a box; of a box of integers, the nearest integers within."""
     low, high = space.low_array(), space.high_array()
     return (np.ceil(low), np.floor(high)) if np.dtype(space.dtype).kind in "iub" else (low, high)
 
 
 def _limited(space: BoxSpace, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return elements of a box that rounding can have moved out of it, limited to its bounds and to its dtype."""
     limits = action_bounds(space)  # a float64 of 2^63 or more is no 64-bit integer
     return np.clip(values, limits.low.reshape(space.shape), limits.high.reshape(space.shape))
 
@@ -189,11 +142,7 @@ def _middle(space: BoxSpace) -> NDArray[np.float64]:
 
 
 def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSource) -> Any:
-    """Return a random action: an allowed discrete action, or an element of a box. All actions are equally likely.
-
-    A dimension of the box with an infinite bound gets a standard normal number, clipped to the other bound. In a box of integers
-    or booleans, it is rounded.
-    """
+    """Return a random action, all equally likely; a dimension with an infinite bound gets a clipped standard normal number."""
 
     def pick(allowed: Sequence[int]) -> int:
         return allowed[int(sampler.uniform() * len(allowed))]
@@ -206,64 +155,74 @@ def _random(spec: PolicySpec, mask: NDArray[np.bool_] | None, sampler: RandomSou
         with np.errstate(over="ignore"):
             drawn = 2.0 * (first / 2 + (half + whole / 2) * sampler.uniforms(space.shape))
         unbounded = np.clip(sampler.normals(space.size).reshape(space.shape), low, high)
-        found = np.where(finite, np.floor(drawn), np.rint(unbounded)) if whole else np.where(finite, drawn, unbounded)
-        return _limited(space, found)
+        values = np.where(finite, np.floor(drawn), np.rint(unbounded)) if whole else np.where(finite, drawn, unbounded)
+        return _limited(space, values)
 
     return assemble_action(spec.action_space, mask, pick, spread)
 
 
+def choose_locally(
+    policy: Policy,
+    thread: ThreadState,
+    recorder: ExtraColumnActionSelector | None,
+    state: Any,
+    observation: Tree,
+    mask: NDArray[np.bool_] | None,
+) -> RL4SysAction:
+    """Return the action of a policy in this process; `recorder` and `state` are those of a policy with extra columns."""
+    thread.use(policy)
+    if recorder is None:
+        return new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
+    return recorder.choose(thread, state, observation, mask)
+
+
 Choices = tuple[Any, Any, NDArray[np.float32], PolicyStamp]
-"""The actions for ``N`` observations: ``N`` raw actions to train on, ``N`` actions for the environment, their log-probabilities
-``[N]``, and the policy version that chose them."""
+"""For ``N`` observations: raw actions, actions for the environment, log-probabilities ``[N]``, and who chose them."""
+
+
+class BatchInputs(NamedTuple):
+    """The checked observations ``[N, *obs]`` and masks ``[N, n]`` of a batched request, whole and by row."""
+
+    observations: Tree
+    masks: NDArray[np.bool_] | None
+    each: Sequence[Tree]
+    rows: Sequence[NDArray[np.bool_] | None]
 
 
 class ActionSelector:
-    """The object that chooses the actions of an agent, for one environment or for a batch of them.
+    """The choice of an agent's actions, for one environment or for a batch of them.
 
-    The configuration decides whether the local policy, the learner's inference service or `FallbackActions` (actions without a
-    usable policy) chooses.
-
-    Attributes:
-        episodes: The object that starts the trajectories, and cuts them into segments (runs of steps to send).
+    `request` has a fast path for the most frequent request: a running trajectory, a short flat observation of floats, no mask,
+    and no closed segment that waits for rewards. `_request` handles every request, with the same results.
     """
 
     def __init__(
         self,
-        context: AgentComponents,
+        parts: AgentComponents,
         spec: PolicySpec,
         rollout: int,
         baseline: Baseline | None,
         before: ActionSelector | None = None,
     ) -> None:
-        """Create the object, for the policy that `spec` describes.
-
-        Args:
-            context: The parts of the agent, such as its queue, its counters and its I/O thread.
-            spec: The description of the policy.
-            rollout: The number of steps of a full segment (the unit in which steps are sent).
-            baseline: The host's fallback function, or None.
-            before: The selector that chose the actions until now. Its trajectories continue.
-        """
-        self._context = context
-        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space, context.mask_refusal)
+        self._parts = parts
+        self._inputs: InputValidator = inputs_for(spec.observation_space, spec.action_space, parts.mask_refusal)
         self._observations, self._actions = leaves_of(spec.observation_space), leaves_of(spec.action_space, "actions")
         if before is None:
-            self.episodes = TrajectoryManager(context, spec, self._inputs, rollout)
+            self.episodes = TrajectoryManager(parts, spec, self._inputs, rollout)
         else:
             self.episodes = before.episodes
             self.episodes.use(spec, self._inputs, rollout)
-        context.owner.overrider = ActionOverrider(spec)
-        self._recorder = ExtraColumnActionSelector(spec, context.config.explore) if spec.columns else None
-        self._fallback = FallbackActions(context, spec, baseline, self._recorder)
-        self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
-        self._remote = context.remote
-        self._keeps_last = context.config.on_bad_input == "drop"  # a copy, because the host can write to its own array
+        parts.owner.overrider = ActionOverrider(spec)
+        self._recorder = ExtraColumnActionSelector(spec, parts.config.explore) if spec.columns else None
+        self._fallback = FallbackActions(parts, spec, baseline, self._recorder)
+        self._weight_subscriber, self._pending, self._threads = parts.io.weight_subscriber, parts.pending, parts.threads
+        self._remote = parts.remote
+        self._keeps_last = parts.config.on_bad_input == "drop"  # a copy, because the host can write to its own array
         # If the local policy always chooses, and records no extra columns, the fast path of `request` can be used.
-        self._has_fast_path = context.remote is None and self._fallback.max_age_s is None and self._recorder is None
+        self._has_fast_path = parts.remote is None and self._fallback.max_age_s is None and self._recorder is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
-        """Choose an action, as described in `RL4SysAgent.request_for_action`."""
         if traj is not None and mask is None and type(obs) is np.ndarray:
             writer, last = traj.writer, traj.last
             if (
@@ -288,7 +247,7 @@ class ActionSelector:
                             if self._keeps_last:
                                 thread.last_act = copy_tree(act)
                         else:
-                            action = self._fallback.for_unusable(policy, traj, observation, None)
+                            action = self._fallback.roll_back_and_act(policy, traj, observation, None)
                     except FLOAT_ERRORS:
                         return self._request(traj, obs, mask)
                     traj.requested.append(action)
@@ -308,16 +267,16 @@ class ActionSelector:
             episodes.owner.refuse(exc)
             episodes.end_done([traj])
             if traj is None or traj.completed:
-                traj = episodes.begin(traj)
+                traj = episodes.new_trajectory(traj)
             action = self._fallback.for_bad_input(traj)
             episodes.note_request(traj, action)
             return traj, action
         if self._pending.late:
             self._pending.expire()
         episodes.end_done([traj])
-        [traj] = episodes.running([traj], [observation], [allowed], self._context.policy.generation)
+        [traj] = episodes.running([traj], [observation], [allowed], self._parts.policy.generation)
         if not traj.has_credit:
-            self._context.admit(episodes.rollout)
+            self._parts.admit(episodes.rollout)
             traj.has_credit = True
         try:
             action = self._choose(traj, observation, allowed, leading)
@@ -336,7 +295,7 @@ class ActionSelector:
             try:
                 answers = self._ask_learner(observation[None], None if mask is None else mask[None])
             except CallError:
-                if self._context.config.on_stale != "baseline":
+                if self._parts.config.on_stale != "baseline":
                     raise
                 return self._fallback.baseline(observation, mask, leading)
             if answers is not None:
@@ -345,14 +304,9 @@ class ActionSelector:
                 if self._keeps_last:
                     thread.last_act = copy_tree(act)
                 return new_action(observation, raws[0], act, float(log_probs[0]), stamp, mask)
-        thread.take(policy)
-        action: RL4SysAction
-        if self._recorder is None:
-            action = new_action(observation, *thread.act(observation, mask), thread.stamp, mask)
-        else:
-            action = self._recorder.choose(thread, traj.state, observation, mask)
+        action = choose_locally(policy, thread, self._recorder, traj.state, observation, mask)
         if not isfinite(action.log_prob):
-            return self._fallback.for_unusable(policy, traj, observation, mask, leading)
+            return self._fallback.roll_back_and_act(policy, traj, observation, mask, leading)
         add_leading_axis(action, leading)
         if self._keeps_last:
             thread.last_act = copy_tree(action.act)
@@ -361,162 +315,114 @@ class ActionSelector:
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
-        """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
-        context, episodes = self._context, self.episodes
-        given = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
-        count = len(given)
+        parts, episodes = self._parts, self.episodes
+        trajectories = self._without_parents([None] * self._inputs.count(obs) if trajs is None else trajs)
+        count = len(trajectories)
         if not count and not self._inputs.count(obs):
             return [], []
         observations = self._inputs.observations(obs, count)
         each = self._inputs.rows(observations)
         allowed = self._inputs.mask(masks, count)
-        rows: Sequence[NDArray[np.bool_] | None] = [None] * count if allowed is None else list(allowed)
-        if context.pending.late:
-            context.pending.expire()
-        episodes.end_done(given)
-        thread = context.threads.state
+        batch = BatchInputs(observations, allowed, each, [None] * count if allowed is None else list(allowed))
+        if parts.pending.late:
+            parts.pending.expire()
+        episodes.end_done(trajectories)
+        thread = parts.threads.state
         if thread.calls_until_cut <= 0 or count != thread.batch_width:
-            for traj, observation, mask in zip(given, each, rows, strict=True):
+            for traj, observation, mask in zip(trajectories, each, batch.rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, *traj.bootstrap(observation, mask))
-            context.admit(episodes.rollout * count)
+            parts.admit(episodes.rollout * count)
             thread.calls_until_cut, thread.batch_width = episodes.rollout, count
         thread.calls_until_cut -= 1
-        running = episodes.running(given, each, rows, context.policy.generation)
+        running = episodes.running(trajectories, each, batch.rows, parts.policy.generation)
         try:
-            actions = self._choose_batch(running, observations, allowed, each, rows)
+            actions = self._choose_batch(running, batch)
         except FLOAT_ERRORS:
             with np.errstate(all="ignore"):
-                actions = self._choose_batch(running, observations, allowed, each, rows)
+                actions = self._choose_batch(running, batch)
         for traj, action in zip(running, actions, strict=True):
             episodes.note_request(traj, action)
         return running, actions
 
-    def _choose_batch(
-        self,
-        running: Sequence[RL4SysTrajectory],
-        observations: Tree,
-        allowed: NDArray[np.bool_] | None,
-        each: Sequence[Tree],
-        rows: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
-        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy.
-
-        Args:
-            running: The trajectories.
-            observations: ``[N, *obs]`` or a tree of such arrays, checked.
-            allowed: The masks ``[N, n]`` or None, checked.
-            each: The same observations, as a sequence of ``N``.
-            rows: The same masks, as a sequence of ``N``. Each can be None.
-        """
+    def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
+        """Choose the actions of ``N`` running trajectories. With ``swap: episode``, each keeps its own policy."""
         fallback = self._fallback
-        policies = [self._policy_for(traj) for traj in (running[:1] if self._context.config.swap == "step" else running)]
+        policies = [self._policy_for(traj) for traj in (running[:1] if self._parts.config.swap == "step" else running)]
         if fallback.is_stale():
-            return [fallback.for_stale(o, m) for o, m in zip(each, rows, strict=True)]
+            return [fallback.for_stale(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
         try:
-            answers = self._ask_learner(observations, allowed)
+            answers = self._ask_learner(batch.observations, batch.masks)
         except CallError:
-            if self._context.config.on_stale != "baseline":
+            if self._parts.config.on_stale != "baseline":
                 raise
-            return [fallback.baseline(o, m) for o, m in zip(each, rows, strict=True)]
+            return [fallback.baseline(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]
         if answers is not None:
             raws, acts, log_probs, stamp = answers
-            return new_actions(each, raws, acts, log_probs, stamp, rows)
+            return new_actions(batch.each, raws, acts, log_probs, stamp, batch.rows)
         groups: dict[int, list[int]] = {}
         for n, policy in enumerate(policies):
             groups.setdefault(id(policy), []).append(n)
         if len(groups) == 1:
-            return self._choose_locally(policies[0], running, observations, allowed, each, rows)
+            return self._choose_locally(policies[0], running, batch)
         chosen: dict[int, RL4SysAction] = {}
         for members in groups.values():
-            parts = [each[n] for n in members]
-            actions = self._choose_locally(
-                policies[members[0]],
-                [running[n] for n in members],
-                self._observations.stack(parts),
-                None if allowed is None else allowed[members],
-                parts,
-                [rows[n] for n in members],
-            )
+            each = [batch.each[n] for n in members]
+            masks = None if batch.masks is None else batch.masks[members]
+            part = BatchInputs(self._observations.stack(each), masks, each, [batch.rows[n] for n in members])
+            actions = self._choose_locally(policies[members[0]], [running[n] for n in members], part)
             chosen.update(zip(members, actions, strict=True))
         return [chosen[n] for n in range(len(running))]
 
-    def _choose_locally(
-        self,
-        policy: Policy,
-        running: Sequence[RL4SysTrajectory],
-        observations: Tree,
-        allowed: NDArray[np.bool_] | None,
-        each: Sequence[Tree],
-        rows: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
-        """Choose the actions of trajectories by one local policy. `_choose_batch` describes the other arguments."""
-        context, thread = self._context, self._context.threads.state
+    def _choose_locally(self, policy: Policy, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
+        explore, thread = self._parts.config.explore, self._parts.threads.state
         if self._recorder is not None:
-            thread.take(policy)
+            thread.use(policy)
             states = [traj.state for traj in running]
-            actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, observations, allowed)]
-            if not all(isfinite(action.log_prob) for action in actions):
-                return self._unusable_batch(policy, running, each, rows)
+            actions: list[RL4SysAction] = [*self._recorder.choose_batch(policy, thread, states, batch.observations, batch.masks)]
+            finite = all(isfinite(action.log_prob) for action in actions)
+        else:
+            raw, act, log_probs = policy.act_batch(batch.observations, batch.masks, thread.sampler, explore)
+            finite = bool(np.isfinite(log_probs).all())
+            if finite:
+                thread.use(policy)
+                raws, acts = self._actions.rows(raw), self._actions.rows(act)
+                actions = new_actions(batch.each, raws, acts, log_probs, thread.stamp, batch.rows)
+        if finite:
             return actions
-        raw, act, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
-        if not np.isfinite(log_probs).all():
-            return self._unusable_batch(policy, running, each, rows)
-        thread.take(policy)
-        return new_actions(each, self._actions.rows(raw), self._actions.rows(act), log_probs, thread.stamp, rows)
-
-    def _unusable_batch(
-        self,
-        policy: Policy,
-        trajs: Sequence[RL4SysTrajectory],
-        observations: Sequence[Tree],
-        masks: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
-        parts = zip(trajs, observations, masks, strict=True)
-        return [self._fallback.for_unusable(policy, traj, observation, mask) for traj, observation, mask in parts]
+        parts = zip(running, batch.each, batch.rows, strict=True)
+        return [self._fallback.roll_back_and_act(policy, traj, observation, mask) for traj, observation, mask in parts]
 
     def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Return the trajectories, with None in place of each that began in the parent process of this forked child.
-
-        Raises:
-            ActionError: If a trajectory belongs to another agent.
-        """
-        episodes, given = self.episodes, list(trajs)
-        for i, traj in enumerate(given):
+        """Replace each trajectory that began in the parent process of this forked child by None."""
+        episodes, ours = self.episodes, list(trajs)
+        for i, traj in enumerate(ours):
             if traj is not None and traj.episodes is not episodes:
                 if traj.episodes.owner is not episodes.owner:
                     raise ActionError("a trajectory belongs to another agent")
-                given[i] = None
-        return given
+                ours[i] = None
+        return ours
 
     def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
-        """Request actions for observations ``[N, *obs]`` from the learner. Return None if the local policy must choose instead.
-
-        Raises:
-            CallError: If the learner gives no actions and there is no local policy.
-        """
+        """Return the learner's actions for ``[N, *obs]``, or None if the local policy must choose instead."""
         if self._remote is None:
             return None
-        session_parameters = self._context.io.session_parameters
+        session_parameters = self._parts.io.session_parameters
         answer = self._remote.ask(session_parameters.inference if session_parameters is not None else "", observations, masks)
         if answer is None:
             return None
         raws, acts, log_probs, version = answer
         self._weight_subscriber.saw(version)
-        return raws, acts, log_probs, PolicyStamp(*version, self._context.owner)
+        return raws, acts, log_probs, PolicyStamp(*version, self._parts.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
-        """Return the policy that chooses the trajectory's next action, and record it in the trajectory.
-
-        With the option ``swap: step`` it is the newest policy. With ``swap: episode`` the trajectory keeps its first policy,
-        until a new learner thread (the thread that trains the policy) publishes one, or the policy is rolled back.
-        """
-        policy, chosen = self._context.policy, traj.policy
+        """Return the policy for the trajectory's next action: the newest, or with ``swap: episode`` its first one."""
+        policy, chosen = self._parts.policy, traj.policy
         if self._has_fast_path:
             traj.selected_under = policy
         if (
             chosen is None
-            or self._context.config.swap == "step"
+            or self._parts.config.swap == "step"
             or chosen.generation != policy.generation
             or self._weight_subscriber.was_rolled_back(chosen)
         ):
@@ -525,20 +431,10 @@ class ActionSelector:
 
 
 class StartupActionSelector(ActionSelector):
-    """The object that chooses the actions of an agent that started without its learner, until the first policy arrives.
-
-    The host's fallback function chooses. Without one, actions are random (``fallback: random``). No step is stored.
-    """
+    """The choice of actions of an agent that started without its learner. No step is stored."""
 
     def _choose(self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         return self._fallback.before_policy(observation, mask, leading)
 
-    def _choose_batch(
-        self,
-        running: Sequence[RL4SysTrajectory],
-        observations: Tree,
-        allowed: NDArray[np.bool_] | None,
-        each: Sequence[Tree],
-        rows: Sequence[NDArray[np.bool_] | None],
-    ) -> list[RL4SysAction]:
-        return [self._fallback.before_policy(observation, mask) for observation, mask in zip(each, rows, strict=True)]
+    def _choose_batch(self, running: Sequence[RL4SysTrajectory], batch: BatchInputs) -> list[RL4SysAction]:
+        return [self._fallback.before_policy(o, m) for o, m in zip(batch.each, batch.rows, strict=True)]

@@ -1,4 +1,4 @@
-"""The action that a request returns to the host: one step, with the action for the environment and its reward."""
+"""`RL4SysAction`, the action that a request returns to the host: one step, with its reward."""
 
 from __future__ import annotations
 
@@ -15,22 +15,18 @@ from rl4sys_zmq.values.trees import Tree, flatten
 
 _INT64 = np.int64
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest reward that a float32 column can hold."""
 LEAST = -LARGEST
-"""The lowest reward that a float32 column can hold."""
 
 
 class RL4SysAction(EpisodeStep):
     """One decision of the policy, which `RL4SysAgent.request_for_action` returns to the host.
 
-    `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys, an earlier library
-    with the same calls.
+    `rew`, `data`, `set_done`, `is_done` and `is_reward_set` are for programs that were written for RL4Sys.
 
     Attributes:
         obs: A checked copy of the observation for which the action was chosen: an array, or a tree of arrays.
         log_prob: The log-probability of the raw action (before clipping or squashing) under the policy that chose it.
-        mask: A copy of the mask with which the action was chosen: ``[n]`` bool, True where an action was allowed. None if the
-            host gave no mask.
+        mask: A copy of the mask ``[n]`` bool, True where an action was allowed. None if the host gave no mask.
         done: True if the episode reached a terminal state with this action. Set by the host. The next `request_for_action`
             then ends the trajectory.
     """
@@ -44,7 +40,8 @@ class RL4SysAction(EpisodeStep):
 
     @property
     def act(self) -> Any:
-        """The action for the environment: a numpy integer for Discrete, a read-only array of the space's shape and dtype for Box.
+        """The action for the environment: a numpy integer for Discrete, a read-only array of the space's shape and dtype for
+        Box.
 
         The array has a leading axis of 1 if the observation had one. To do another action, call `override`.
         """
@@ -65,7 +62,7 @@ class RL4SysAction(EpisodeStep):
         `act` then is that action. The learner gets it with its log-probability under the policy, if the policy is in this
         process and has one, and trains an off-policy algorithm on it. Steps of one source are sent in segments of their own,
         which an on-policy algorithm leaves out. The return of the episode is not reported, because it is not the policy's. An
-        action that no policy chose (a fallback action) stays unrecorded.
+        action that no policy chose stays unrecorded.
 
         Args:
             act: The action that is done instead: an element of the action space that the mask allows, or what converts to it.
@@ -94,12 +91,12 @@ class RL4SysAction(EpisodeStep):
 
     @property
     def generation(self) -> int:
-        """The generation of the policy that chose the action: the number of the learner thread that published it."""
+        """The generation of the policy that chose the action."""
         return self.stamp.generation
 
     @property
     def version(self) -> int:
-        """The version of the policy that chose the action: the number of its publication."""
+        """The version of the policy that chose the action."""
         return self.stamp.version
 
     @property
@@ -111,21 +108,13 @@ class RL4SysAction(EpisodeStep):
     def reward(self, reward: object) -> None:
         self.update_reward(reward)
 
-    @property
-    def rew(self) -> float | None:
-        """Another name of `reward`, for programs that were written for RL4Sys, an earlier library with the same calls."""
-        return self.known_reward
-
-    @rew.setter
-    def rew(self, reward: object) -> None:
-        self.update_reward(reward)
+    rew = reward
 
     @property
     def data(self) -> dict[str, Any]:
-        """A new dict with the values that the policy recorded for the learner.
+        """The values that the policy recorded, as a new dict: the log-probability ``logp_a`` and the extra columns.
 
-        They are the log-probability ``logp_a`` and the policy's extra columns (further values of each step). The dict of
-        RL4Sys, an earlier library with the same calls, also has ``v``, the critic's value. Here only the learner has a critic.
+        RL4Sys's dict also has ``v``, the critic's value. Here only the learner has a critic.
         """
         return {"logp_a": self.log_prob}
 
@@ -152,8 +141,8 @@ class RL4SysAction(EpisodeStep):
         With ``on_bad_input: drop``, an error is counted and the reward stays as it was.
 
         Raises:
-            RewardError: If the reward is not a single number that is finite in float32, or if the action's segment (the steps
-                that are sent together) has already been queued for sending or was dropped.
+            RewardError: If the reward is not a single number that is finite in float32, or if the action's segment has already
+                been queued for sending or was dropped.
         """
         try:
             value = reward if type(reward) is float and LEAST <= reward <= LARGEST else as_reward(reward)
@@ -172,10 +161,7 @@ class RL4SysAction(EpisodeStep):
 def new_action(
     observation: Tree, raw: Any, act: Any, log_prob: float, stamp: PolicyStamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
-    """Create the `RL4SysAction` for one decision, without a reward and not yet part of a trajectory.
-
-    `raw` is the action to train on, None if no policy chose the action.
-    """
+    """Create an `RL4SysAction` without a reward. `raw` is None if no policy chose the action."""
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
@@ -191,7 +177,7 @@ def new_action(
 
 
 def add_leading_axis(action: RL4SysAction, leading: bool) -> None:
-    """Add a leading axis of 1 to the action for the environment, if `leading` is true and it is an array."""
+    """Add a leading axis of 1 to an array action for the environment, if `leading` is true."""
     if leading and isinstance(action.env_act, np.ndarray):
         action.env_act = action.env_act[None]
 
@@ -211,10 +197,8 @@ def new_actions(
     stamp: PolicyStamp,
     masks: Iterable[NDArray[np.bool_] | None],
 ) -> list[RL4SysAction]:
-    """Create an `RL4SysAction` for each row of a batch, as `new_action` does for one.
-
-    The function repeats the code of `new_action`, because a call for each row would take a tenth of the time of the request.
-    """
+    """Create an `RL4SysAction` for each row of a batch."""
+    # The code of `new_action` is repeated: a call for each row would take a tenth of the time of the request.
     actions = []
     for observation, raw, act, log_prob, mask in zip(observations, raws, acts, log_probs.tolist(), masks, strict=True):
         action = RL4SysAction()
@@ -233,14 +217,7 @@ def new_actions(
 
 
 def as_reward(reward: object) -> float:
-    """Return a reward as a float.
-
-    Args:
-        reward: A number, a numpy scalar, or an array or tensor of one element.
-
-    Raises:
-        RewardError: If `reward` is something else, or not finite in float32.
-    """
+    """Return a reward as a float."""
     if isinstance(reward, float):
         reward = float(reward)  # numpy's float64 is one
     else:

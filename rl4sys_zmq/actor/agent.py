@@ -1,9 +1,4 @@
-"""The public interface of an actor.
-
-With ``overflow: drop_oldest`` and ``inference: local``, only the constructor, `RL4SysAgent.wait_version`, `flush` and `close`
-block the calling thread. Actions are computed from an immutable policy in this process. Finished segments (runs of consecutive
-steps) go into a bounded queue, from which the I/O thread sends them.
-"""
+"""`RL4SysAgent`, the public interface of an actor."""
 
 from __future__ import annotations
 
@@ -23,10 +18,10 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.acting import ActionSelector, StartupActionSelector
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
-from rl4sys_zmq.actor.io import ActorIOThread
-from rl4sys_zmq.actor.remote import PlaceholderPolicy
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.thread import ActorIOThread
+from rl4sys_zmq.actor.io.weight_subscriber import PlaceholderPolicy
 from rl4sys_zmq.actor.rl4sys import RL4SysCompatibility
-from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.options import TIMEOUT_S, check_value, closest, unknown_key
@@ -43,10 +38,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 EXIT_FLUSH_S = 1.0
-"""Longest delay of the interpreter's exit, in seconds, for all agents together that were not closed.
-
-The agents use that time to send their finished segments, as many as the learner can store.
-"""
+"""Longest delay of the interpreter's exit, in seconds, while all agents that were not closed send their segments."""
 
 EXIT_STOP_S = 0.5
 """Longest delay of the interpreter's exit, in seconds, until the I/O threads of these agents have closed their sockets."""
@@ -54,10 +46,6 @@ EXIT_STOP_S = 0.5
 _ARGUMENTS = ("conf_path", "debug", "config", "baseline")
 
 _open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
-"""The open agents of this process.
-
-The fork handler marks them as forked in a child process. The exit handler flushes them.
-"""
 
 
 class RL4SysAgent(RL4SysCompatibility, Resource):
@@ -73,7 +61,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
                 action.update_reward(do(action.act))
             agent.mark_end_of_trajectory(traj, action)
 
-    Several threads can use one agent, each with its own trajectories.
+    Several threads can use one agent, each with its own trajectories. With ``overflow: drop_oldest`` and ``inference: local``,
+    only the constructor, `wait_version`, `flush` and `close` wait.
 
     The constructor waits up to ``connect_timeout_s`` for the learner. It does not wait if a policy from an earlier start is in
     the file `AgentConfig.policy_cache`. If no learner answers, an agent with ``overflow: drop_oldest`` and both spaces in its
@@ -85,8 +74,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     finished segments for at most `EXIT_FLUSH_S`, and logs how many it could not deliver.
 
     A forked child process can use the agent too. At the first request for an action in the child, the agent becomes another
-    actor there: with a new name, new sockets, the parent's policy, and no spool (queue on disk). Running trajectories stay with
-    the parent.
+    actor there: with a new name, new sockets, the parent's policy, and no spool. Running trajectories stay with the parent.
     """
 
     def __init__(
@@ -103,7 +91,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         Args:
             conf_path: Path of a JSON or YAML configuration file. Give either this or `config`.
             debug: True sets this package's logger to level DEBUG.
-            *extra: Ignored with a warning. RL4Sys, an earlier library with the same calls, has further arguments.
+            *extra: Ignored with a warning. RL4Sys has further arguments.
             config: The configuration as an object, in place of a file.
             baseline: Your fallback function, from the observation and the mask to an action. The agent calls the function when
                 it has started without its learner, when the policy is stale because the learner has been silent for too long
@@ -112,16 +100,16 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             **more: Ignored with the same warning, except for a name that is close to one of the arguments above.
 
         Raises:
-            ConfigError: If an argument is misspelt, the configuration is invalid, a plugin cannot be imported, the policy kind is
-                not registered in this process, the keys cannot be used, ``image_codec`` is set for observations that are not
+            ConfigError: If an argument is misspelt, the configuration is invalid, a plugin cannot be imported, the policy kind
+                is not registered in this process, the keys cannot be used, ``image_codec`` is set for observations that are not
                 images, or ``inference`` is not ``local`` and the policy has extra columns or trees of observations.
-            SpoolError: If the spool (queue on disk) cannot be used, or another process uses it.
+            SpoolError: If the spool cannot be used, or another process uses it.
             TransportError: If the process has no file descriptors left.
             LearnerUnavailable: If no learner answers in time, and the agent cannot act without a policy. The message names the
                 step of the handshake that is missing.
             HandshakeRefused: If the learner refuses this actor. The message has the reason.
-            ClientFailed: If the learner has stopped the thread that trains this policy, because of an error, and the agent cannot
-                act without a policy.
+            ClientFailed: If the learner has stopped the thread that trains this policy, because of an error, and the agent
+                cannot act without a policy.
         """
         if extra or more:
             _ignore(extra, more)
@@ -141,7 +129,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         self._reopening = threading.Lock()
         self._open: ActionSelector | None = None
         self._startup: StartupActionSelector | None = None
-        self._context = AgentComponents(config, self._keys, self._counters)
+        self._parts = AgentComponents(config, self._keys, self._counters)
         try:
             self._connect()
         except BaseException:
@@ -184,8 +172,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments with one batched forward pass.
 
-        All ``N`` trajectories are cut into segments (runs of steps to send) at the same time, once every `rollout_length` calls
-        of this thread. So one request to the learner for permission to send (credit) covers all of them.
+        All ``N`` trajectories are cut into segments at the same time, once every `rollout_length` calls of this thread. So one
+        request for credit covers all of them.
 
         Args:
             trajs: ``N`` trajectories as in `request_for_action`. None starts ``N`` new trajectories. ``N`` can be 0.
@@ -204,8 +192,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Store an action as the next step of `traj`. Its reward can be set before or after this call.
 
-        Add actions in the order of their requests. Those that were requested before `action` and not added count as skipped: the
-        learner bootstraps at the first of them, and the return of the episode is unknown.
+        Add actions in the order of their requests. Those that were requested before `action` and not added count as skipped:
+        the learner bootstraps at the first of them, and the return of the episode is unknown.
 
         With ``overflow: drop_oldest``, a host that learns rewards late can also add actions after the end of their trajectory.
         Those that were requested before the action that ended it belong to it, as long as that step waits for its reward. Those
@@ -246,8 +234,8 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     ) -> None:
         """End an episode.
 
-        With ``overflow: drop_oldest``, rewards can be missing. The last segment (run of steps) is then sent when its last
-        reward is set. After ``reward_timeout_s`` it is dropped and counted.
+        With ``overflow: drop_oldest``, rewards can be missing. The last segment is then sent when its last reward is set. After
+        ``reward_timeout_s`` it is dropped and counted.
 
         Args:
             traj: The trajectory.
@@ -273,12 +261,12 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
     @property
     def actor_id(self) -> str:
         """The name by which the learner identifies this actor."""
-        return self._context.actor_id
+        return self._parts.actor_id
 
     @property
     def policy_age_s(self) -> float:
-        """The time since the learner's last message, in seconds. Since then it can have published a newer policy."""
-        return self._context.policy_age_s
+        """The time since the learner's last message, in seconds. It can have published a newer policy since then."""
+        return self._parts.policy_age_s
 
     @property
     def version(self) -> int:
@@ -286,17 +274,17 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         `generation` and `version` together identify a policy.
         """
-        return self._context.policy.version
+        return self._parts.policy.version
 
     @property
     def generation(self) -> int:
-        """The generation of the current policy: the number of the learner thread that published it."""
-        return self._context.policy.generation
+        """The generation of the current policy."""
+        return self._parts.policy.generation
 
     @property
     def digest(self) -> int:
         """The digest (xxh3-64 checksum) of the current policy's weights."""
-        return self._context.policy.snapshot.digest
+        return self._parts.policy.snapshot.digest
 
     @property
     def spec(self) -> PolicySpec:
@@ -311,61 +299,63 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
         Raises:
             LearnerUnavailable: If the version does not arrive within `timeout_s` seconds.
-            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this
+                policy.
         """
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        self._context.wait(lambda: self.version >= version, timeout_s, f"version {version}")
+        self._parts.wait(lambda: self.version >= version, timeout_s, f"version {version}")
         return self.version
 
     def rollback(self) -> int:
         """Go back to the policy version before the current one. Return the version that is now in use.
 
-        Call this method when the host finds that the current version is bad. This actor does not use the bad version again, also
-        not in running episodes with ``swap: episode``. It uses the next version that the learner publishes.
+        Call this method when the host finds that the current version is bad. This actor does not use the bad version again,
+        also not in running episodes with ``swap: episode``. It uses the next version that the learner publishes.
 
         Raises:
             LearnerUnavailable: If this actor has no earlier version in memory.
         """
-        bad = self._context.policy
-        previous = self._io.roll_back(bad)
+        bad = self._parts.policy
+        previous = self._io.weight_subscriber.roll_back(bad)
         if previous is None:
             raise LearnerUnavailable(self.config.address, f"a version earlier than {bad.version} to go back to", 0.0)
         self._counters.add("rollbacks")
         return previous.version
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the learner has recorded every finished segment (run of steps) in its journal.
+        """Wait until the learner has recorded every finished segment in its journal.
 
         Raises:
             LearnerUnavailable: If that takes longer than `timeout_s` seconds. The message has the number of missing segments.
-            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this policy.
+            HandshakeRefused, ClientFailed: If the learner refuses this actor, or has stopped the thread that trains this
+                policy.
         """
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        self._io.flushing += 1
+        self._io.host.flushing += 1
         try:
-            self._context.wait(
-                lambda: self._io.idle and self._io.credit_gate.error is None,
+            self._parts.wait(
+                lambda: self._io.idle and self._io.host.credit_gate.error is None,
                 timeout_s,
                 lambda: f"the ack of {self._in_actor} segments",
             )
         finally:
-            self._io.flushing -= 1
+            self._io.host.flushing -= 1
 
     def stats(self) -> dict[str, Any]:
         """Return a copy of this actor's counters and state.
 
-        ``episodes`` counts the episodes whose data were complete and were queued for sending, and ``mean_return`` is the mean of
-        the last 100 of them. With ``explore: false`` and ``report_returns: false`` no episode is counted.
+        ``episodes`` counts the episodes whose data were complete and were queued for sending, and ``mean_return`` is the mean
+        of the last 100 of them. With ``explore: false`` and ``report_returns: false`` no episode is counted.
 
-        The counts of segments (runs of steps, sent as a unit) add up: ``submitted = dropped_at_source + in_actor + refused +
-        accepted``. The equation holds for each copy that is made while no segment is being queued or sent.
+        The counts of segments add up: ``submitted = dropped_at_source + in_actor + refused + accepted``. The equation holds for
+        each copy that is made while no segment is being queued or sent.
         """
         session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
         dropped, spool = segment_queue.dropped, self._io.spool
         refused = session.verdicts["refused"]
-        error = io.credit_gate.error or io.absence
+        error = io.host.credit_gate.error or io.host.absence
         policy = io.policy
-        returns = self._context.pending.returns.copy()  # other threads can end an episode at any time
+        returns = self._parts.pending.returns.copy()  # other threads can end an episode at any time
         return {
             "client_id": self.config.client_id,
             "actor_id": self.actor_id,
@@ -375,7 +365,7 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "version": policy.version if policy is not None else -1,
             "policy_age_s": round(self.policy_age_s, 3) if policy is not None else None,
             "submitted": segment_queue.submitted,
-            "steps": self._context.outbox.put_steps,
+            "steps": self._parts.outbox.put_steps,
             "dropped_at_source": int(sum(dropped.values())),
             "dropped": dropped,
             "in_actor": self._in_actor,
@@ -388,9 +378,9 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             "alarms": dict(io.weight_subscriber.alarms),
             "relay": io.weight_subscriber.relay,
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
-            "credit_wait_s": round(self._context.credit_wait.seconds, 3),
-            "waiting_for_rewards": len(self._context.pending.late),
-            "episodes": self._context.pending.episodes,
+            "credit_wait_s": round(self._parts.credit_wait.seconds, 3),
+            "waiting_for_rewards": len(self._parts.pending.late),
+            "episodes": self._parts.pending.episodes,
             "mean_return": sum(returns) / len(returns) if returns else None,
             "spool": None
             if spool is None
@@ -405,19 +395,19 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
         }
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the finished segments (runs of steps), end the session and stop the I/O thread.
+        """Send the finished segments, end the session and stop the I/O thread.
 
         The call takes at most `timeout_s` seconds plus half a second. Segments that the learner has not received by then are
         dropped, and `stats` still counts them as ``in_actor``. With a spool they stay on disk for the next start. A second
         call does nothing.
         """
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        context = self._context
+        context = self._parts
         before, context.closed, self._open, self._startup = context.closed, True, None, None
         if self._forked or (before and not self._io.alive):  # a child that never used the agent has nothing to close
             return
         deadline = time.monotonic() + timeout_s
-        if timeout_s > 0 and not self._io.idle and self._io.credit_gate.error is None:
+        if timeout_s > 0 and not self._io.idle and self._io.host.credit_gate.error is None:
             self._flush_or_log(timeout_s, "closed")
         if context.remote is not None:
             context.remote.close()
@@ -428,24 +418,20 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
     # ---- internals
 
-    def _flush_or_log(self, timeout_s: float, words: str) -> None:
-        """Wait until the learner has recorded all finished segments. On a timeout, log how many are missing."""
+    def _flush_or_log(self, timeout_s: float, occasion: str) -> None:
         io = self._io
         io.session.leaving = io.spool is None  # training can take longer than the wait; a spool keeps the rest
         try:
             self.flush(timeout_s)
         except RL4SysError as exc:
             if self._io.spool is not None:
-                log.info("%s with %d segments in the spool, for the next start: %s", words, self._in_actor, exc)
+                log.info("%s with %d segments in the spool, for the next start: %s", occasion, self._in_actor, exc)
             else:
-                log.warning("%s with %d segments undelivered: %s", words, self._in_actor, exc)
+                log.warning("%s with %d segments undelivered: %s", occasion, self._in_actor, exc)
 
     def _leave(self, timeout_s: float) -> None:
-        """Send the finished segments (runs of steps) at the exit of the interpreter, and stop the I/O thread.
-
-        Host threads that still run can request actions meanwhile.
-        """
-        if self._forked or self._context.closed:
+        """Send the finished segments at the exit of the interpreter. Host threads can still request actions."""
+        if self._forked or self._parts.closed:
             return
         if not self._io.idle:
             self._flush_or_log(timeout_s, f"actor {self.actor_id} was not closed; the process exits")
@@ -453,84 +439,73 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
 
     @property
     def _io(self) -> ActorIOThread:
-        return self._context.io
+        return self._parts.io
 
     @property
     def _in_actor(self) -> int:
         return self._io.waiting_segments + self._io.session.unreceived
 
     def _connect(self) -> None:
-        """Wait for the learner. Without one, act without a policy, if there is a baseline or the configuration permits that.
-
-        Raises:
-            LearnerUnavailable, ClientFailed: As for the constructor.
-        """
+        """Wait for the learner. Without one, act without a policy if there is a baseline or `fallback` permits it."""
         config = self.config
         source = "its baseline" if self._baseline is not None else "random actions" if config.fallback == "random" else ""
         if config.overflow == "wait":
             source = ""
         has_spaces = config.observation_space is not None and config.action_space is not None
         try:
-            self._context.join(config.connect_timeout_s, patient=not (source and has_spaces))
+            self._parts.join(config.connect_timeout_s, patient=not (source and has_spaces))
         except (LearnerUnavailable, ClientFailed) as exc:
             if source and not has_spaces:
-                words = "%s: to act without a policy, the actor needs both spaces: set observation_space and action_space"
-                log.error(words, config.client_id)
+                message = "%s: to act without a policy, the actor needs both spaces: set observation_space and action_space"
+                log.error(message, config.client_id)
             if not (source and has_spaces):
                 raise
-            words = "%s: %s; until the first policy arrives, the actor acts by %s, and records no steps"
-            log.warning(words, config.client_id, exc, source)
+            message = "%s: %s; until the first policy arrives, the actor acts by %s, and records no steps"
+            log.warning(message, config.client_id, exc, source)
             if isinstance(exc, LearnerUnavailable):
-                self._io.set_absence(exc)
+                self._io.host.set_absence(exc)
             self._begin_without_policy()
         else:
             self._begin()
 
     def _begin(self) -> ActionSelector:
-        """Create the object that chooses actions by the learner's policy. Use it from now on, and return it."""
+        """Act by the learner's policy from now on."""
         before, config = self._startup, self.config
         self._spec = cast(PolicySpec, self._io.spec)
         session_parameters = cast(SessionParameters, self._io.session_parameters)
         learners = session_parameters.rollout_length or 128
         rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
-        acting = ActionSelector(self._context, self._spec, rollout, self._baseline, before)
+        acting = ActionSelector(self._parts, self._spec, rollout, self._baseline, before)
         self._episodes = acting.episodes
-        self._open, self._startup, self._context.no_policy = acting, None, None
+        self._open, self._startup, self._parts.no_policy = acting, None, None
         if before is not None:
             dropped = self._counters.get("unrecorded_actions")
-            words = "%s: the first policy has arrived, version %d; %d steps before it were not recorded"
-            log.warning(words, config.client_id, self.version, dropped)
+            message = "%s: the first policy has arrived, version %d; %d steps before it were not recorded"
+            log.warning(message, config.client_id, self.version, dropped)
         return acting
 
     def _begin_without_policy(self) -> ActionSelector:
-        """Create the object that chooses actions until the first policy arrives: by the baseline, or at random. Return it."""
+        """Act by the baseline or at random until the first policy arrives."""
         spaces = cast(ObservationSpace, self.config.observation_space), cast(Space, self.config.action_space)
         spec = self._spec = PolicySpec(*spaces, kind="none", tensors=(TensorSpec("none", (0,)),))
-        self._context.no_policy = PlaceholderPolicy(spec, 0, -1, 0)
-        acting = self._startup = StartupActionSelector(self._context, spec, 0, self._baseline)
+        self._parts.no_policy = PlaceholderPolicy(spec, 0, -1, 0)
+        acting = self._startup = StartupActionSelector(self._parts, spec, 0, self._baseline)
         self._episodes = acting.episodes
         return acting
 
     def _selector(self) -> ActionSelector:
-        """Return the object that chooses the actions, and create it if needed.
-
-        Requests for actions call this method in a forked child process, and until the first policy has arrived. A forked child
-        becomes another actor. The parent keeps the spool (queue on disk), the sockets and the running trajectories.
-
-        Raises:
-            Closed: If the agent was closed.
-        """
+        """Return the selector for requests in a forked child, and for those before the first policy has arrived."""
         startup = self._startup
-        if startup is not None and not self._context.has_policy:
+        if startup is not None and not self._parts.has_policy:
             return startup
         with self._reopening:
             if self._open is not None:  # another thread has begun to act by the policy
                 return self._open
-            if self._context.closed:
+            if self._parts.closed:
                 raise Closed("this agent is closed")
             if self._forked:
                 self._become_child()
-            return self._begin() if self._context.has_policy else self._begin_without_policy()
+            return self._begin() if self._parts.has_policy else self._begin_without_policy()
 
     def _become_child(self) -> None:
         self._forked = False
@@ -538,14 +513,14 @@ class RL4SysAgent(RL4SysCompatibility, Resource):
             log.warning("a forked child has no spool: its parent uses it")
         self._counters.add("forks")
         config = replace(self.config, actor_id=None, spool=None, policy_cache=None)
-        self._context = AgentComponents(config, self._keys, self._counters, parent=self._context)
+        self._parts = AgentComponents(config, self._keys, self._counters, parent=self._parts)
 
 
 def _after_fork() -> None:
     for agent in list(_open_agents):
         agent._forked, agent._reopening = True, threading.Lock()
         agent._open = agent._startup = None
-        agent._context.renew_locks()
+        agent._parts.renew_locks()
 
 
 def _at_exit() -> None:
@@ -567,8 +542,8 @@ def _ignore(extra: tuple[object, ...], more: Mapping[str, object]) -> None:
     for name in more:
         if closest(name, _ARGUMENTS):
             raise unknown_key(name, _ARGUMENTS, problem="no such argument")
-    given = [*(f"{value!r:.40}" for value in extra), *more]
-    log.warning("RL4SysAgent takes a file or a configuration; these further arguments are ignored: %s", ", ".join(given))
+    ignored = [*(f"{value!r:.40}" for value in extra), *more]
+    log.warning("RL4SysAgent takes a file or a configuration; these further arguments are ignored: %s", ", ".join(ignored))
 
 
 def _keys(config: AgentConfig) -> UserKeys | None:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.acting import Baseline, idle_action
+from rl4sys_zmq.actor.acting import Baseline, choose_locally, idle_action
 from rl4sys_zmq.actor.action import RL4SysAction, add_leading_axis, new_action, new_actions
 from rl4sys_zmq.actor.components import CurrentThreadState
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnActionSelector
 from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.actor.overrides import ActionOverrider
-from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnActionSelector
 from rl4sys_zmq.actor.segments import AgentIdentity
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ActionError, Closed
@@ -134,13 +134,7 @@ class FrozenAgent(Resource):
         observation, leading = self._inputs.observation(obs)
         allowed = self._inputs.mask(mask)
         traj = self._running(traj)
-        thread = self._threads.state
-        thread.take(self._policy)
-        action: RL4SysAction
-        if self._recorder is not None:
-            action = self._recorder.choose(thread, traj.state, observation, allowed)
-        else:
-            action = new_action(observation, *thread.act(observation, allowed), thread.stamp, allowed)
+        action = choose_locally(self._policy, self._threads.state, self._recorder, traj.state, observation, allowed)
         if not (isfinite(action.log_prob) and _is_finite(action.raw)):
             action = self._fallback(observation, allowed)
         add_leading_axis(action, leading)
@@ -164,16 +158,16 @@ class FrozenAgent(Resource):
             ObservationError, MaskError, ActionError, Closed: As for `request_for_action`.
         """
         self._check_open()
-        given = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
-        if not given and not self._inputs.count(obs):
+        trajectories = [None] * self._inputs.count(obs) if trajs is None else list(trajs)
+        if not trajectories and not self._inputs.count(obs):
             return [], []
-        observations = self._inputs.observations(obs, len(given))
-        allowed = self._inputs.mask(masks, len(given))
-        running = [self._running(traj) for traj in given]
+        observations = self._inputs.observations(obs, len(trajectories))
+        allowed = self._inputs.mask(masks, len(trajectories))
+        running = [self._running(traj) for traj in trajectories]
         each = self._inputs.rows(observations)
-        rows: Sequence[NDArray[np.bool_] | None] = [None] * len(given) if allowed is None else list(allowed)
+        rows: Sequence[NDArray[np.bool_] | None] = [None] * len(trajectories) if allowed is None else list(allowed)
         thread = self._threads.state
-        thread.take(self._policy)
+        thread.use(self._policy)
         actions: list[RL4SysAction]
         if self._recorder is not None:
             states = [traj.state for traj in running]
@@ -244,7 +238,7 @@ class FrozenAgent(Resource):
 
     @property
     def generation(self) -> int:
-        """The generation of the policy: the number of the training thread (learner thread) that published it."""
+        """The generation of the policy."""
         return self._policy.generation
 
     @property
@@ -287,10 +281,7 @@ class FrozenAgent(Resource):
         return FrozenTrajectory(self, self._ids.getrandbits(64))
 
     def _fallback(self, observation: Tree, mask: NDArray[np.bool_] | None) -> RL4SysAction:
-        """Return the action of the host's fallback function, because the policy gave no finite action.
-
-        Without that function, return the first allowed discrete action, or the middle of a box.
-        """
+        """Return the baseline's action, or the idle action, because the policy gave no finite action."""
         self._counters.add("policies_not_finite")
         act = self._baseline(observation, mask) if self._baseline is not None else idle_action(self._spec, mask)
         return new_action(observation, None, act, 0.0, self._threads.state.stamp, mask)
@@ -305,5 +296,4 @@ class FrozenAgent(Resource):
 
 
 def _is_finite(action: Tree) -> bool:
-    """Return True if all numbers of a raw action, an array or a tree of arrays, are finite."""
     return all(np.isfinite(leaf).all() for leaf in flatten(action)[0])

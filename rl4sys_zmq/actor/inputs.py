@@ -20,27 +20,18 @@ from rl4sys_zmq.values.trees import Tree
 MaskRefusal = Callable[[], str]
 
 SMALL = 64
-"""The largest number of array elements for which `math.hypot` finds infinity, NaN and large numbers faster than numpy."""
+"""The largest number of elements for which `math.hypot` finds infinity, NaN and large numbers faster than numpy."""
 
 
 class InputValidator:
-    """A checker of the observations and action masks that a host passes in, for one observation space and one action space.
-
-    The methods return copies, so that the host can change its own arrays afterwards.
+    """The checks of a host's observations and masks for one pair of spaces. Methods return copies.
 
     Attributes:
-        plain_dtype, plain_shape: The dtype and shape of observations that `ActionSelector.request` handles on its fast path: it
-            only copies the observation and checks the length of the vector. None if the space does not permit this.
+        plain_dtype, plain_shape: The dtype and shape of observations for the fast path of `ActionSelector.request`. None if the
+            space does not permit it.
     """
 
     def __init__(self, observation_space: LeafSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
-        """Create the checker.
-
-        Args:
-            observation_space: The space of the observations.
-            action_space: The space of the actions.
-            mask_refusal: Returns the reason why no mask can be given at the moment; empty if masks are taken.
-        """
         self._mask_refusal = mask_refusal
         self._space = observation_space
         self._bounds = integer_bounds(observation_space)
@@ -56,34 +47,21 @@ class InputValidator:
         self._parts = not isinstance(action_space, DiscreteSpace)
 
     def count(self, given: object) -> int:
-        """Return the number of observations in a batch that the host passed in. The batch is not checked.
-
-        Raises:
-            ObservationError: If `given` has no length.
-        """
+        """Return the number of observations in an unchecked batch."""
         try:
             return len(given)  # type: ignore[arg-type]
         except Exception as exc:
             raise ObservationError(f"expected a batch of observations [N, *obs], not {type(given).__name__}") from exc
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Split a checked batch into its observations, and return them as a sequence."""
         return observations  # type: ignore[no-any-return]
 
     def zero(self) -> Tree:
-        """Return an observation of zeros, to stand in for an invalid observation at the start of an episode."""
+        """Return an observation of zeros, to stand in for an invalid one at the start of an episode."""
         return np.zeros(self._shape, dtype=self._dtype)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
-        """Check and copy one observation.
-
-        Returns:
-            The observation ``[*obs]``, and True if `given` had the shape ``[1, *obs]``.
-
-        Raises:
-            ObservationError: If the shape differs, the conversion to the space's dtype would lose information, a float is not
-                finite in float32, or an integer is out of bounds.
-        """
+        """Check and copy one observation. Return it, and True if it had a leading axis of 1."""
         array = self._array(given)
         leading = False
         if array.shape != self._shape:
@@ -94,11 +72,6 @@ class InputValidator:
         return array, leading
 
     def observations(self, given: object, count: int) -> Tree:
-        """Check and copy a batch of observations ``[count, *obs]``.
-
-        Raises:
-            ObservationError: As for `observation`.
-        """
         array = self._array(given)
         if array.shape != (count, *self._shape):
             raise ObservationError(f"the batch has shape {array.shape}; {count} observations have {(count, *self._shape)}")
@@ -106,21 +79,7 @@ class InputValidator:
         return array
 
     def mask(self, given: object, count: int | None = None) -> NDArray[np.bool_] | None:
-        """Check a mask and return a boolean copy.
-
-        Args:
-            given: ``[n]`` or ``[1, n]`` for ``n`` discrete actions, ``[count, n]`` for a batch. None allows all actions. For
-                actions with several parts, ``n`` is the number of options of all choices (`ActionLayout`). Such a mask can also
-                have Gymnasium's form, as `ActionLayout.join_mask` describes; a batch is then a list or an array of `count` masks.
-            count: The number of observations in a batch. None for a single observation.
-
-        Returns:
-            ``[n]``, or ``[count, n]`` for a batch. None if `given` is None.
-
-        Raises:
-            MaskError: If the shape differs, a value is not 0 or 1, the action space is continuous, every option of a choice is
-                forbidden, or the learner's algorithm ignores masks.
-        """
+        """Return a checked boolean copy of a mask: ``[n]``, or ``[count, n]`` for a batch."""
         if given is None:
             return None
         if not self._actions:
@@ -143,7 +102,6 @@ class InputValidator:
         return mask
 
     def _read_mask(self, given: object, count: int | None) -> NDArray[np.bool_]:
-        """Return a copy of a mask, or of `count` masks, as an array of bools. Its shape is not checked."""
         try:
             given = _host(given)
             array = self._mask_array(given, count) if self._parts else np.asarray(given)
@@ -158,10 +116,7 @@ class InputValidator:
         return mask
 
     def _mask_array(self, given: object, count: int | None) -> NDArray[Any]:
-        """Return a mask for actions with several parts, or `count` of them, as an array.
-
-        A mask in Gymnasium's form is converted. A batch of such masks is a list, or an array if a mask is one.
-        """
+        """Return a mask for actions with several parts, or `count` of them, as an array. Converts Gymnasium's form."""
         n = self._actions
         flat = flat_mask(given, (n,), (1, n)) if count is None else flat_mask(given, (count, n))
         if flat is not None:
@@ -214,7 +169,7 @@ class InputValidator:
 
 
 class TreeInputValidator(InputValidator):
-    """A checker of the observations of Dict and Tuple spaces (trees of arrays). It checks each array like `InputValidator`."""
+    """The checks of observations of Dict and Tuple spaces, leaf by leaf."""
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: "") -> None:
         self._mask_refusal = mask_refusal
@@ -225,40 +180,19 @@ class TreeInputValidator(InputValidator):
         self.plain_dtype = self.plain_shape = None
 
     def count(self, given: object) -> int:
-        """Return the number of observations in a batch: the length of the first array of the tree.
-
-        Raises:
-            ObservationError: If the tree has another structure, or its first array no length.
-        """
         return super().count(self._leaves.flatten(given)[0])
 
     def rows(self, observations: Tree) -> Sequence[Any]:
-        """Split a checked batch into its observations, and return them as a sequence of trees."""
         return self._leaves.rows(observations)
 
     def zero(self) -> Tree:
-        """Return an observation of zeros, to stand in for an invalid observation at the start of an episode."""
         return self._leaves.unflatten(reader.zero() for reader in self._readers)
 
     def observation(self, given: object) -> tuple[Tree, bool]:
-        """Check and copy one observation.
-
-        Returns:
-            The observation as a tree of arrays, and True if each given array had a leading axis of 1.
-
-        Raises:
-            ObservationError: If the keys or lengths differ from those of the space, or if an array is invalid, as in
-                `InputValidator`.
-        """
         read = self._read(given, lambda reader, leaf: reader.observation(leaf))
         return self._leaves.unflatten(leaf for leaf, _ in read), all(leading for _, leading in read)
 
     def observations(self, given: object, count: int) -> Tree:
-        """Check and copy a batch of observations: a tree of arrays ``[count, *leaf]``.
-
-        Raises:
-            ObservationError: As for `observation`.
-        """
         return self._leaves.unflatten(self._read(given, lambda reader, leaf: reader.observations(leaf, count)))
 
     def _read(self, given: object, read: Callable[[InputValidator, object], Any]) -> list[Any]:
@@ -274,20 +208,14 @@ class TreeInputValidator(InputValidator):
 def inputs_for(
     observation_space: ObservationSpace, action_space: Space, mask_refusal: MaskRefusal = lambda: ""
 ) -> InputValidator:
-    """Return the checker of a host's input for these spaces: a `TreeInputValidator` if observations are dicts or tuples.
-
-    The arguments are those of `InputValidator`.
-    """
     if isinstance(observation_space, DictSpace | TupleSpace):
         return TreeInputValidator(observation_space, action_space, mask_refusal)
     return InputValidator(observation_space, action_space, mask_refusal)
 
 
 def _host(given: object) -> object:
-    """Return a tensor as a numpy array, any other object unchanged.
-
-    Each object with a method ``detach`` counts as a tensor, so that the check does not import torch.
-    """
+    """Return a tensor as a numpy array, any other object unchanged."""
+    # Each object with `detach` counts as a tensor, so that the check does not import torch.
     detach = getattr(given, "detach", None)
     if detach is not None:
         return np.asarray(detach().cpu().numpy())

@@ -21,14 +21,11 @@ from rl4sys_zmq.values.segment import SOURCE_RULE, is_source
 from rl4sys_zmq.values.trees import Tree
 
 MAX_SOURCES = 64
-"""The largest number of sources of one agent. A message to the learner lists at most 255 layouts, two for each source."""
+"""The largest number of sources of one agent. A message lists at most 255 layouts, two for each source."""
 
 
 class ActionOverrider:
-    """The object that checks the actions by which a host overrides those of one policy kind, and records them.
-
-    Several threads can use it.
-    """
+    """The checks and the record of the actions by which a host overrides a policy's. Several threads can use it."""
 
     def __init__(self, spec: PolicySpec) -> None:
         space = spec.action_space
@@ -39,17 +36,7 @@ class ActionOverrider:
 
     @without_float_errors
     def override(self, step: EpisodeStep, act: object, source: str, state: Any) -> Tree:
-        """Change the action that a step records, and its log-probability. Return the action for the environment.
-
-        Args:
-            step: The step. If no policy chose its action, it stays unrecorded.
-            act: The action that the host does instead.
-            source: Who or what chose it, as in `Segment.source`.
-            state: The state of the policy before the step; None without one.
-
-        Raises:
-            ActionError: If the step is already stored, or an argument is invalid.
-        """
+        """Change the action that a step records, and its log-probability. Return the action for the environment."""
         if step.writer is not None:
             raise ActionError("this action is stored already; call override before add_to_trajectory")
         self._check_source(source)
@@ -72,10 +59,10 @@ class ActionOverrider:
             raise ActionError(f"{source!r} is one source too many; an agent has at most {MAX_SOURCES}")
         self._sources.add(source)
 
-    def _checked(self, given: object, mask: NDArray[np.bool_] | None) -> Tree:
+    def _checked(self, action: object, mask: NDArray[np.bool_] | None) -> Tree:
         """Return a checked copy of an action, in the dtypes of the space."""
         try:
-            act = self._reader.observation(given)[0]
+            act = self._reader.observation(action)[0]
         except ObservationError as exc:
             raise ActionError(str(exc).replace("observation", "action")) from exc
         layout = self._layout

@@ -18,16 +18,13 @@ from rl4sys_zmq.errors import (
     CallRefused,
     CallTimeout,
     Closed,
-    LearnerUnavailable,
     RL4SysError,
 )
 from rl4sys_zmq.liveness import INFERENCE_RETRY_S
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.policies import RandomSource
 from rl4sys_zmq.private import fixed_path
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 if TYPE_CHECKING:
     from rl4sys_zmq.rpc import Caller
@@ -35,46 +32,18 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 NOT_READY_RETRY_S = 0.01
-"""The pause before the next call of a learner that has started, but does not have the policy so far, in seconds."""
+"""The pause before the next call of a learner that has started but has no policy so far, in seconds."""
 MIN_TIMEOUT_S = 0.001
-"""The shortest deadline of a call, in seconds."""
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
-"""The answer of the inference service: raw actions ``[N, *act]`` to train on, actions ``[N, *act]`` for the environment, their
-log-probabilities ``[N]``, and the (generation, version) of the policy that chose them."""
-
-
-class PlaceholderPolicy:
-    """A placeholder for the policy of an actor without weights.
-
-    An actor with ``inference: remote`` gets all its actions from the learner. The placeholder then has the version of the
-    learner's policy. Another actor that started without its learner has a placeholder of version -1 until its first policy
-    arrives. The methods `act` and `act_batch` raise LearnerUnavailable.
-    """
-
-    def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
-        self.spec = spec
-        self.snapshot = PolicySnapshot(generation, version, digest, np.empty(0, np.float32))
-        self.generation, self.version = generation, version
-
-    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> Any:
-        """Raise LearnerUnavailable, because there are no weights to act by."""
-        raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
-
-    act_batch = act
+"""Raw actions ``[N, *act]``, actions for the environment, log-probabilities ``[N]``, and (generation, version)."""
 
 
 class InferenceCaller(Resource):
-    """The connection to the learner's inference service, which chooses actions for this actor.
-
-    Any host thread can call `ask`. Each call waits for its own answer, for at most ``inference_timeout_s``.
-
-    Attributes:
-        required: True if this actor has no local policy that could choose instead (``inference: remote``).
-    """
+    """The connection to the learner's inference service. Any host thread can call `ask`."""
 
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
-        self.required = config.inference == "remote"
+        self.required = config.inference == "remote"  # no local policy could choose instead
         self._config, self._counters = config, counters
         self._keys = fixed_path(config.keys) if config.keys is not None else None
         self._method = f"policy/{config.client_id}"
@@ -85,19 +54,7 @@ class InferenceCaller(Resource):
         self._not_before = 0.0
 
     def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
-        """Request actions from the learner. Return None if the local policy must choose instead.
-
-        If there is a local policy, it chooses for `INFERENCE_RETRY_S` seconds after a failed call. Then the learner is
-        called again.
-
-        Args:
-            new_address: The address of the service, which the learner sent in the handshake; empty if there is no such service.
-            observations: ``[N, *obs]``, checked.
-            masks: ``[N, n]`` or None, checked.
-
-        Raises:
-            CallError: If the learner does not answer in time or refuses, and there is no local policy.
-        """
+        """Return the learner's actions, or None if the local policy must choose: for a while after a failed call."""
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
             return None
@@ -117,7 +74,6 @@ class InferenceCaller(Resource):
         return answer
 
     def close(self) -> None:
-        """Close the connections. Calls in progress, and later ones, fail."""
         with self._lock:
             self._closed = True
             client, self._caller = self._caller, None
@@ -170,15 +126,6 @@ class InferenceCaller(Resource):
 
 
 def _read(reply: Any, count: int) -> Answer:
-    """Check the reply of the inference service and return its parts.
-
-    Args:
-        reply: The decoded reply.
-        count: The number of actions that were requested.
-
-    Raises:
-        LookupError, TypeError, ValueError: If the answer is malformed.
-    """
     raw, act, log_probs = reply["raw"], reply["act"], reply["log_prob"]
     stamp = reply["generation"], reply["version"]
     if not (len(raw) == len(act) == len(log_probs) == count and np.isfinite(log_probs).all()):

@@ -1,4 +1,4 @@
-"""The attributes of an agent that programs written for RL4Sys (an earlier library with the same calls) read."""
+"""The attributes of an agent that programs written for RL4Sys read."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ else:
 
 
 class KeywordLogger(_Adapter):
-    """A logger whose methods accept keywords, such as ``info("sent", steps=3)``, and append them to the message.
-
-    Programs that were written for RL4Sys (an earlier library with the same calls) log in this way.
-    """
+    """A logger whose methods accept keywords, such as ``info("sent", steps=3)``, and append them to the message."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Append the keywords that `logging` does not know to the message. Return it and the other keywords."""
+        """Append the keywords that `logging` does not know to the message."""
         known = {key: kwargs.pop(key) for key in ("exc_info", "stack_info", "stacklevel", "extra") if key in kwargs}
         pairs = ", ".join(f"{key}={value}" for key, value in kwargs.items())
         return (f"{msg} ({pairs})" if pairs else msg), known
 
 
 class RL4SysCompatibility:
-    """The attributes that programs written for RL4Sys (an earlier library with the same calls) read from an agent.
+    """The attributes that programs written for RL4Sys read from an agent.
 
     Each access reads the configuration and the policy.
 
@@ -61,16 +58,13 @@ class RL4SysCompatibility:
 
     @property
     def _trajectory_buffer(self) -> Sized:
-        """The segments that wait for rewards or for the learner's acknowledgement. Only ``len()`` is possible.
-
-        In RL4Sys it is a list of trajectories that were not sent. Nothing can be added or removed here.
-        """
+        """The segments that wait for rewards or for an acknowledgement; only ``len()`` is possible, as with RL4Sys's list."""
         stats = self.stats()
         return range(stats["waiting_for_rewards"] + stats["in_actor"])
 
     @property
     def client_id(self) -> str:
-        """The name of the client (the policy that the agent uses, with its training)."""
+        """The name of the client."""
         return self.config.client_id
 
     @property
@@ -105,7 +99,7 @@ class RL4SysCompatibility:
     def local_version(self) -> int:
         """Another name of `RL4SysAgent.version`.
 
-        In RL4Sys, an earlier library with the same calls, versions count the updates, and all actions of a trajectory have one
-        version. Here a version is a publication (`publish_every_updates`), and each action has the version that chose it.
+        In RL4Sys versions count the updates, and all actions of a trajectory have one version. Here a version is a publication
+        (`publish_every_updates`), and each action has the version that chose it.
         """
         return self.version

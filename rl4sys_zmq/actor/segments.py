@@ -1,11 +1,11 @@
-"""Unfinished segments (runs of consecutive steps): those that a host thread writes, and those that wait for late rewards."""
+"""Unfinished segments: those that a host thread writes, and those that wait for late rewards."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.observation_column import TreeColumn, new_action_column, new_column
-from rl4sys_zmq.actor.segment_queue import Outbox
+from rl4sys_zmq.actor.io.segment_queue import Outbox
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import BadInput, RewardError
 from rl4sys_zmq.limits import RECENT_EPISODES
@@ -22,7 +21,9 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, evaluation_of
 from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values.observations import SpaceLeaves, leaves_of
 from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.wire.layout import action_dtype
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.overrides import ActionOverrider
@@ -34,30 +35,14 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 
 class AgentIdentity:
-    """The agent to which actions and trajectories belong, as they know it. Each agent has one object; objects are not equal.
-
-    The agent in a forked child has the same object as in the parent.
-
-    Attributes:
-        overrider: The object that overrides actions. Set before the agent chooses its first action.
-    """
+    """The agent to which actions and trajectories belong. The agent in a forked child has its parent's object."""
 
     def __init__(self, counters: Counters, *, drops_bad_input: bool) -> None:
-        """Create the identity of one agent.
-
-        Args:
-            counters: The counters of its host threads.
-            drops_bad_input: True with ``on_bad_input: drop``.
-        """
         self._counters, self._drops_bad_input = counters, drops_bad_input
-        self.overrider: ActionOverrider | None = None
+        self.overrider: ActionOverrider | None = None  # set before the agent chooses its first action
 
     def refuse(self, error: BadInput) -> None:
-        """Refuse invalid input of the host: raise `error`, or with ``on_bad_input: drop`` count it as ``bad_input.ERROR``.
-
-        Raises:
-            BadInput: The given error, unless the agent drops invalid input.
-        """
+        """Raise `error`, or with ``on_bad_input: drop`` count it as ``bad_input.ERROR``."""
         if not self._drops_bad_input:
             raise error
         self._counters.add(f"bad_input.{type(error).__name__}")
@@ -65,85 +50,80 @@ class AgentIdentity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyStamp:
-    """The record, kept with each action, of the policy version and the agent that chose the action.
-
-    All actions that one host thread chooses by one policy version share one object.
+    """The policy version and the agent that chose an action. All actions of one thread and version share one object.
 
     Attributes:
-        generation: The generation of the policy: the number of the learner thread that published it.
-        version: The version of the policy: the number of its publication.
-        owner: The agent.
-        source: The source of an overridden action, as in `Segment.source`; empty if the policy chose the action.
         policy: Returns the policy, or None if it is gone or was never here. A strong reference would keep the weights of each
             version in memory as long as the host keeps an action of it.
-        sampler: The random numbers of the thread; None if the policy was never here.
     """
 
     generation: int
     version: int
     owner: AgentIdentity
-    source: str = ""
+    source: str = ""  # source of an overridden action, as in `Segment.source`; empty if the policy chose the action
     policy: Callable[[], Policy | None] = field(default=lambda: None, repr=False)
-    sampler: RandomSource | None = None
+    sampler: RandomSource | None = None  # random numbers of the thread; None if the policy was never here
 
 
 class EpisodeStep:
-    """One step of an episode: an observation, an action, and its reward.
-
-    The step is first an object. `SegmentWriter.write` then copies it into the columns of a segment (a run of steps).
-
-    Attributes:
-        obs: The observation ``[*obs]``, or a tree of arrays.
-        raw: The action to train on (before clipping or squashing), None if no policy chose the action.
-        log_prob: The log-probability of `raw` under the policy.
-        stamp: The policy version that chose the action.
-        mask: ``[n]``, True where an action was allowed, or None.
-        known_reward: The reward, None until the host sets it.
-        writer: The `SegmentWriter` that has a copy of the step, None before the step is added to a trajectory.
-        row: The row of the step in `writer`. Unset before the step is added.
-    """
+    """One step of an episode, before `SegmentWriter.write` copies it into the columns of a segment."""
 
     __slots__ = ("known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
 
     obs: Tree
-    raw: Any
+    raw: Any  # action to train on (before clipping or squashing), None if no policy chose the action
     log_prob: float
     stamp: PolicyStamp
-    mask: NDArray[np.bool_] | None
+    mask: NDArray[np.bool_] | None  # `[n]`, True where an action was allowed, or None
     known_reward: float | None
-    writer: SegmentWriter | None
-    row: int
+    writer: SegmentWriter | None  # `SegmentWriter` that has a copy of the step, None before the step is added to a trajectory
+    row: int  # row of the step in `writer`. Unset before the step is added
+
+
+class TreeColumn:
+    """A list of elements of a Dict or Tuple space: one array ``[rows, *leaf]`` for each leaf, used like a single array."""
+
+    __slots__ = ("_columns", "_leaves")
+
+    def __init__(self, leaves: SpaceLeaves, rows: int, dtypes: Sequence[str]) -> None:
+        self._leaves = leaves
+        self._columns = [np.empty((rows, *space.shape), dtype=dtype) for space, dtype in zip(leaves.spaces, dtypes, strict=True)]
+
+    def __setitem__(self, row: int, element: Tree) -> None:
+        for column, value in zip(self._columns, self._leaves.flatten(element), strict=True):
+            column[row] = value
+
+    def __getitem__(self, index: int | slice) -> Tree:
+        return self._leaves.unflatten(column[index] for column in self._columns)
+
+    def copy_row(self, row: int) -> Tree:
+        return self._leaves.unflatten(np.array(column[row]) for column in self._columns)
+
+    def grow(self, rows: int) -> None:
+        """Add `rows` rows to each array, at most as many as it has."""
+        self._columns = [_grown(column, rows) for column in self._columns]
+
+
+def new_column(space: ObservationSpace, rows: int) -> Tree:
+    """Return storage for `rows` observations: an array ``[rows, *obs]``, or a `TreeColumn`."""
+    if space.shape is None:
+        leaves = leaves_of(space)
+        return TreeColumn(leaves, rows, [leaf.dtype for leaf in leaves.spaces])
+    return np.empty((rows, *space.shape), dtype=space.dtype)
+
+
+def new_action_column(space: Space, rows: int) -> Tree:
+    """Return storage for `rows` raw actions, in the dtypes of segments."""
+    if space.shape is None:
+        leaves = leaves_of(space)
+        return TreeColumn(leaves, rows, [action_dtype(leaf) for leaf in leaves.spaces])
+    return np.empty((rows, *space.shape), dtype=action_dtype(space))
 
 
 class SegmentWriter:
-    """The columns of one unfinished segment (a run of consecutive steps). Row ``t`` of all columns is one step.
+    """The columns of one unfinished segment. Row ``t`` of all columns is one step.
 
     A segment is *open* while steps are added. A *closed* segment gets no more steps, but can wait for late rewards.
-
-    Attributes:
-        observations: ``[rows + 1, *obs]``, or a `TreeColumn`. Row `steps` can have the observation after the last step, from
-            which the learner bootstraps.
-        actions: ``[rows, *act]``, the actions to train on.
-        rewards: ``[rows]`` float32, NaN where the reward is missing.
-        log_probs: ``[rows]`` float32, the log-probabilities of the actions.
-        versions: ``[rows]`` uint64, the policy versions. Unwritten rows already have the version of the last written row.
-        masks: ``[rows + 1, n]`` bool, None if no step has had a mask.
-        stamp: The policy version that chose the last step, None before the first step.
-        generation: The number of the learner thread that published the policy of these steps. Set with the first step.
-        source: The source of the actions, as in `Segment.source`. Set with the first step.
-        limit: The number of steps at which the segment is complete.
-        rows: The number of rows for which the columns have memory. The columns grow when they are full.
-        steps: The number of steps written.
-        missing: The number of steps without a reward.
-        segment_index: The index of the segment in its episode, from 0. An index is skipped where steps are missing.
-        terminated: True if the episode reached a terminal state with the last step.
-        truncated: True if the host ended the episode after the last step for another reason, such as a time limit.
-        capped: True if the episode continues, but reached ``max_traj_length`` with this segment.
-        pending: The `LateRewardQueue` through which rewards are set, once the segment is closed or a row was read back. None
-            before that: rewards are then written directly.
-        left: True once the segment has gone to the outbox (the queue for sending) or was dropped. Its rewards can no longer be
-            set.
-        episode_length: The number of steps of the whole episode, if this is its last segment. Otherwise None.
     """
 
     __slots__ = (
@@ -176,30 +156,30 @@ class SegmentWriter:
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, max_steps: int, segment_index: int) -> None:
         rows = min(max_steps, FIRST_ROWS)
-        self.limit = max_steps
-        self.rows = rows
+        self.limit = max_steps  # number of steps at which the segment is complete
+        self.rows = rows  # number of rows for which the columns have memory
         self._space = action_space
-        self.observations = new_column(observation_space, rows + 1)
-        self.actions: Tree = new_action_column(action_space, rows)
-        self.rewards = NO_REWARDS[:rows].copy()  # takes a third of the time of np.full, at each cut
-        self.log_probs = np.empty(rows, dtype=np.float32)
-        self.versions = np.empty(rows, dtype=np.uint64)
-        self.masks: NDArray[np.bool_] | None = None
+        self.observations = new_column(observation_space, rows + 1)  # the last row: the observation after the last step
+        self.actions: Tree = new_action_column(action_space, rows)  # `[rows, *act]`, the raw actions
+        self.rewards = NO_REWARDS[:rows].copy()  # NaN: missing; a third of the time of np.full
+        self.log_probs = np.empty(rows, dtype=np.float32)  # `[rows]` float32
+        self.versions = np.empty(rows, dtype=np.uint64)  # `[rows]`; unwritten rows have the version of the last written row
+        self.masks: NDArray[np.bool_] | None = None  # `[rows + 1, n]` bool, None if no step has had a mask
         self._bootstrap = False
-        self.segment_index = segment_index
+        self.segment_index = segment_index  # from 0 in the episode; an index is skipped where steps are missing
         self._view()
         self.stamp: PolicyStamp | None = None
         self.generation = 0
         self.source = ""
         self.steps = 0
         self.missing = 0
-        self.pending: LateRewardQueue | None = None
-        self.left = False
-        self.terminated = self.truncated = self.capped = False
-        self.episode_length: int | None = None
+        self.pending: LateRewardQueue | None = None  # sets rewards once the segment is closed or a row was read back
+        self.left = False  # true once the segment has gone to the outbox or was dropped. Its rewards can no longer be set
+        self.terminated = self.truncated = False
+        self.capped = False  # the episode continues, but reached `max_traj_length` with this segment
+        self.episode_length: int | None = None  # of the whole episode, if this is its last segment
 
     def write(self, step: EpisodeStep) -> None:
-        """Write one step as the next row of all columns."""
         row = self.steps
         if row == self.rows:
             self._grow()
@@ -224,18 +204,11 @@ class SegmentWriter:
         self.steps = row + 1
 
     def continues(self, step: EpisodeStep) -> bool:
-        """Return True if `step` can be the next row of this segment, which has steps; False if it must start a new one.
-
-        The generation and the source are the same. A subclass for policies with a state also compares that state.
-        """
+        """Return True if `step` can be the next row of this segment, which has steps."""
         return self.generation == step.stamp.generation and self.source == step.stamp.source
 
     def set_reward(self, row: int, reward: float, first: bool) -> None:
-        """Write the reward of a row. `first` is False if the row already has a reward.
-
-        Raises:
-            RewardError: If the segment is already queued for sending or was dropped.
-        """
+        """Write the reward of a row. `first` is False if the row already has a reward."""
         if self.left:
             if self.missing:
                 raise RewardError(f"step {row} was dropped: not all rewards of its segment came within reward_timeout_s")
@@ -247,35 +220,22 @@ class SegmentWriter:
         self._reward_cells[row] = reward
 
     def first_missing(self) -> int:
-        """Return the index of the first row without a reward. Call this method only if `missing` is not 0."""
+        """Return the index of the first row without a reward. There must be one."""
         return int(np.isnan(self.rewards[: self.steps]).argmax())
 
     def close(self, observation: Tree | None, mask: NDArray[np.bool_] | None) -> None:
-        """Close the segment (run of steps): record the observation after its last step. It gets no more steps.
-
-        Args:
-            observation: The observation after the last step, from which the learner bootstraps. None if the episode reached a
-                terminal state.
-            mask: The mask of that observation, or None.
-        """
+        """Record the observation after the last step. The segment gets no more steps."""
         if observation is not None:
             self._bootstrap = True
             self.observations[self.steps] = observation
             if mask is not None or self.masks is not None:
                 self._set_mask(self.steps, mask)
 
-    def read(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
-        """Fill a step object with copies of a row, so that the host can read a recorded step and set its reward.
-
-        Set the attribute `pending` before. Rewards then go through that queue, and the row and its two step objects agree.
-
-        Args:
-            row: The index of the row.
-            step: The new object to fill.
-            owner: The agent, as in `PolicyStamp`.
-        """
+    def fill_step(self, row: int, step: EpisodeStep, owner: AgentIdentity) -> None:
+        """Fill a step object with copies of a row, so that the host can read it and set its reward through `pending`."""
         reward = self._reward_cells[row]
-        step.obs, step.raw, step.log_prob = self._row(row), _copied_row(self.actions, row), self._log_prob_cells[row]
+        step.obs, step.raw = _copied_row(self.observations, row), _copied_row(self.actions, row)
+        step.log_prob = self._log_prob_cells[row]
         step.stamp = PolicyStamp(self.generation, int(self.versions[row]), owner, self.source)
         step.mask = None if self.masks is None else self.masks[row].copy()
         step.known_reward = None if isnan(reward) else reward
@@ -283,28 +243,18 @@ class SegmentWriter:
 
     @property
     def last_observation(self) -> Tree:
-        """A copy of the observation of the last recorded step. There must be at least one step."""
-        return self._row(self.steps - 1)
+        return _copied_row(self.observations, self.steps - 1)
 
     @property
     def last_mask(self) -> NDArray[np.bool_] | None:
-        """A copy of the mask of the last recorded step, or None without masks. There must be at least one step."""
         return None if self.masks is None else self.masks[self.steps - 1].copy()
 
     @property
     def reward_sum(self) -> float:
-        """The sum of the rewards of all steps in this segment (run of steps). Every step must have a reward."""
         return float(np.add.reduce(self.rewards[: self.steps], dtype=np.float64))
 
     def build(self, episode_id: int, episode_return: float | None) -> Segment:
-        """Return the finished segment (run of steps), ready to be sent.
-
-        Its arrays are views of these columns, so do not write to the columns afterwards.
-
-        Args:
-            episode_id: The number of the episode.
-            episode_return: The sum of the rewards of the whole episode, if this is its last segment. Otherwise None.
-        """
+        """Return the finished segment, whose arrays are views of these columns."""
         self.left = True
         n = self.steps
         rows = n + self._bootstrap
@@ -326,10 +276,6 @@ class SegmentWriter:
             source=self.source,
         )
 
-    def _row(self, row: int) -> Tree:
-        """Return a copy of the observation in the row with this index."""
-        return _copied_row(self.observations, row)
-
     def _set_mask(self, row: int, mask: NDArray[np.bool_] | None) -> None:
         if self.masks is None:
             self.masks = np.ones((self.rows + 1, action_layout(self._space).logits), dtype=np.bool_)
@@ -337,16 +283,9 @@ class SegmentWriter:
 
     def _grow(self) -> None:
         rows = self.rows
-        if isinstance(self.observations, TreeColumn):
-            self.observations.grow(rows)
-        else:
-            self.observations = np.concatenate([self.observations, np.empty_like(self.observations[:rows])])
-        if isinstance(self.actions, TreeColumn):
-            self.actions.grow(rows)
-        else:
-            self.actions = np.concatenate([self.actions, np.empty_like(self.actions)])
+        self.observations, self.actions = _grown(self.observations, rows), _grown(self.actions, rows)
         self.rewards = np.concatenate([self.rewards, np.full(rows, np.nan, dtype=np.float32)])
-        self.log_probs = np.concatenate([self.log_probs, np.empty_like(self.log_probs)])
+        self.log_probs = _grown(self.log_probs, rows)
         self.versions = np.concatenate([self.versions, np.full_like(self.versions, self.versions[-1])])
         if self.masks is not None:
             self.masks = np.concatenate([self.masks, np.ones_like(self.masks[:rows])])
@@ -354,88 +293,70 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Create memoryviews of the columns, for fast writes of single numbers: in half the time of a write to an array."""
+        """Create memoryviews of the columns: half the time of a write of a single number to an array."""
         self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells: Any = self.log_probs.data
         self._reward_cells: Any = self.rewards.data
 
 
+def _grown(column: Any, rows: int) -> Any:
+    """Return a column with `rows` more rows, at most as many as it has."""
+    if isinstance(column, TreeColumn):
+        column.grow(rows)
+        return column
+    return np.concatenate([column, np.empty_like(column[:rows])])
+
+
 def _copied_row(column: Tree, row: int) -> Tree:
-    """Return a copy of the element in one row of a column."""
     return column.copy_row(row) if isinstance(column, TreeColumn) else column[row].copy()
 
 
 class PendingEpisodeSegments:
-    """The segments (runs of steps) of one episode that get no more steps and wait for late rewards.
-
-    Only `LateRewardQueue` changes this object, under its lock.
+    """The closed segments of one episode that wait for late rewards. `LateRewardQueue` changes it under its lock.
 
     Attributes:
-        episode_id: The random number of the episode.
-        writers: The waiting segments, oldest first.
-        reward_sum: The sum of the rewards in the segments that were already queued for sending.
-        lost: True if a segment of the episode was dropped, or a step was not stored. The sum of the episode's rewards is then
-            unknown.
+        lost: True if steps of the episode are missing. The sum of the episode's rewards is then unknown.
         overridden: True if the host overrode a step. The sum of the episode's rewards is then not the policy's.
-        held: The waiting segment to which the steps in `late` can be added; None if there is none.
-        late: The steps that were requested before the end of the episode and not added so far, and then the last step, which has
-            a segment of its own after `held`.
+        late: The steps that were requested before the end of the episode and not added so far, and then the last step, which
+            has a segment of its own after `held`.
     """
 
     __slots__ = ("episode_id", "held", "late", "lost", "overridden", "reward_sum", "writers")
 
     def __init__(self, episode_id: int) -> None:
         self.episode_id = episode_id
-        self.writers: list[SegmentWriter] = []
-        self.reward_sum = 0.0
+        self.writers: list[SegmentWriter] = []  # waiting segments, oldest first
+        self.reward_sum = 0.0  # sum of the rewards in the segments that were already queued for sending
         self.lost = self.overridden = False
-        self.held: SegmentWriter | None = None
+        self.held: SegmentWriter | None = None  # the waiting segment to which the steps in `late` can be added
         self.late: deque[EpisodeStep] = deque()
 
 
 class LateRewardQueue:
-    """The segments (runs of steps) that wait for late rewards before they go to the outbox (the queue for sending).
+    """The segments that wait for late rewards before they go to the outbox, those of an episode in order.
 
-    The segments of an episode go to the outbox in order, each one once it has all its rewards. Host threads share one lock here,
-    because one thread can drop overdue segments of another thread's episode. The I/O thread never takes the lock, and no thread
-    blocks while it holds the lock.
+    Host threads share one lock here, because one thread can drop overdue segments of another thread's episode. The I/O thread
+    never takes the lock, and no thread blocks while it holds the lock.
 
     Attributes:
         late: For each segment with a missing reward: its deadline (monotonic time in seconds), its episode, and the segment.
-            Changed only under the lock.
-        episodes: Number of episodes whose last segment has gone to the outbox.
-        returns: The return (sum of all rewards) of each of the latest of these episodes. Episodes of which a segment was
-            dropped are not included.
     """
 
     def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None], *, evaluates: bool = False) -> None:
-        """Create an empty queue.
-
-        Args:
-            outbox: The queue for sending.
-            reward_timeout_s: Longest time that a segment waits for a reward, in seconds.
-            wake: Wakes the I/O thread.
-            evaluates: True for an actor that does not explore. Of each episode with a known return, only the last step goes to
-                the outbox, marked as an evaluation.
-        """
         self._outbox, self._evaluates = outbox, evaluates
         self._reward_timeout_s = reward_timeout_s
         self._wake = wake
         self._lock = threading.RLock()
         self._warned = False
         self.late: list[tuple[float, PendingEpisodeSegments, SegmentWriter]] = []
-        self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self.episodes = 0  # number of episodes whose last segment has gone to the outbox
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)  # of the latest of these, without incomplete ones
 
     def renew_lock(self) -> None:
-        """Replace the lock, in a forked child."""
         self._lock = threading.RLock()
 
     def close(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
-        """Add the next closed segment (run of steps) of an episode.
-
-        It goes to the outbox (the queue for sending) at once, if it has all rewards and no earlier segment waits.
-        """
+        """Add the next closed segment of an episode. It goes to the outbox once it and all before it have their rewards."""
         with self._lock:
             writer.pending = self
             closed.writers.append(writer)
@@ -444,11 +365,7 @@ class LateRewardQueue:
             self._release(closed)
 
     def set_reward(self, writer: SegmentWriter, row: int, reward: float) -> None:
-        """Write a late reward into a closed segment (run of steps). Queue the segments for sending that are now complete.
-
-        Raises:
-            RewardError: If the segment was already queued for sending or was dropped.
-        """
+        """Write a late reward into a closed segment. Queue the segments for sending that are now complete."""
         with self._lock:
             writer.set_reward(row, reward, bool(np.isnan(writer.rewards[row])))
             complete = {id(closed): closed for _, closed, waiting in self.late if not waiting.missing}
@@ -457,16 +374,7 @@ class LateRewardQueue:
                 self._release(closed)
 
     def join(self, step: EpisodeStep, limit: int) -> PendingEpisodeSegments | None:
-        """Write a late step of an ended episode into the segment that is held for such steps. It then waits for its reward too.
-
-        Args:
-            step: The step.
-            limit: The longest segment that the learner accepts, in steps.
-
-        Returns:
-            The waiting segments of the episode to which the step belongs. None if no episode waits for the step, or if its held
-            segment is full or ends with another step than the one before.
-        """
+        """Write a late step of an ended episode into the segment that is held for such steps, if it fits."""
         with self._lock:
             closed = next((closed for _, closed, _ in self.late if closed.held is not None and closed.late[0] is step), None)
             if closed is None:
@@ -487,7 +395,7 @@ class LateRewardQueue:
             return closed
 
     def expire(self) -> None:
-        """Drop and count the segments (runs of steps) that have waited for rewards longer than ``reward_timeout_s``."""
+        """Drop and count the segments that have waited for rewards longer than ``reward_timeout_s``."""
         now = time.monotonic()
         with self._lock:
             expired = [entry for entry in self.late if entry[0] <= now]
@@ -508,7 +416,7 @@ class LateRewardQueue:
             )  # fmt: skip
 
     def _end_late(self, closed: PendingEpisodeSegments) -> None:
-        """Let no more late steps be added to an episode. If some are missing, leave a gap in the indices after the others."""
+        """Let no more late steps be added to an episode. If some are missing, leave a gap in the indices."""
         held, closed.held = closed.held, None
         if held is not None and len(closed.late) > 1:
             closed.lost = True
@@ -516,11 +424,10 @@ class LateRewardQueue:
                 writer.segment_index += writer.segment_index > held.segment_index
 
     def _wait(self, closed: PendingEpisodeSegments, writer: SegmentWriter) -> None:
-        """Let a segment (run of steps) with a missing reward wait for at most ``reward_timeout_s`` from now."""
         self.late.append((time.monotonic() + self._reward_timeout_s, closed, writer))
 
     def _release(self, closed: PendingEpisodeSegments) -> None:
-        """Queue the episode's closed segments (runs of steps) for sending, in order, up to the first with a missing reward."""
+        """Queue the episode's closed segments for sending, in order, up to the first with a missing reward."""
         while closed.writers and not closed.writers[0].missing:
             writer = closed.writers[0]
             if writer is closed.held:

@@ -1,4 +1,4 @@
-"""Trajectories (episodes): their start, their end, and their division into segments, the parts that are sent to the learner."""
+"""Trajectories: the start and end of episodes, and their division into segments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.components import AgentComponents
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter, recorded_actions
 from rl4sys_zmq.actor.segments import PendingEpisodeSegments, SegmentWriter
 from rl4sys_zmq.errors import ActionError, BadInput, ObservationError, RewardError
 from rl4sys_zmq.logs import get_logger
@@ -25,22 +25,15 @@ from rl4sys_zmq.values.trees import Tree
 log = get_logger(__name__)
 
 MAX_REQUESTED = 1024
-"""The largest number of actions of one trajectory that are kept after their request, though the host has given them up.
-
-Those that the host holds are kept as well, because it can add them.
-"""
+"""The largest number of requested actions of one trajectory that are kept though the host has given them up."""
 
 
 class RequestedActions(deque[RL4SysAction]):
-    """The actions that were requested and not added so far, in order, for one trajectory or for several that follow one another.
-
-    Attributes:
-        newest: The newest of these trajectories. None if there is only one.
-    """
+    """The actions that were requested and not added so far, in order, for one trajectory or several in a row."""
 
     __slots__ = ("newest",)
 
-    newest: RL4SysTrajectory | None
+    newest: RL4SysTrajectory | None  # newest of these trajectories. None if there is only one
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,26 +41,16 @@ class RequestedActions(deque[RL4SysAction]):
 
 
 class RL4SysTrajectory:
-    """One episode, which `RL4SysAgent.request_for_action` starts.
+    """One episode, which `RL4SysAgent.request_for_action` starts. Its steps are sent in segments while it runs.
 
-    The steps are recorded in columns, and sent while the episode runs, in segments (runs of consecutive steps).
-
-    `version`, `actions` and the methods are for programs that were written for RL4Sys, an earlier library with the same calls.
-    There a trajectory is a list of actions, which is sent as a whole after its end.
+    `version`, `actions` and the methods are for programs that were written for RL4Sys. There a trajectory is a list of actions,
+    which is sent as a whole after its end.
 
     Attributes:
         episode_id: A random 64-bit number that identifies the episode.
         completed: True after `mark_end_of_trajectory`. The next request then starts another trajectory.
     """
 
-    # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
-    # `selected_under` is the agent's policy at the time `policy` was selected: as long as the agent has the same policy, `policy`
-    # is valid. `state` is the state of a policy with extra columns after the last added action. `has_credit` is True once the
-    # learner has permitted the steps of the open segment. `marked` is the action with which the episode was ended.
-    # `cap_left` counts down from ``max_traj_length``, and `steps_before` counts the steps of earlier segments. `requested` has
-    # the actions that were requested and not added so far, also those of the ended trajectory that this one follows. `first` is
-    # the first action that was requested for this trajectory itself; None if it has only actions that were requested before it
-    # began. `cut_index` is the index of the last cut segment.
     __slots__ = (
         "cap_left",
         "closed",
@@ -91,25 +74,23 @@ class RL4SysTrajectory:
         self.episodes = episodes
         self.episode_id = episode_id
         self.completed = False
-        self.steps_before = 0
+        # All below is internal.
+        self.steps_before = 0  # steps of earlier segments
         self.writer = writer
         self.closed = PendingEpisodeSegments(episode_id)
         self.last: RL4SysAction | None = None
-        self.marked: RL4SysAction | None = None
-        self.policy: Policy | None = None
-        self.selected_under: Policy | None = None
-        self.state: Any = None
-        self.cap_left = cap
-        self.cut_index = -2  # nothing was cut so far
-        self.has_credit = False
-        self.requested = RequestedActions()
-        self.first: RL4SysAction | None = None
+        self.marked: RL4SysAction | None = None  # the action with which the episode was ended
+        self.policy: Policy | None = None  # chose the last action; with `swap: episode` it acts for the whole episode
+        self.selected_under: Policy | None = None  # the agent's policy at that time: `policy` is valid while it is the same
+        self.state: Any = None  # of a policy with extra columns, after the last added action
+        self.cap_left = cap  # counts down from `max_traj_length`
+        self.cut_index = -2  # of the last cut segment; nothing was cut so far
+        self.has_credit = False  # the learner has permitted the steps of the open segment
+        self.requested = RequestedActions()  # not added so far, also those of the ended trajectory that this one follows
+        self.first: RL4SysAction | None = None  # the first action that was requested for this trajectory itself
 
     def bootstrap(self, observation: Tree, mask: NDArray[np.bool_] | None) -> tuple[Tree, NDArray[np.bool_] | None]:
-        """Return the observation and the mask after the last added action: those of the first action that was not added.
-
-        If all were added, return the given ones, those of the present request.
-        """
+        """Return the observation and mask of the first action that was not added; the given ones if there is none."""
         waiting = next((action for action in self.requested if action.writer is None), None)
         return (observation, mask) if waiting is None else (waiting.obs, waiting.mask)
 
@@ -133,8 +114,8 @@ class RL4SysTrajectory:
     def actions(self) -> list[RL4SysAction]:
         """The actions of this trajectory that were not queued for sending so far, oldest first, as a new list.
 
-        These are the actions of the newest segment (run of steps), and those of earlier segments that wait for rewards.
-        ``len(traj)`` counts all actions. Adding to the list or removing from it has no effect on the trajectory.
+        These are the actions of the newest segment, and those of earlier segments that wait for rewards. ``len(traj)`` counts
+        all actions. Adding to the list or removing from it has no effect on the trajectory.
 
         The last action is the object that `request_for_action` returned. The others are copies of what was recorded: `act` is
         then the action to train on, for a Box before clipping or squashing. A reward can be set through a copy, but the object
@@ -162,9 +143,7 @@ class RL4SysTrajectory:
         """Return False if steps of this trajectory are missing in the data for the learner.
 
         Either their rewards did not come in time, or no policy chose their actions, or they were requested and not added, or
-        `clear` discarded them between others.
-        Actions of different policy versions do not make a trajectory invalid. In RL4Sys, an earlier library with the same
-        calls, they do.
+        `clear` discarded them between others. Actions of different policy versions make it invalid in RL4Sys only.
         """
         return not self.closed.lost
 
@@ -181,7 +160,7 @@ class RL4SysTrajectory:
         self.episodes.end(self)
 
     def clear(self) -> None:
-        """Discard the newest steps, which are in no finished segment (run of steps to send). The episode goes on.
+        """Discard the newest steps, which are in no finished segment. The episode goes on.
 
         ``cleared_steps`` in `RL4SysAgent.stats` counts them. Steps in finished segments are on their way to the learner and are
         not discarded. After the end of the episode, this method does nothing.
@@ -190,19 +169,13 @@ class RL4SysTrajectory:
 
 
 class TrajectoryManager:
-    """The operations on the trajectories (episodes) of one agent: begin, add a step, cut into segments, end.
+    """The operations on the trajectories of one agent: begin, add a step, cut into segments, end."""
 
-    Attributes:
-        owner: The agent, as in `PolicyStamp`.
-        rollout: The number of steps of a full segment (a run of steps that is sent as a unit).
-        inputs: The checker of observations.
-    """
-
-    def __init__(self, context: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
-        config = context.config
-        self.owner = context.owner
+    def __init__(self, parts: AgentComponents, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
+        config = parts.config
+        self.owner = parts.owner
         self.use(spec, inputs, rollout)
-        self._context, self._pending, self._counters = context, context.pending, context.counters
+        self._parts, self._pending, self._counters = parts, parts.pending, parts.counters
         self._stores, self._explores = config.submits, config.explore
         # An embedded host must not fail because of late rewards, and an evaluation not because it has none.
         self._lenient = config.overflow == "drop_oldest" or not config.explore
@@ -210,17 +183,11 @@ class TrajectoryManager:
         self._ids = random.Random()
 
     def use(self, spec: PolicySpec, inputs: InputValidator, rollout: int) -> None:
-        """From now on, store the steps of the policy that `spec` describes, in segments of at most `rollout` steps.
-
-        A segment is a run of steps that is sent as a unit. With a `rollout` of 0, no steps are stored.
-        """
+        """Store steps of the policy that `spec` describes from now on, in segments of at most `rollout` steps."""
         self._spec, self.inputs, self.rollout = spec, inputs, rollout
 
-    def begin(self, ended: RL4SysTrajectory | None = None) -> RL4SysTrajectory:
-        """Return a new trajectory without steps.
-
-        It follows the trajectory that has ended: the actions that were requested for that one, after its last step, belong to it.
-        """
+    def new_trajectory(self, ended: RL4SysTrajectory | None = None) -> RL4SysTrajectory:
+        """Return a new trajectory. Actions requested for the ended one after its last step belong to it."""
         traj = RL4SysTrajectory(self, self._ids.getrandbits(64), self._new_writer(self.rollout, 0), self._max_steps)
         if ended is not None and ended.requested and (ended.requested.newest is None or ended.requested.newest.completed):
             traj.requested = ended.requested
@@ -228,21 +195,18 @@ class TrajectoryManager:
         return traj
 
     def _following(self, traj: RL4SysTrajectory, action: RL4SysAction | None) -> RL4SysTrajectory | None:
-        """Return the running trajectory after the ended `traj` to which `action` belongs; None if it belongs to no such one.
-
-        An action that was requested for `traj` after its last step begins a trajectory, if none has begun.
-        """
+        """Return the running trajectory after the ended `traj` to which `action` belongs; None if there is none."""
         if action is None or not self._lenient:
             return None
         newest = traj.requested.newest
         running = newest is not None and not newest.completed
         if action.writer is None:
-            return None if action not in traj.requested else newest if running else self.begin(traj)
+            return None if action not in traj.requested else newest if running else self.new_trajectory(traj)
         belongs = running and newest is not None and (action.writer is newest.writer or action.writer in newest.closed.writers)
         return newest if belongs else None
 
     def _begun(self, traj: RL4SysTrajectory) -> RL4SysTrajectory:
-        """Return the trajectory that an action has begun after the end of `traj`, for the next request. Else return `traj`."""
+        """Return the trajectory that an action has begun after the end of `traj`, for the next request; else `traj`."""
         newest = traj.requested.newest
         if newest is None or newest.completed or newest.first is not None:
             return traj
@@ -258,10 +222,7 @@ class TrajectoryManager:
         traj.requested.append(action)
 
     def _forget_requests(self, traj: RL4SysTrajectory) -> None:
-        """Forget the older requested actions that the host no longer holds, so that it can never add them.
-
-        One of each run of them stays, with the observation from which the learner bootstraps.
-        """
+        """Forget the older requested actions that the host no longer holds, so that it can never add them."""
         actions = list(traj.requested)
         # Three references are not the host's: the list, the deque, and the argument of the call.
         held = [sys.getrefcount(actions[i]) > 3 + (actions[i] is traj.first) for i in range(len(actions))]
@@ -277,26 +238,13 @@ class TrajectoryManager:
         masks: Sequence[NDArray[np.bool_] | None],
         generation: int,
     ) -> list[RL4SysTrajectory]:
-        """Prepare trajectories for their next step, by a policy of `generation`.
-
-        A segment (run of steps) that is full, or has steps of another generation (number of a learner thread), is closed, and
-        the trajectory gets a new one. Each None and each completed trajectory is replaced by a new trajectory.
-
-        Args:
-            trajs: ``N`` trajectories.
-            observations: ``N`` observations, from which the learner bootstraps the values of the closed segments.
-            masks: The ``N`` masks of these observations; each can be None.
-            generation: The number of the learner thread that published the current policy.
-
-        Returns:
-            ``N`` trajectories.
-        """
+        """Prepare trajectories for their next step, by a policy of `generation`. Replace those that have ended."""
         running = []
         for i, traj in enumerate(trajs):
             if traj is not None and traj.completed:
                 traj = self._begun(traj)
             if traj is None or traj.completed:
-                traj = self.begin(traj)
+                traj = self.new_trajectory(traj)
             else:
                 writer = traj.writer
                 steps = writer.steps
@@ -314,15 +262,7 @@ class TrajectoryManager:
     def cut(
         self, traj: RL4SysTrajectory, observation: Tree, mask: NDArray[np.bool_] | None, *, follows: bool = True
     ) -> SegmentWriter:
-        """Close the trajectory's current segment (run of steps to send), and return the new segment for the next steps.
-
-        Args:
-            traj: The trajectory. Its current segment has at least one step.
-            observation: The observation after the last step, from which the learner bootstraps.
-            mask: The mask of that observation, or None.
-            follows: False if the episode has steps between the two segments that are not stored. The segment indices then differ
-                by 2, so that the learner does not treat the segments as consecutive.
-        """
+        """Close the trajectory's current segment, and return the new one for the next steps."""
         writer = traj.writer
         left = traj.cap_left - writer.steps
         capped = left <= 0
@@ -350,7 +290,7 @@ class TrajectoryManager:
         return [action for writer in writers for action in recorded_actions(writer, self.owner, known)]
 
     def discard_open_segment(self, traj: RL4SysTrajectory) -> None:
-        """Discard the trajectory's newest steps, which were not queued for sending, as `RL4SysTrajectory.clear` describes."""
+        """Discard the trajectory's newest steps, as `RL4SysTrajectory.clear` describes."""
         writer = traj.writer
         if traj.completed or not writer.steps:
             return
@@ -364,7 +304,7 @@ class TrajectoryManager:
     @property
     def policy_version(self) -> int:
         """The version of the agent's current policy."""
-        return self._context.policy.version
+        return self._parts.policy.version
 
     def _new_writer(self, max_steps: int, segment_index: int) -> SegmentWriter:
         spec = self._spec
@@ -373,22 +313,7 @@ class TrajectoryManager:
         return SegmentWriter(spec.observation_space, spec.action_space, max_steps, segment_index)
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action as the next step of `traj`, with all checks.
-
-        `RL4SysAgent.add_to_trajectory` calls this method if its own few checks are not enough. The step starts a new segment
-        (run of steps to send) in these cases:
-
-        - Another learner thread (generation) published the policy.
-        - No policy chose the action (a fallback action). The action is not stored, and the next step starts the new segment,
-          with a gap in the indices. The return of the episode is then unknown.
-        - A policy with a state chose the action from another state than the one after the last step.
-        - Actions before it were requested and not added. The indices have a gap too, and the return is unknown.
-        - Its source differs (`RL4SysAction.override`).
-        - The segment is full.
-
-        Raises:
-            ActionError: As for `RL4SysAgent.add_to_trajectory`.
-        """
+        """Store an action as the next step of `traj`, with all checks that `RL4SysAgent.add_to_trajectory` leaves out."""
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
@@ -420,16 +345,14 @@ class TrajectoryManager:
         if not writer.limit:  # the episode began before the first policy arrived, so its return is unknown
             writer = traj.writer = self._new_writer(min(self.rollout, traj.cap_left), 0)
             traj.closed.lost = True
+        # A new segment begins if this one is full, or if the generation, the source or the policy's state differs.
         if writer.steps and (writer.steps >= writer.limit or not writer.continues(action)):
             writer = self.cut(traj, action.obs, action.mask)
         writer.write(action)
         traj.requested.popleft()
 
     def _skip_to(self, traj: RL4SysTrajectory, action: RL4SysAction) -> bool:
-        """Make `action` the first of ``traj.requested``. Leave a gap for the actions before it, which were never added.
-
-        Return False if `action` was passed over already.
-        """
+        """Make `action` the first of ``traj.requested``, with a gap for those before it. Return False if it was passed over."""
         requested = traj.requested
         while requested and requested[0].writer is not None:  # a signal handler has raised after the write
             requested.popleft()
@@ -450,7 +373,7 @@ class TrajectoryManager:
             closed.overridden = True
 
     def _leave_gap(self, traj: RL4SysTrajectory, first: RL4SysAction) -> None:
-        """Let the next step of a trajectory not follow its last one. `first` is the first action that is not recorded."""
+        """Let the next step not follow the last one. `first` is the first action that is not recorded."""
         traj.closed.lost = True
         if traj.writer.steps:
             self.cut(traj, first.obs, first.mask, follows=False)
@@ -458,11 +381,6 @@ class TrajectoryManager:
             traj.writer.segment_index += 1
 
     def _refuse_late(self, problem: str, remedy: str) -> None:
-        """Count an action that comes too late to be stored, and log the first one.
-
-        Raises:
-            ActionError: Always with ``overflow: wait``.
-        """
         if not self._lenient:
             raise ActionError(f"{problem}; {remedy}")
         if not self._counters.get("late_actions_dropped"):
@@ -470,15 +388,8 @@ class TrajectoryManager:
         self._counters.add("late_actions_dropped")
 
     def _add_late(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action that does not follow the last step of `traj`.
-
-        It belongs to an ended episode, if the step that ended that one still waits for its reward, or to the episode that follows
-        the ended `traj`. Otherwise, drop the action and count it.
-
-        Raises:
-            ActionError: Always with ``overflow: wait``. Such a host adds its actions in order and before the end.
-        """
-        closed = self._pending.join(action, self._context.longest_segment) if self._lenient else None
+        """Store an action that does not follow the last step of `traj`, in the episode to which it belongs, or drop it."""
+        closed = self._pending.join(action, self._parts.longest_segment) if self._lenient else None
         following = self._following(traj, action) if closed is None and traj.completed else None
         if closed is not None:
             traj.steps_before += closed is traj.closed
@@ -492,10 +403,7 @@ class TrajectoryManager:
             self._refuse_late("an action was added after a later one", "add actions in the order in which they were requested")
 
     def _expect_late(self, traj: RL4SysTrajectory, last: RL4SysAction) -> None:
-        """Keep the trajectory's segment open for the actions that were requested before `last`, and not added so far.
-
-        They can be added until the reward of `last`, which ends the episode, has come.
-        """
+        """Keep the segment open for the actions requested before `last`, until the reward of `last` has come."""
         requested = list(traj.requested)
         if last.raw is None or last not in requested or not traj.writer.limit:
             return
@@ -509,15 +417,7 @@ class TrajectoryManager:
                 traj.requested.popleft()
 
     def _final_observation(self, final_obs: object, final_mask: object) -> tuple[Tree | None, NDArray[np.bool_] | None]:
-        """Return the observation after the last step of an episode that was ended from outside, and its mask or None.
-
-        The observation is None without `final_obs` in an evaluation, which needs none, and if invalid input is dropped.
-
-        Raises:
-            ObservationError: If `final_obs` is missing and the episode is to be trained on, or if it is invalid. Not with
-                ``on_bad_input: drop``.
-            MaskError: If `final_mask` is invalid. Not with ``on_bad_input: drop``.
-        """
+        """Return the observation after the last step of a truncated episode, and its mask; None without one."""
         try:
             if final_obs is not None:
                 return self.inputs.observation(final_obs)[0], self.inputs.mask(final_mask)
@@ -528,11 +428,7 @@ class TrajectoryManager:
         return None, None
 
     def _check_rewards(self, writers: Sequence[SegmentWriter]) -> None:
-        """Check that the segments of an episode that ends have all rewards. If late rewards are allowed, count the episode.
-
-        Raises:
-            RewardError: If a reward is missing and rewards must not be late.
-        """
+        """Check that the last segments have all rewards. If late rewards are allowed, count the episode."""
         for part in writers:
             if not part.missing:
                 continue
@@ -596,7 +492,7 @@ class TrajectoryManager:
         final: Tree | None,
         allowed: NDArray[np.bool_] | None,
     ) -> None:
-        """Close the last segment of an episode. If it is truncated, the last observation takes the place of a missing `final`."""
+        """Close the last segment of an episode. If truncated, the last observation can stand in for `final`."""
         writer = traj.writer
         after, its_mask = traj.bootstrap(None, None)
         if action is not traj.last and (action is not None or after is not None):

@@ -15,7 +15,7 @@ import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
 from rl4sys_zmq.actor.inputs import inputs_for
-from rl4sys_zmq.actor.observation_column import new_column
+from rl4sys_zmq.actor.segments import new_column
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
 from rl4sys_zmq.config import AgentConfig

@@ -25,16 +25,7 @@ class _Profiler(Resource):
     _folder: ClassVar[str]
 
     def __init__(self, proj_name: str, output_dir: str | os.PathLike[str] | None = None, log_interval: float = 3.0) -> None:
-        """Prepare a profiler. The file is created with its first row.
-
-        Args:
-            proj_name: The name of the program, in the name of the file.
-            output_dir: The folder of the files. Default: ``memtest`` for memory, ``cputest`` for processor time.
-            log_interval: The time between two rows, in seconds.
-
-        Raises:
-            ConfigError: If the interval is invalid, or psutil is not installed.
-        """
+        """Prepare a profiler. The file is created with its first row."""
         try:
             self._psutil: Any = importlib.import_module("psutil")
         except ImportError as exc:
@@ -47,10 +38,7 @@ class _Profiler(Resource):
     def start_background_profiling(self) -> None:
         """Append a row about this process now, and one every `log_interval` seconds, in a thread.
 
-        Call `stop_background_profiling` or `close` later. The thread ends with one line in the log if the file cannot be written.
-
-        Raises:
-            ConfigError: If the thread runs already.
+        The thread ends with one line in the log if the file cannot be written.
         """
         if self._thread is not None and self._thread.alive:
             raise ConfigError(f"this {type(self).__name__} runs already; call stop_background_profiling first")
@@ -69,11 +57,7 @@ class _Profiler(Resource):
         return self._thread.join(timeout)
 
     def get_csv_path(self) -> str:
-        """Return the path of the file.
-
-        Raises:
-            ConfigError: If no row was written so far.
-        """
+        """Return the path of the file."""
         if self._file is None:
             raise ConfigError("there is no file before the first row; call start_background_profiling first")
         return str(self._file.path)

@@ -73,4 +73,4 @@ def compute_field_statistics(summaries: Iterable[Mapping[str, float]]) -> dict[s
     for summary in summaries:
         for key, value in summary.items():
             values.setdefault(key, []).append(float(value))
-    return {key: (float(np.mean(found)), float(np.std(found))) for key, found in values.items()}
+    return {key: (float(np.mean(samples)), float(np.std(samples))) for key, samples in values.items()}

@@ -24,8 +24,9 @@ class LogLevel(Enum):
 class StructuredLogger:
     """The logger of the standard library with this name, with methods that take a text and keywords.
 
-    The attribute ``context`` of a record has the keywords as JSON; values that JSON does not have become text. `RL4SysLogConfig`
-    has a format that shows it. The program's logging configuration decides about the level, also with `debug`, as in RL4Sys.
+    The attribute ``context`` of a record has the keywords as JSON; values that JSON does not have become text.
+    `RL4SysLogConfig` has a format that shows it. The program's logging configuration decides about the level, also with
+    `debug`, as in RL4Sys.
     """
 
     def __init__(self, name: str, debug: bool = False) -> None:
@@ -94,8 +95,8 @@ class RL4SysLogConfig:
     ) -> None:
         """Configure the logging of the whole process.
 
-        `config_dict` is for `logging.config.dictConfig`. If it is None, `get_default_config` gives it, from the other arguments,
-        with the level DEBUG if `debug` is True.
+        `config_dict` is for `logging.config.dictConfig`. If it is None, `get_default_config` gives it, from the other
+        arguments, with the level DEBUG if `debug` is True.
 
         Raises:
             ConfigError: If the configuration is invalid, or the file cannot be opened.

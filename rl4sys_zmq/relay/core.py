@@ -1,4 +1,4 @@
-"""The logic of a relay, a process that passes weights on, without sockets, threads and clocks.
+"""The logic of a relay, without sockets, threads and clocks.
 
 The *upstream* is the learner or the relay from which the weights come. The *children* are the actors and relays that take them
 from this relay.
@@ -50,14 +50,13 @@ from rl4sys_zmq.wire.messages import (
 log = get_logger(__name__)
 
 MAX_REQUEST_BYTES = 1 << 14
-"""Largest message of a child, in bytes."""
+"""Largest message of a child."""
 
 FETCHES_PER_S = 4.0
-"""Limit on the requests per second of each child for the weights of one client. A child repeats an unanswered one after a
-second."""
+"""Limit on the requests of each child for the weights of one client. A child repeats an unanswered one after a second."""
 
 CLIENT_MESSAGES_PER_S = 1.0 / FOLLOW_AGAIN_S + 1.0 / FETCH_RETRY_S
-"""The requests per second that a child can need for each client. They are permitted in addition to ``messages_per_s``."""
+"""The requests that a child can need for each client. They are permitted in addition to ``messages_per_s``."""
 
 NO_WEIGHTS = "this relay has no weights of this client so far"
 
@@ -67,34 +66,20 @@ CUT_AFTER = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayCallbacks:
-    """The functions with which a `RelayCore` (the logic of a relay, without I/O) uses the sockets. No function blocks.
+    """The functions with which a `RelayCore` uses the sockets. No function blocks."""
 
-    Attributes:
-        send: Sends a message to a child. Arguments: the routing id, and the frames.
-        cut: Closes the connection of the child whose message is being handled.
-        publish: Publishes a message to the children. Arguments: the topic, and the frames.
-        ask: Sends a message to the upstream.
-        listen: Replaces the SUB socket. Arguments: the URI of the upstream's PUB socket (empty: none), and the topics.
-        subscribe: Adds a topic to the subscriptions of the SUB socket.
-        unsubscribe: Removes a topic from the subscriptions of the SUB socket.
-        redial: Replaces the DEALER socket to the upstream.
-        status: Returns the relay's status document.
-    """
-
-    send: Callable[[bytes, Sequence[Frame]], SendResult]
-    cut: Callable[[], bool]
-    publish: Callable[[bytes, Sequence[Frame]], None]
-    ask: Callable[[Sequence[Frame]], None]
-    listen: Callable[[str, Sequence[bytes]], None]
+    send: Callable[[bytes, Sequence[Frame]], SendResult]  # to a child: the routing id, and the frames
+    cut: Callable[[], bool]  # closes the connection of the child whose message is being handled
+    publish: Callable[[bytes, Sequence[Frame]], None]  # to the children: the topic, and the frames
+    ask: Callable[[Sequence[Frame]], None]  # sends a message to the upstream
+    listen: Callable[[str, Sequence[bytes]], None]  # replaces the SUB socket: URI (empty: none), topics
     subscribe: Callable[[bytes], None]
     unsubscribe: Callable[[bytes], None]
-    redial: Callable[[], None]
+    redial: Callable[[], None]  # replaces the DEALER socket to the upstream
     status: Callable[[], dict[str, Any]]
 
 
 class _Child:
-    """The rate limit of one child."""
-
     __slots__ = ("excess", "messages", "seen_at")
 
     def __init__(self, messages_per_s: float, now: float) -> None:
@@ -103,26 +88,12 @@ class _Child:
 
 
 class RelayCore:
-    """The logic of a relay: it follows at its upstream each client that a child has requested, and answers the children.
-
-    Use it in one thread only.
-
-    Attributes:
-        counters: The relay's counters.
-        address: The URI at which the relay serves its children; for the upstream's status.
-        pub: The URI of the relay's PUB socket, as children need it.
-    """
+    """The logic of a relay: it follows each client that a child has requested, and answers the children. One thread uses it."""
 
     def __init__(self, config: RelayConfig, authorizer: Authorizer, callbacks: RelayCallbacks) -> None:
-        """Create a core that follows no client.
-
-        Args:
-            config: The relay's configuration.
-            authorizer: Checks the rights of the children.
-            callbacks: Gives access to the sockets.
-        """
         self.counters = Counters()
-        self.address = self.pub = ""
+        self.address = ""  # at which the relay serves its children; for the upstream's status
+        self.pub = ""  # the PUB socket, as children need it
         self._config, self._authorizer, self._callbacks = config, authorizer, callbacks
         self._rng = random.Random()
         self._clients: dict[str, FollowedClient] = {}
@@ -137,14 +108,6 @@ class RelayCore:
     # ---- children
 
     def on_child(self, peer: bytes, key: str | None, frames: Sequence[Frame], now: float) -> None:
-        """Handle a message of a child, and reply to it.
-
-        Args:
-            peer: The routing id of the child.
-            key: The public key of the child's connection. None without keys, when every peer is allowed everything.
-            frames: The message.
-            now: Time on the monotonic clock, in seconds.
-        """
         field = ""
         try:
             child = self._admit(peer, now)
@@ -159,11 +122,7 @@ class RelayCore:
             self._refuse(peer, exc.code, exc.detail, field)
 
     def _admit(self, peer: bytes, now: float) -> _Child | None:
-        """Return the record of a child, or None if its message is over the rate limit and was dropped.
-
-        Raises:
-            ProtocolError: ``QUOTA`` if there are too many children.
-        """
+        """Return the record of a child, or None if its message is over the rate limit and was dropped."""
         child = self._children.get(peer)
         if child is None:
             if len(self._children) >= self._config.max_children:
@@ -217,7 +176,7 @@ class RelayCore:
         client.asked_at = client.followers[peer] = now
         newer = message.generation > client.held[0]
         if self._lost or (client.refusal and not newer):
-            raise ProtocolError(RefusalReason.UPSTREAM, client.refusal or self._words())
+            raise ProtocolError(RefusalReason.UPSTREAM, client.refusal or self._silence_text())
         if client.history is None or newer:
             client.waiting.add(peer)
             client.wanted = max(client.wanted, message.generation)
@@ -229,7 +188,7 @@ class RelayCore:
         else:
             self._send(peer, client.answer(self.pub))
 
-    def _words(self) -> str:
+    def _silence_text(self) -> str:
         return f"the upstream at {self._config.upstream} does not answer" + (f" ({self._problem})" if self._problem else "")
 
     def _refuse(self, peer: bytes, code: RefusalReason, reason: str, field: str) -> None:
@@ -244,12 +203,7 @@ class RelayCore:
     # ---- subscriptions of the children
 
     def topic_of(self, topic: bytes, key: str | None) -> FollowedClient | None:
-        """Return the client that a child subscribes to, or None if there is no such topic or the child may not read the client.
-
-        Args:
-            topic: The topic of the subscription.
-            key: The public key of the child's connection; None without keys.
-        """
+        """Return the client that a child subscribes to, or None if there is none or the child may not read it."""
         known = (c for c in self._clients.values() if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) and c.topic == topic[1:])
         client = next(known, None)
         if client is None or (key is not None and not self._authorizer.may_read(key, client.client_id)):
@@ -258,10 +212,7 @@ class RelayCore:
         return client
 
     def on_subscribed(self, client: FollowedClient, topic: bytes) -> None:
-        """Handle a new subscription. If it is for beacons (messages with the newest version), let `tick` publish the last one.
-
-        A beacon goes to all subscribers, so many new subscribers share one.
-        """
+        """Handle a new subscription. One repeated beacon serves many new subscribers."""
         if topic[:1] == BEACON_TOPIC and client.beacon:
             client.beacon_due = True
 
@@ -277,7 +228,6 @@ class RelayCore:
     # ---- the upstream
 
     def on_upstream(self, frames: Sequence[Frame], now: float) -> None:
-        """Handle a message that the upstream has sent to this relay."""
         self.counters.add("received_bytes", sum(len(frame) for frame in frames))
         try:
             message = decode(frames)
@@ -348,15 +298,14 @@ class RelayCore:
         """Refuse the children that wait for this client's first version."""
         waiting, client.waiting = client.waiting, set()
         for peer in waiting:
-            self._refuse(peer, RefusalReason.UPSTREAM, client.refusal or self._words(), client.client_id)
+            self._refuse(peer, RefusalReason.UPSTREAM, client.refusal or self._silence_text(), client.client_id)
 
     def on_published(self, frames: Sequence[Frame], now: float) -> None:
         """Handle a publication of the upstream: an update of the weights, or a beacon."""
         self._published_at = now
         self.counters.add("received_bytes", sum(len(frame) for frame in frames))
         topic = bytes(frames[0])
-        found = (c for c in self._clients.values() if c.source is not None and c.source.topic == topic[1:])
-        client = next(found, None)
+        client = next((c for c in self._clients.values() if c.source is not None and c.source.topic == topic[1:]), None)
         if client is None:
             return
         try:
@@ -368,7 +317,7 @@ class RelayCore:
             self.counters.add(f"refused.{exc.code.value}")
 
     def _on_update(self, client: FollowedClient | None, header: Frame, payload: Frame, tag: bytes, now: float) -> None:
-        """Verify an update, and pass it on. `client` is None for an update that was fetched; its header names the policy."""
+        """Verify an update, and pass it on. `client` is None for a fetched one, whose header names the policy."""
         head = WeightsHeader.unpack(header)
         if client is None:
             ours = (c for c in self._clients.values() if c.source is not None and c.source.policy_id == head.policy_id)
@@ -420,17 +369,10 @@ class RelayCore:
     # ---- time
 
     def next_deadline(self) -> float:
-        """Return the time at which `tick` must be called, on the monotonic clock, in seconds."""
         return min([self._tidy_at, *(client.next_deadline for client in self._clients.values())])
 
     def tick(self, now: float, unix_s: float, problem: str = "") -> None:
-        """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests.
-
-        Args:
-            now: Time on the monotonic clock, in seconds.
-            unix_s: Unix time, in seconds.
-            problem: The reason for which the connection to the upstream fails, as text; empty if there is none.
-        """
+        """Repeat requests, notice a silent upstream, and discard silent children and clients that no child requests."""
         self._problem = problem or self._problem
         for client in self._clients.values():
             if client.fetch_at and now >= client.fetch_at:
@@ -446,7 +388,6 @@ class RelayCore:
             self._tidy(now, unix_s)
 
     def _tidy(self, now: float, unix_s: float) -> None:
-        """Discard what is no longer needed, and replace sockets to a silent upstream. `tick` calls this once a second."""
         self._forget(now)
         if self._authorizer.lapsed(unix_s):
             self._change_topics()
@@ -474,7 +415,7 @@ class RelayCore:
         self.counters.add("redials")
         if not self._lost:
             self._lost = True
-            log.warning("%s; the children use another relay or the learner", self._words())
+            log.warning("%s; the children use another relay or the learner", self._silence_text())
         self._unanswered_at = now
         self._callbacks.redial()
         if self._source_pub:
@@ -483,7 +424,6 @@ class RelayCore:
             self._turn_away(client)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return the state of the upstream and of all clients, for the relay's status."""
         state = "lost" if self._lost else "idle" if not self._clients else "up" if self._heard_at else "connecting"
         return {
             "upstream": {

@@ -1,4 +1,4 @@
-"""The weights of one client (a policy with its learner) in a relay, which verifies them and passes them on."""
+"""The weights of one client in a relay, which verifies them and passes them on."""
 
 from __future__ import annotations
 
@@ -18,47 +18,32 @@ from rl4sys_zmq.wire import tensors_from_document
 from rl4sys_zmq.wire.messages import Beacon, Frame, WeightsSource
 
 MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
-"""The largest size of a version's weights, in bytes: what fits into a frame."""
+"""The largest size of a version's weights: what fits into a frame."""
 
 
 class FollowedClient:
     """The weights of one client, as a relay holds them: the recent versions, and who waits for them. It does no I/O.
 
-    Attributes:
-        client_id: Name of the client (a policy with its learner).
-        topic: The relay's own topic for this client, 8 random bytes.
-        source: The upstream's last answer; None before the first one.
-        followers: The time of the last request of each child for this client, by routing id, in seconds.
-        waiting: The routing ids of the children whose requests are answered when the first version has arrived.
-        fetches: The limit on the requests of each child for weights, by routing id.
-        asked_at: The time of the last request of a child, in seconds.
-        followed_at: The time of the last request of the relay, in seconds.
-        follow_at: The time of its next request, in seconds.
-        wanted: The newest generation (number of the learner thread) for which a child waits; 0 for none.
-        fetch_at: The time at which a request for missing weights is repeated, in seconds; 0 if nothing was requested.
-        whole: True if all weights, and not a diff, are requested.
-        refusal: The reason for which the upstream refuses this client; empty if it does not.
-        beacon: The frames of the newest beacon that was passed on; empty before the first one.
-        beacon_at: The time at which it was last published, in seconds.
-        beacon_due: True if it must be published again, for new subscribers.
-        updates: Number of updates that were verified and passed on.
+    All times are on the monotonic clock, in seconds.
     """
 
     def __init__(self, client_id: str, now: float) -> None:
         self.client_id = client_id
-        self.topic = os.urandom(8)
-        self.source: WeightsSource | None = None
-        self.followers: dict[bytes, float] = {}
-        self.waiting: set[bytes] = set()
-        self.fetches: dict[bytes, TokenBucket] = {}
-        self.asked_at = self.follow_at = now
-        self.followed_at = self.beacon_at = float("-inf")
-        self.wanted = 0
-        self.fetch_at = 0.0
-        self.whole = False
-        self.refusal = ""
-        self.beacon: list[Frame] = []
-        self.beacon_due = False
+        self.topic = os.urandom(8)  # relay's own topic for this client, 8 random bytes
+        self.source: WeightsSource | None = None  # upstream's last answer; None before the first one
+        self.followers: dict[bytes, float] = {}  # time of the last request of each child for this client, by routing id
+        self.waiting: set[bytes] = set()  # routing ids of the children to answer when the first version has arrived
+        self.fetches: dict[bytes, TokenBucket] = {}  # limit on the requests of each child for weights, by routing id
+        self.asked_at = now  # last request of a child
+        self.follow_at = now  # next request of the relay
+        self.followed_at = float("-inf")  # last request of the relay
+        self.beacon_at = float("-inf")
+        self.wanted = 0  # newest generation for which a child waits; 0 for none
+        self.fetch_at = 0.0  # time at which a request for missing weights is repeated; 0 if nothing was requested
+        self.whole = False  # true if all weights, and not a diff, are requested
+        self.refusal = ""  # reason for which the upstream refuses this client; empty if it does not
+        self.beacon: list[Frame] = []  # the newest beacon that was passed on, last published at `beacon_at`
+        self.beacon_due = False  # true if it must be published again, for new subscribers
         self.updates = 0
         self._history: WeightHistory | None = None
         self._tensors: tuple[TensorSpec, ...] = ()
@@ -66,13 +51,12 @@ class FollowedClient:
 
     @property
     def next_deadline(self) -> float:
-        """The time at which `RelayCore.tick` must look at this client, in seconds."""
         beacon_at = self.beacon_at + NEWCOMER_BEACON_S if self.beacon_due else self.follow_at
         return min(self.follow_at, self.fetch_at or self.follow_at, beacon_at)
 
     @property
     def history(self) -> WeightHistory | None:
-        """The versions that are held; None before the first one of the present generation (number of the learner thread)."""
+        """The versions that are held; None before the first one of the present generation."""
         return self._history if self._history is not None and self._history.version >= 0 else None
 
     @property
@@ -91,11 +75,7 @@ class FollowedClient:
         self.topic = os.urandom(8)
 
     def adopt(self, source: WeightsSource) -> None:
-        """Use the upstream's answer. With another policy or generation, the versions that are held are discarded.
-
-        Raises:
-            ProtocolError: If the description of the tensors is invalid, or the weights do not fit into a frame.
-        """
+        """Use the upstream's answer. With another policy or generation, the versions that are held are discarded."""
         before, tensors = self.source, tensors_from_document(source.tensors)
         sizes = tuple(tensor.size for tensor in tensors if tensor.dtype == FLOAT32)
         exact = tuple(tensor.exact for tensor in tensors if tensor.dtype == FLOAT32)
@@ -114,7 +94,7 @@ class FollowedClient:
         self.beacon, self.beacon_due, self.fetch_at, self.whole = [], False, 0.0, False
 
     def lacks(self, version: int, digest: int) -> bool:
-        """Return True if weights are missing or wrong, given the upstream's newest version and its digest (checksum)."""
+        """Return True if weights are missing or wrong, given the upstream's newest version and its digest."""
         history = self.history
         if history is None or version > history.version:
             return True
@@ -122,17 +102,7 @@ class FollowedClient:
         return self.whole
 
     def apply(self, head: WeightsHeader, header: Frame, payload: Frame, tag: bytes) -> bool:
-        """Verify an update and hold the version to which it leads. Return False if the version is already held.
-
-        Args:
-            head: The header of the update, decoded.
-            header: The same header, as it was received.
-            payload: The payload of the update.
-            tag: The tag of the version (`rl4sys_zmq.weights.tag_of`), which a relay cannot check; empty if there is none.
-
-        Raises:
-            WeightsError: If the update does not build on what is held, is damaged, or does not lead to its digest.
-        """
+        """Verify an update and hold the version to which it leads. Return False if the version is already held."""
         source, held = self.source, self._history
         if source is None or held is None or (head.policy_id, head.generation) != (source.policy_id, source.generation):
             return False
@@ -154,7 +124,7 @@ class FollowedClient:
         return True
 
     def take_beacon(self, beacon: Beacon, frames: list[Frame]) -> bool:
-        """Record the tag of a beacon, and return True if the beacon can be passed on: it names the version that is held."""
+        """Record the tag of a beacon. Return True if it names the version that is held, and can be passed on."""
         history = self.history
         if history is None or (beacon.generation, beacon.version, beacon.digest) != (*self.held, history.digest):
             return False
@@ -163,11 +133,7 @@ class FollowedClient:
         return True
 
     def answer(self, pub: str) -> WeightsSource:
-        """Return the answer to a child that asks where this client's weights are published. A version must be held.
-
-        Args:
-            pub: The URI of the relay's PUB socket, as children need it.
-        """
+        """Return the answer to a child that asks where this client's weights are published. A version must be held."""
         source, history = self.source, self.history
         assert source is not None
         assert history is not None
@@ -183,7 +149,6 @@ class FollowedClient:
         )
 
     def report(self) -> dict[str, Any]:
-        """Return this client's part of the relay's status, as JSON."""
         history = self.history
         return {
             "generation": self.held[0],

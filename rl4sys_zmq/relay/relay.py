@@ -1,4 +1,4 @@
-"""The relay as one object: `Relay` starts its thread and its key check, and closes them."""
+"""`Relay` starts the relay's thread and its key check, and closes them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ RELIEF_S = 2.0
 class Relay(Resource):
     """A relay: it takes the weights of policies from a learner or another relay, verifies them, and passes them on.
 
-    It follows a client (a policy with its learner) when the first child asks for it, and drops it when no child asks any more.
-    Use it as a context manager, or call `start` and `close`.
+    It follows a client when the first child asks for it, and drops it when no child asks any more. Use it as a context manager,
+    or call `start` and `close`.
     """
 
     def __init__(self, config: RelayConfig) -> None:
@@ -136,11 +136,7 @@ class Relay(Resource):
                 authenticator.close()
 
     def _relieve(self, all_connections: bool) -> int:
-        """Close connections to free memory, and return their number; 0 if the relay's thread does not answer in time.
-
-        Args:
-            all_connections: True to close all connections; False for only those that have completed no message for a while.
-        """
+        """Close connections to free memory, and return their number; 0 if the relay's thread does not answer in time."""
         thread = self._thread
         if thread is None:
             return 0
@@ -153,4 +149,4 @@ class Relay(Resource):
         thread = self._thread
         if thread is not None:
             with suppress(Closed):
-                thread.call(lambda: thread.change_access(access))
+                thread.call(lambda: thread.core.change_access(access))

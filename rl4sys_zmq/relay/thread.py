@@ -1,8 +1,4 @@
-"""The relay's thread, with its sockets.
-
-For the children there are a ROUTER and an XPUB, as at a learner. Towards the upstream there are a DEALER for requests and a SUB
-for weights. `RelayCore` handles the messages.
-"""
+"""The relay's thread and its sockets: ROUTER and XPUB for the children, DEALER and SUB towards the upstream."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.relay.core import MAX_REQUEST_BYTES, RelayCallbacks, RelayCore
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, UserKeys, curve_client
+from rl4sys_zmq.security import Authenticator, Authorizer, UserKeys, curve_client
 from rl4sys_zmq.transports import (
     MAX_FRAMES,
     Address,
@@ -36,37 +32,25 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Frame
 
 PUB_HWM = 32
-"""Largest number of publications that wait for one slow child. Further ones are lost for it, and it fetches later."""
+"""Further publications are lost for a slow child, which then fetches."""
 REPLY_HWM, REQUEST_HWM = 4, 16
-"""Largest number of replies that wait for one child, and of requests of one child that wait for the relay."""
+"""For each child: replies that wait for it, and requests that wait for the relay."""
 SUB_HWM = 64
 BURST = 256
 """Largest number of messages that are read from one socket in a row, so that no socket keeps the others waiting."""
 MAX_WAIT_S = 1.0
 TIDY_S = 5.0
-"""The interval between two searches for connections of children that complete no message, in seconds."""
+"""The interval between two searches for connections of children that complete no message."""
 
 T = TypeVar("T")
 
 
 class RelayThread(Worker):
-    """The thread of a relay (a process that passes weights on), which uses the sockets and runs the `RelayCore`.
-
-    Attributes:
-        address: The URI that children connect to; empty until the sockets are bound.
-        pub_address: The URI at which weights are published; empty until the sockets are bound.
-    """
+    """The thread of a relay, which uses the sockets and runs the `RelayCore`."""
 
     def __init__(self, config: RelayConfig, authenticator: Authenticator | None, upstream_keys: UserKeys | None) -> None:
-        """Create the thread object. `start` starts the thread.
-
-        Args:
-            config: The relay's configuration.
-            authenticator: Has the relay's own keys and its access list. With None, every child has all rights.
-            upstream_keys: The relay's keys for the upstream. None: the upstream has no keys.
-        """
         super().__init__("rl4sys-relay")
-        self.address = self.pub_address = ""
+        self.address = self.pub_address = ""  # until the sockets are bound
         self._config, self._authenticator = config, authenticator
         self._upstream = Address.parse(config.upstream)
         self._secure_upstream = curve_client(upstream_keys) if upstream_keys is not None else None
@@ -90,31 +74,21 @@ class RelayThread(Worker):
             redial=self._redial,
             status=self.status,
         )
-        self._core = RelayCore(config, authorizer, callbacks)
-        self._limit = ConnectionLimitThread(self._core.counters)
+        self.core = RelayCore(config, authorizer, callbacks)
+        self._limit = ConnectionLimitThread(self.core.counters)
 
     # ---- for other threads
 
     def wait_open(self) -> None:
-        """Wait until the sockets are bound.
-
-        Raises:
-            RL4SysError: If a socket could not be bound.
-        """
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` in the relay's thread, and return a future for the result.
-
-        Raises:
-            Closed: If the thread has ended or is stopping.
-        """
+        """Run `function` in the relay's thread, and return a future for the result."""
         return self._calls.call(function)
 
     def stop(self) -> None:
-        """Ask the thread to end. This does not wait for its end."""
         self._calls.stop()
 
     def on_death(self, error: BaseException) -> None:
@@ -122,13 +96,12 @@ class RelayThread(Worker):
         self._open.set()
 
     def release(self) -> None:
-        """Close the descriptor that wakes the thread: now, or at the end of the thread if it still runs. Call `stop` first."""
+        """Close the descriptor that wakes the thread: now, or at its end if it still runs. Call `stop` first."""
         self._calls.release(alive=self.alive)
 
     # ---- the thread
 
     def run(self) -> None:
-        """Run the thread's loop until `stop`."""
         try:
             with Poller() as self._poller:
                 if self._bind():
@@ -146,7 +119,7 @@ class RelayThread(Worker):
 
     def _bind(self) -> bool:
         """Create the sockets. Return False after an error, which `wait_open` then raises."""
-        config, core = self._config, self._core
+        config, core = self._config, self.core
         secure = self._authenticator.secure if self._authenticator is not None else None
         try:
             self._router = self._add(
@@ -182,7 +155,7 @@ class RelayThread(Worker):
         socket.close()
 
     def _loop(self) -> None:
-        core = self._core
+        core = self.core
         while not self._calls.stopping:
             self._poller.poll(min(MAX_WAIT_S, max(0.0, core.next_deadline() - time.monotonic())))
             self._calls.serve()
@@ -206,11 +179,11 @@ class RelayThread(Worker):
                 self._cut_all(self._silent_connections(now, IDLE_CONNECTION_S))
 
     def _recv(self, socket: Socket, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Receive a message. Return its frames, `[]` after counting a message with too many, or None if no message is waiting."""
+        """Return the frames of a message, `[]` if it had too many, or None if no message is waiting."""
         try:
             return socket.recv(max_frames)
         except TooManyFrames as exc:
-            self._core.counters.add(f"refused.{exc.code.value}")
+            self.core.counters.add(f"refused.{exc.code.value}")
             return []
 
     def _read_children(self) -> None:
@@ -221,37 +194,34 @@ class RelayThread(Worker):
                 continue
             now = self._heard_at[self._router.descriptor()] = time.monotonic()
             key = self._router.user if self._router.authenticated else None
-            self._core.on_child(bytes(frames[0]), key, frames[1:], now)
+            self.core.on_child(bytes(frames[0]), key, frames[1:], now)
 
     def _read_subscriptions(self) -> None:
         """Accept new subscriptions of children that may read the weights."""
-        for topic in subscribed_topics(self._xpub, self._core.counters, BURST):
-            client = self._core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
+        for topic in subscribed_topics(self._xpub, self.core.counters, BURST):
+            client = self.core.topic_of(topic, self._xpub.user if self._xpub.authenticated else None)
             if client is not None:
                 self._xpub.grant(topic)
-                self._core.on_subscribed(client, topic)
+                self.core.on_subscribed(client, topic)
 
     def _read_events(self) -> str:
         """Return the reason for which the connection to the upstream fails, as text; empty if there is none."""
         problem = ""
         for event in self._dealer.events():
             if event.is_failure:
-                self._core.counters.add(f"connections.{event.name}")
+                self.core.counters.add(f"connections.{event.name}")
                 problem = explain(event, "actor")
         return problem
 
     def _silent_connections(self, now: float, silent_s: float) -> list[int]:
-        """Return the descriptors of the children's connections that have completed no message for `silent_s` seconds.
-
-        libzmq keeps the received part of an incomplete message until the connection ends.
-        """
+        """Return the children's connections that have completed no message for `silent_s` seconds."""
         self._heard_at = {fd: self._heard_at.get(fd, now) for fd in self._router.connections()}
         return [fd for fd, heard_at in self._heard_at.items() if now - heard_at >= silent_s]
 
     def _cut_all(self, descriptors: Sequence[int]) -> int:
         count = sum(self._router.cut(fd) for fd in descriptors)
         if count:
-            self._core.counters.add("connections.cut", count)
+            self.core.counters.add("connections.cut", count)
         return count
 
     # ---- the callbacks of the core
@@ -267,7 +237,7 @@ class RelayThread(Worker):
 
     def _ask(self, frames: Sequence[Frame]) -> None:
         if not self._dealer.send(frames):
-            self._core.counters.add("sends_refused.full")  # the core repeats its requests
+            self.core.counters.add("sends_refused.full")  # the core repeats its requests
 
     def _listen(self, pub: str, topics: Sequence[bytes]) -> None:
         if self._sub is not None:
@@ -279,7 +249,7 @@ class RelayThread(Worker):
                 address = Address("tcp", self._upstream.host, address.port)
             self._sub = self._add(Socket.sub(address, hwm=SUB_HWM, secure=self._secure_upstream))
         except RL4SysError:  # an address that this machine cannot reach; the core tries again
-            self._core.counters.add("refused.pub")
+            self.core.counters.add("refused.pub")
             return
         for topic in topics:
             self._sub.subscribe(topic)
@@ -298,17 +268,8 @@ class RelayThread(Worker):
 
     # ---- calls that other threads make through `call`
 
-    def change_access(self, access: AccessList) -> None:
-        """Apply a new access list of the children. See `RelayCore.change_access`."""
-        self._core.change_access(access)
-
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections of children to free the memory of incomplete messages, and return how many were closed.
-
-        Args:
-            all_connections: Close all connections. If False, close only those for requests on which no complete message has
-                arrived recently. Subscribers can send one message and then nothing, so only this closes theirs.
-        """
+        """Close connections of children to free the memory of incomplete messages, and return how many were closed."""
         if not all_connections:
             return self._cut_all(self._silent_connections(time.monotonic(), BUSY_CONNECTION_S))
         return self._cut_all(self._router.connections()) + sum(self._xpub.cut(fd) for fd in self._xpub.connections())
@@ -324,5 +285,5 @@ class RelayThread(Worker):
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "security": self._authenticator.report() if self._authenticator is not None else None,
-            **self._core.report(now),
+            **self.core.report(now),
         }

@@ -1,12 +1,7 @@
 """Remote calls, and publications to subscribers, between processes.
 
-- `Caller`: the side that calls, with `call`, `submit`, `acall` and `subscribe`.
-- `Server`: the side that runs callbacks and publishes, with `register` and `publish`.
-- `BatchLimits`: the limits for combining several calls into one run of a callback.
-- `CallRefusedByCallback`: the exception with which a callback refuses a call.
-
-The modules `session` (caller) and `call_queue` (server) implement the protocol without sockets. The package `security` decides
-who can connect, and which methods each user can call.
+A `Caller` calls and subscribes; a `Server` runs callbacks and publishes. `session` (caller) and `call_queue` (server) are the
+protocol, without sockets.
 """
 
 from __future__ import annotations

@@ -27,21 +27,15 @@ from rl4sys_zmq.wire.rpc import MAX_NAME, Call, is_name
 BATCH_WAIT_SHARE = 0.25
 """The time that a batch waits for further calls by default, as a share of the duration of the last batch."""
 BATCH_WAIT_MIN_S, BATCH_WAIT_MAX_S = 100e-6, 0.02
-"""The shortest and the longest time that a batch waits for further calls by default, in seconds.
-
-If the computed time is shorter, the batch does not wait, because no caller can call again so fast.
-"""
+"""The limits of that time. Below the first, the batch does not wait: no caller can call again so fast."""
 LONG_S = 0.003
-"""The duration in seconds above which a job (one run of a callback) counts as long.
+"""The duration above which a job counts as long, so that the next one of its group is expected to be long too.
 
-The next job with methods of the same concurrency group is then expected to be long too.
-
-While a job that is expected to be long runs, another thread uses the sockets. The change of threads costs about a tenth of this
-time.
+Another thread uses the sockets while such a job runs. The change of threads costs about a tenth of this time.
 """
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
-"""A callback that takes a list of payloads and returns one result for each. An exception as a result counts as an error."""
+"""A callback from a list of payloads to one result for each. An exception as a result counts as an error."""
 
 
 class CallRefusedByCallback(Exception):
@@ -60,72 +54,43 @@ class CallRefusedByCallback(Exception):
 
 @dataclass(frozen=True)
 class ServerMethod:
-    """A method of a server: the name, the callback that runs for its calls, and the limits and rights that apply.
-
-    Attributes:
-        name: The name that callers use.
-        run: The callback that runs the calls.
-        concurrency_group: The name of the concurrency group. Methods of one group never run at the same time.
-        role: The role (a right in the server's access list) that the caller's key must have.
-        max_batch: The largest number of calls in one job (one run of the callback).
-        max_wait_s: The longest time that the first call of a job waits for further calls, in seconds. 0: no wait. None: the time
-            is computed from the last batches, as described in `_ConcurrencyGroupQueue`.
-        max_queue: The largest number of calls that wait in the concurrency group. Further calls are refused (``busy``).
-        client_id: The client (a policy with its learner) for which the caller's key must be valid. Empty: any client.
-    """
+    """A method of a server."""
 
     name: str
     run: Handler
     concurrency_group: str = "main"
-    role: str = "call"
-    max_batch: int = 1
-    max_wait_s: float | None = 0.0
-    max_queue: int = 1024
-    client_id: str = ""
+    role: str = "call"  # role that the caller's key must have
+    max_batch: int = 1  # largest number of calls in one job
+    max_wait_s: float | None = 0.0  # of the first call of a job for further calls; None: computed from the last batches
+    max_queue: int = 1024  # largest number of calls that wait in the concurrency group. Further calls are refused (`busy`)
+    client_id: str = ""  # client for which the caller's key must be valid. Empty: any client
 
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A received call that waits or runs at the server. Two objects are equal only if they are the same object.
+    """A received call that waits or runs at the server."""
 
-    Attributes:
-        peer: The routing id to which the reply is sent. It is the one from which the last copy of the call came.
-        call: The decoded message.
-        method: The called method.
-        arrived_s: The time at which the call arrived, in seconds.
-        again: The number of copies of the call that arrived later.
-    """
-
-    peer: bytes
+    peer: bytes  # routing id to which the reply is sent: the one from which the last copy of the call came
     call: Call
     method: ServerMethod
     arrived_s: float
-    again: int = 0
+    again: int = 0  # number of copies of the call that arrived later
 
 
 @dataclass(slots=True)
 class Job:
-    """One run of a callback, and the calls that it serves: one call, or a batch of calls of the same method.
-
-    Attributes:
-        concurrency_group: The name of the concurrency group. No other job of this group runs at the same time.
-        method: The method whose callback runs.
-        requests: The calls that the callback gets, in order of arrival.
-        began_s: The time at which the job began, in seconds.
-        long: True if the previous job of the concurrency group took longer than `LONG_S` seconds, so that this job probably
-            does too.
-    """
+    """One run of a callback, and the calls that it serves."""
 
     concurrency_group: str
     method: ServerMethod
     requests: list[QueuedCall]
     began_s: float
-    long: bool = False
+    long: bool = False  # the previous job of the group took longer than `LONG_S`, so this one probably does too
 
 
 @dataclass(slots=True)
 class _ConcurrencyGroupQueue:
-    """The waiting calls of one concurrency group (methods that never run at the same time), and the size of the next batch.
+    """The waiting calls of one concurrency group, and the size of the next batch.
 
     Callers often call again as soon as they get a reply. A batch that began at once would miss these calls, and the callers
     would split into two sets that are served in turn, in smaller batches. Therefore, if `ServerMethod.max_wait_s` is None, the
@@ -150,33 +115,19 @@ class _ConcurrencyGroupQueue:
 class CallQueue:
     """The queue of calls of one server. It accepts calls, combines them into jobs, and keeps replies for copies of calls.
 
-    The queue reads no clock. Callers pass the time in seconds, always from the same clock. Only the server's leader thread (the
-    thread that uses the sockets) uses the queue, except `register`, `unregister`, `waiting`, `methods` and `heard`
-    of `windows`, which any thread can use.
-
-    Attributes:
-        counters: ``calls`` (accepted), ``jobs`` (runs of a callback), ``again`` (copies of a call), ``refused.CODE``,
-            ``failed``.
-        methods: The registered methods, by name.
-        windows: For each session (one connection of a caller), the calls and kept replies by which a copy of a call is
-            recognized.
-        run_now: True if the last accepted call can run at once and is not combined with others. To read more messages first
-            would only delay it.
+    Callers pass the time in seconds, always from the same clock. Only the server's leader thread uses the queue, except
+    `register`, `unregister`, `waiting`, `methods` and `heard` of `windows`, which any thread can use.
     """
 
     def __init__(self, counters: Counters) -> None:
-        self.counters = counters
+        self.counters = counters  # `calls` (accepted), `jobs`, `again` (copies of a call), `refused.CODE`, `failed`
         self.methods: dict[str, ServerMethod] = {}
-        self.run_now = False
+        self.run_now = False  # the last call is not combined with others: reading more messages first would only delay it
         self._concurrency_groups: dict[str, _ConcurrencyGroupQueue] = {}
         self.windows: CallDeduplicator[QueuedCall, list[Frame]] = CallDeduplicator()
 
     def register(self, method: ServerMethod) -> None:
-        """Add a method.
-
-        Raises:
-            ConfigError: If a name is invalid or already registered, or a number is out of range.
-        """
+        """Add a method."""
         for name in (method.name, method.concurrency_group):
             if not is_name(name):
                 raise ConfigError(
@@ -196,19 +147,11 @@ class CallQueue:
         self.methods = {**self.methods, method.name: method}
 
     def unregister(self, name: str) -> None:
-        """Remove a method, so that new calls of it are refused. Its waiting calls still run. Other methods are not affected."""
+        """Remove a method, so that new calls of it are refused. Its waiting calls still run."""
         self.methods = {key: method for key, method in self.methods.items() if key != name}
 
-    def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
-        """Process a received call: add it to the queue, unless it is a copy of an earlier call.
-
-        Returns:
-            The frames of the reply to send at once, if an earlier copy of the call was completed and its reply was kept; else
-            None.
-
-        Raises:
-            CallRefusedByCallback: If the call is refused.
-        """
+    def on_call(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
+        """Process a received call: queue it, or return the kept reply to a copy."""
         method = self.methods.get(call.method)
         if method is None:
             known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "none"
@@ -233,98 +176,75 @@ class CallQueue:
                 return answer
             if call.once and call.number < window.acked:
                 return None  # a copy that was under way while the caller received the reply
-        concurrency_group = self._concurrency_groups[method.concurrency_group]
-        if len(concurrency_group.queue) >= method.max_queue:
+        group = self._concurrency_groups[method.concurrency_group]
+        if len(group.queue) >= method.max_queue:
             raise CallRefusedByCallback(
-                CallRefusalReason.BUSY, f"{len(concurrency_group.queue)} calls already wait in the group of {method.name!r}"
+                CallRefusalReason.BUSY, f"{len(group.queue)} calls already wait in the group of {method.name!r}"
             )
         request = QueuedCall(peer, call, method, now)
-        concurrency_group.queue.append(request)
+        group.queue.append(request)
         if window is not None:
             window.waiting[call.number] = request
         self.counters.add("calls")
-        self.run_now = method.max_batch == 1 and not concurrency_group.busy
+        self.run_now = method.max_batch == 1 and not group.busy
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """Return the next job (one run of a callback) to start now, or None.
-
-        A concurrency group is a set of methods that never run at the same time. The group with the oldest waiting call comes
-        first. It gets no other job until `finish`.
-        """
+        """Return the job to start now, or None: from the group with the oldest waiting call, which then waits for `finish`."""
         self.run_now = False
         ready = [
-            (concurrency_group.queue[0].arrived_s, name)
-            for name, concurrency_group in self._concurrency_groups.items()
-            if concurrency_group.queue and not concurrency_group.busy and self._due(concurrency_group) <= now
+            (group.queue[0].arrived_s, name)
+            for name, group in self._concurrency_groups.items()
+            if group.queue and not group.busy and self._due(group) <= now
         ]
         if not ready:
             return None
         _, chosen = min(ready)
-        concurrency_group = self._concurrency_groups[chosen]
-        method = concurrency_group.queue[0].method
-        requests = [concurrency_group.queue.popleft()]
-        while len(requests) < method.max_batch and concurrency_group.queue and concurrency_group.queue[0].method is method:
-            requests.append(concurrency_group.queue.popleft())
-        concurrency_group.busy = True
+        group = self._concurrency_groups[chosen]
+        method = group.queue[0].method
+        requests = [group.queue.popleft()]
+        while len(requests) < method.max_batch and group.queue and group.queue[0].method is method:
+            requests.append(group.queue.popleft())
+        group.busy = True
         self.counters.add("jobs")
-        return Job(chosen, method, requests, now, concurrency_group.last_job_s > LONG_S)
+        return Job(chosen, method, requests, now, group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time until the next callback can run if no further call arrives, in seconds.
-
-        Returns:
-            The time. None if no call waits, or if the waiting calls must wait for callbacks that run now.
-        """
-        dues = [
-            self._due(concurrency_group)
-            for concurrency_group in self._concurrency_groups.values()
-            if concurrency_group.queue and not concurrency_group.busy
-        ]
+        """Return the time until the next callback can run if no further call arrives, in seconds."""
+        dues = [self._due(group) for group in self._concurrency_groups.values() if group.queue and not group.busy]
         return max(0.0, min(dues) - now) if dues else None
 
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
-        """Record the end of a job (one run of a callback), so that the next job of its concurrency group can start.
-
-        Keep the replies to calls that must run at most once (`once`), to send them again if copies of these calls arrive.
-
-        Args:
-            job: The job that ended.
-            answers: The frames of the reply to each call of the job.
-            now: The time, in seconds.
-        """
-        concurrency_group = self._concurrency_groups[job.concurrency_group]
-        concurrency_group.busy, concurrency_group.last_job_s = False, now - job.began_s
+        """Record the end of a job, so that its group can go on. Keep the replies to calls that must run at most once."""
+        group = self._concurrency_groups[job.concurrency_group]
+        group.busy, group.last_job_s = False, now - job.began_s
         if job.method.max_batch > 1:
-            concurrency_group.on_batch_finished(job.requests, job.began_s, now)
+            group.on_batch_finished(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
             self.windows.finish(request.call.session, request.call.number, answer if request.call.once else None)
 
     def drop_all(self) -> list[QueuedCall]:
         """Remove all waiting calls and return them, so that a server that stops can refuse them."""
-        dropped = [request for concurrency_group in self._concurrency_groups.values() for request in concurrency_group.queue]
-        for concurrency_group in self._concurrency_groups.values():
-            concurrency_group.queue.clear()
+        dropped = [request for group in self._concurrency_groups.values() for request in group.queue]
+        for group in self._concurrency_groups.values():
+            group.queue.clear()
         return dropped
 
     def waiting(self) -> dict[str, int]:
-        """Return the number of waiting calls by concurrency group (a set of methods that never run at the same time)."""
-        return {name: len(concurrency_group.queue) for name, concurrency_group in self._concurrency_groups.items()}
+        """Return the number of waiting calls by concurrency group."""
+        return {name: len(group.queue) for name, group in self._concurrency_groups.items()}
 
     @property
     def busy(self) -> bool:
-        """True while the callback of a call, or of a batch of calls, runs."""
-        return any(concurrency_group.busy for concurrency_group in self._concurrency_groups.values())
+        """True while a job runs."""
+        return any(group.busy for group in self._concurrency_groups.values())
 
-    def _due(self, concurrency_group: _ConcurrencyGroupQueue) -> float:
-        """Return the time at which the next job of a concurrency group (methods that never run at the same time) can start.
-
-        A job of a method with batching can wait for more calls, to serve them together.
-        """
-        first = concurrency_group.queue[0]
+    def _due(self, group: _ConcurrencyGroupQueue) -> float:
+        """Return the time at which the next job of a group can start."""
+        first = group.queue[0]
         method = first.method
-        if method.max_batch == 1 or method.max_wait_s == 0.0 or len(concurrency_group.queue) >= method.max_batch:
+        if method.max_batch == 1 or method.max_wait_s == 0.0 or len(group.queue) >= method.max_batch:
             return first.arrived_s
         if method.max_wait_s is None:
-            return concurrency_group.until_s if len(concurrency_group.queue) < concurrency_group.expected else first.arrived_s
+            return group.until_s if len(group.queue) < group.expected else first.arrived_s
         return first.arrived_s + method.max_wait_s

@@ -1,9 +1,9 @@
-"""The caller of a service: the object with which a program calls the methods of a `Server` and subscribes to topics.
+"""`Caller`, with which a program calls the methods of a `Server` and subscribes to topics.
 
 `Caller.call` does all of its work in the calling thread, because a switch to another thread costs as much as the network. It
-takes a connection from a pool, or creates one if the pool is empty. No other thread uses that connection until the call is over.
-`submit`, `acall` and `subscribe` share one thread per `Caller` (`rl4sys_zmq.rpc.caller_thread`), which starts at the first use of
-one of these methods.
+takes a connection from a pool, or creates one if the pool is empty. No other thread uses that connection until the call is
+over. `submit`, `acall` and `subscribe` share one thread per `Caller` (`rl4sys_zmq.rpc.caller_thread`), which starts at the
+first use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
 
 TIMEOUT_S = 10.0
 CLOSE_CHECK_S = 0.5
-"""The interval at which a waiting call checks whether its `Caller` was closed, in seconds."""
+"""The interval at which a waiting call checks whether its `Caller` was closed."""
 
 
 class _ServerConnection(Resource):
@@ -45,7 +45,7 @@ class _ServerConnection(Resource):
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
         session, socket = self.session, self._on_reconnected()
         now = time.monotonic()
-        pending = session.begin(method, payload, now, timeout_s, once=bool(once))
+        pending = session.start_call(method, payload, now, timeout_s, once=bool(once))
         try:
             while not pending.done:
                 if closed.is_set():
@@ -62,7 +62,7 @@ class _ServerConnection(Resource):
                     frames = []
                 now = time.monotonic()
                 if frames is not None:
-                    session.take(frames, now)
+                    session.on_message(frames, now)
                 else:
                     session.expire(now)
         finally:
@@ -76,10 +76,7 @@ class _ServerConnection(Resource):
         raise pending.error
 
     def close_connection(self) -> None:
-        """Close the socket, and discard the messages in its send queue.
-
-        These messages must not reach a server that starts later, because their calls are already over or will be sent again.
-        """
+        """Close the socket, so that the messages in its queue reach no server that starts later."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
@@ -166,8 +163,8 @@ class Caller(Resource):
             CallTimeout: If no reply arrives in time.
             CallRefused: If the server refuses the call.
             CallFailed: If the callback on the server raises.
-            CallLost: If a call with `once` was sent and the server has since lost its record of this caller's calls, for example
-                by a restart. It is unknown whether the call ran.
+            CallLost: If a call with `once` was sent and the server has since lost its record of this caller's calls, for
+                example by a restart. It is unknown whether the call ran.
             PayloadError: If the payload cannot be encoded, or `method` is not a valid name.
             ConfigError: If `timeout_s` is out of range.
             TransportError: If no connection can be created, for example because no file descriptor is left.
@@ -227,15 +224,14 @@ class Caller(Resource):
             caller_thread.close()
 
     def new_session(self) -> CallerSession:
-        """Return a new `CallerSession`, the protocol state for one more connection to the server."""
+        """Return the protocol state for one more connection to the server."""
         return CallerSession(self._address.uri, self.counters, self._terms)
 
     def _limit_s(self, timeout_s: float | None) -> float:
-        """Return the time limit of a call in seconds: `timeout_s`, or the default of this caller if it is None."""
         return self._timeout_s if timeout_s is None else check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
 
     def _drop_connections(self) -> None:
-        """Drop the connections and subscriptions of the parent process in a forked child. The child creates new ones."""
+        """Drop the parent's connections and subscriptions in a forked child. The child creates new ones."""
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 

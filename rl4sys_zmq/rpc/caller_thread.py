@@ -101,7 +101,7 @@ class Subscription(Worker):
 
 
 class AsyncCallThread(Worker, Resource):
-    """The background thread of a `Caller`, with a DEALER socket for calls and, after the first subscription, a SUB socket."""
+    """The thread of a `Caller`, with a DEALER for calls and, after the first subscription, a SUB."""
 
     def __init__(self, address: Address, session: CallerSession, secure: Secure | None) -> None:
         super().__init__("rl4sys-calls")
@@ -116,7 +116,7 @@ class AsyncCallThread(Worker, Resource):
         self._silence = SilenceTimer(PUBLISHER_SILENCE_S)
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
-        """Start a call, and return a future for its result, as `Caller.submit` describes. Any thread can call this."""
+        """Start a call, as `Caller.submit` describes. Any thread can call this."""
         future: Future[Tree] = Future()
 
         def tell(pending: CallHandle) -> None:
@@ -128,12 +128,12 @@ class AsyncCallThread(Worker, Resource):
 
         with self._lock:
             self._check_open()
-            self._session.begin(method, payload, time.monotonic(), timeout_s, once=bool(once), tell=tell)
+            self._session.start_call(method, payload, time.monotonic(), timeout_s, once=bool(once), tell=tell)
         self._wakeup.set()
         return future
 
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
-        """Start a subscription to a topic, as `Caller.subscribe` describes. Any thread can call this."""
+        """Start a subscription, as `Caller.subscribe` describes. Any thread can call this."""
         subscription = Subscription(topic, callback, self._session)
         with self._lock:
             self._check_open()
@@ -159,10 +159,7 @@ class AsyncCallThread(Worker, Resource):
         self._wakeup.set()
 
     def close(self) -> None:
-        """End the thread and its subscriptions. Unfinished calls fail with `Closed`.
-
-        Any thread can call this, also a callback that runs in this thread.
-        """
+        """End the thread and its subscriptions. Any thread can call this, also a callback that runs in this one."""
         self.stop()
         me = threading.get_ident()
         if self.ident != me:
@@ -198,7 +195,7 @@ class AsyncCallThread(Worker, Resource):
                 with self._lock:
                     if dealer in ready:
                         while (frames := self._recv(dealer)) is not None:
-                            self._session.take(frames, now)
+                            self._session.on_message(frames, now)
                     if self._session.expire(now):
                         dealer = self._reconnect(poller, dealer, now)
                 self._run_callbacks()
@@ -223,17 +220,13 @@ class AsyncCallThread(Worker, Resource):
         self._wakeup.close()
 
     def _run_callbacks(self) -> None:
-        """Report each completed call to the function `tell` that was passed when the call began.
-
-        The calling code must not hold the lock, because `tell` can call methods of this object.
-        """
+        """Report each completed call. Hold no lock: `tell` can call methods of this object."""
         while self._session.over:
             pending = self._session.over.popleft()
             if pending.tell is not None:
                 pending.tell(pending)
 
     def _recv(self, socket: Socket) -> list[Frame] | None:
-        """Receive a message. Return its frames, `[]` if there are too many frames, or None if no message is waiting."""
         try:
             return socket.recv(MAX_TREE_FRAMES + 2)
         except TooManyFrames:
@@ -243,10 +236,7 @@ class AsyncCallThread(Worker, Resource):
         return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
 
     def _reconnect(self, poller: Poller, dealer: Socket, now: float) -> Socket:
-        """Replace the DEALER socket, which sends the calls, and return the new one.
-
-        Messages that are still in the old socket's queue must not reach a server that starts later.
-        """
+        """Replace the DEALER, so that the messages in its queue reach no server that starts later."""
         poller.unregister(dealer)
         dealer.close()
         dealer = self._dial()
@@ -260,7 +250,7 @@ class AsyncCallThread(Worker, Resource):
         return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
 
     def _update_subscriptions(self, poller: Poller) -> None:
-        """Start and end subscriptions, connect to the server's publisher, and request publications that were missed."""
+        """Start and end subscriptions, connect to the publisher, and request publications that were missed."""
         self._drop_ended()
         while self._wanted:
             subscription = self._wanted.popleft()
@@ -294,11 +284,7 @@ class AsyncCallThread(Worker, Resource):
                         self._sub.unsubscribe(topic_frame(topic, self._pub[1]))
 
     def _dial_publisher(self, poller: Poller) -> None:
-        """Connect to the server's publisher if its address or channel differs from the present one.
-
-        The channel is a random value that the server adds to each topic, and replaces when a user loses the right to subscribe.
-        Address and channel are in the reply to ``$hello``, the first call of a connection.
-        """
+        """Connect to the publisher if its address or channel, from the reply to ``$hello``, has changed."""
         welcome = self._session.welcome
         if welcome is None:
             return
@@ -322,10 +308,7 @@ class AsyncCallThread(Worker, Resource):
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
-        """Return the address to connect to for publications, made from the address `pub` that the server announced.
-
-        For tcp, the host is the one to which calls are sent, because the host in `pub` can be ``*``.
-        """
+        """Return the address for publications. For tcp, the host is that for calls: the announced one can be ``*``."""
         address = Address.parse(pub)
         if address.scheme == "tcp" and self._address.scheme == "tcp":
             return self._address.with_port(address.port)
@@ -368,4 +351,4 @@ class AsyncCallThread(Worker, Resource):
                 self._session.counters.add("refused")
 
         with self._lock:
-            self._session.begin("$latest", subscription.topic, now, LATEST_RETRY_S, tell=tell)
+            self._session.start_call("$latest", subscription.topic, now, LATEST_RETRY_S, tell=tell)

@@ -20,17 +20,13 @@ MAX_DETAIL = 4000
 
 
 class CallExecutor:
-    """The object that runs the callbacks of one server and encodes their results. Any thread of the server can use it."""
+    """The execution of one server's callbacks. Any thread of the server can use it."""
 
     def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
 
     def run(self, job: Job) -> list[list[Frame]]:
-        """Run a job (a call, or a batch of calls of one method), and return the frames of the reply to each of its calls.
-
-        Calls whose timeout has passed are refused and not run. If the callback raises for a batch, it runs once more for each
-        call alone. But calls that must run at most once (`once`) do not run again: they fail.
-        """
+        """Run a job, and return the frames of the reply to each of its calls. Calls whose timeout has passed do not run."""
         requests, now = job.requests, time.monotonic()
         try:
             late = {request for request in requests if _expired(request, now)}
@@ -40,17 +36,13 @@ class CallExecutor:
             return [self._failed(request.call, exc) for request in requests]
 
     def alone(self, call: Call, run: Callable[[], Tree]) -> list[Frame]:
-        """Run a function as the answer to a call, and return its result or exception as the encoded reply.
-
-        This serves calls that do not go through the queue.
-        """
+        """Run a function as the answer to a call that does not go through the queue."""
         try:
             return self._answer(call, run())
         except BaseException as exc:  # noqa: BLE001 (as above)
             return self._answer(call, exc)
 
     def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
-        """Return the encoded reply to a call that was refused or that failed."""
         text = detail[:MAX_DETAIL].encode(errors="replace").decode()
         return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
 
@@ -78,8 +70,6 @@ class CallExecutor:
 
 
 def per_call(run: Callable[[Tree], Tree]) -> Handler:
-    """Return a callback that takes a list of payloads and calls `run` for each payload."""
-
     def handler(payloads: Sequence[Tree]) -> list[Tree]:
         return [run(payload) for payload in payloads]
 
@@ -87,26 +77,22 @@ def per_call(run: Callable[[Tree], Tree]) -> Handler:
 
 
 def _expired(request: QueuedCall, now: float) -> bool:
-    """Return True if the timeout that the caller set for a call has passed."""
     return (now - request.arrived_s) * 1000 > request.call.timeout_ms
 
 
 def _results(run: Handler, requests: list[QueuedCall]) -> list[Tree | BaseException]:
-    """Run a callback for several calls. Return, for each call, its result or the exception that the callback raised."""
-    given = _call(run, [request.call.payload for request in requests]) if requests else []
-    if not isinstance(given, BaseException):
-        return given
+    """Run a callback for several calls. If it raises for a batch, run each call alone that may run more than once."""
+    results = _call(run, [request.call.payload for request in requests]) if requests else []
+    if not isinstance(results, BaseException):
+        return results
     if len(requests) == 1:
-        return [given]
-    alone = [given if request.call.once else _call(run, [request.call.payload]) for request in requests]
+        return [results]
+    alone = [results if request.call.once else _call(run, [request.call.payload]) for request in requests]
     return [one if isinstance(one, BaseException) else one[0] for one in alone]
 
 
 def _call(run: Handler, payloads: list[Tree]) -> list[Tree] | BaseException:
-    """Run a callback. Return the list of its results, or the exception that it raised.
-
-    Every exception is caught, also `SystemExit` and `CancelledError`, because it must not end a thread of the server.
-    """
+    """Run a callback. Return its results, or the exception that it raised, which must not end a thread of the server."""
     try:
         answers = list(run(payloads))
         if len(answers) != len(payloads):

@@ -23,33 +23,29 @@ from rl4sys_zmq.resource import Worker
 log = get_logger(__name__)
 
 TAKEOVER_S = 0.05
-"""The time in seconds after which another thread becomes the leader (the thread that uses the sockets) if a job still runs.
-
-If the job is expected to be long, another thread becomes the leader at once.
-"""
+"""The time after which the follower takes over if a job still runs that was not expected to be long."""
 TICK_S = 0.02
-"""The interval at which the follower (the thread that stands by) checks if the leader's job takes too long, in seconds."""
+"""The interval at which the follower checks the leader's job."""
 RETRY_S = 1.0
-"""The pause before another thread tries again to become the leader, if the system could not start a thread, in seconds."""
+"""The pause before another attempt to take over, if the system could not start a thread."""
 QUIET_TICKS = 50
-"""The number of checks without a running job after which the follower (the thread that stands by) sleeps until the next job."""
+"""The number of checks without a running job after which the follower sleeps until the next job."""
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
 class _RunningJob:
-    """The job that the leader (the thread that uses the sockets) runs now, and the time at which it takes too long."""
+    """The job that the leader runs now, and the time at which it takes too long."""
 
     what: str
     since_s: float
     over_s: float
-    """The time at which another thread becomes the leader, in seconds."""
 
 
 class _PoolThread(Worker):
-    """A thread of the pool. As follower it stands by, until it becomes the leader, which uses the sockets and runs jobs."""
+    """A thread of the pool: first the follower, then the leader."""
 
     def __init__(self, name: str, body: Callable[[_PoolThread], None], over: Callable[[], None]) -> None:
         super().__init__(name)
@@ -63,33 +59,16 @@ class _PoolThread(Worker):
             self._over()
 
     def stop(self) -> None:
-        """Do nothing. The base class requires this method; `LeaderFollowerPool.stop` ends all threads of the pool."""
+        """Do nothing: `LeaderFollowerPool.stop` ends all threads of the pool."""
 
 
 class LeaderFollowerPool:
-    """A thread pool for a server, with one leader, one thread that stands by, and one thread for each long job.
-
-    The leader uses the sockets and runs the jobs. If a job takes long, the thread that stands by becomes the leader.
-
-    Attributes:
-        stopping: An event that `stop` sets. The loop of the leader must then return soon.
-    """
+    """A thread pool for a server, with one leader, one follower, and one thread for each long job."""
 
     def __init__(
         self, name: str, lead: Callable[[], None], adopt: Callable[[], None], end: Callable[[], None], counters: Counters
     ) -> None:
-        """Create a pool without starting threads.
-
-        Args:
-            name: The name of the service that the pool serves, for threads and logs.
-            lead: The loop of the leader, a function. It receives messages and passes each job to `run`. It must return when
-                `stopping` is set, and when the second value from `run` is False, because another thread is then the leader.
-            adopt: A function that a new leader calls before `lead`. It makes the calling thread the owner of the sockets.
-            end: A function that closes the sockets. The last thread of the pool calls it after `stop`, even if the thread that
-                called `stop` no longer waits.
-            counters: The object with the counter ``takeovers``, the number of times that another thread became the leader.
-        """
-        self.stopping = threading.Event()
+        self.stopping = threading.Event()  # event that `stop` sets. The loop of the leader must then return soon
         self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters
         self._lock = threading.Lock()
         self._active = threading.Event()
@@ -102,26 +81,13 @@ class LeaderFollowerPool:
         self._running: _RunningJob | None = None
 
     def start(self) -> None:
-        """Start the leader (the thread that uses the sockets and runs jobs) and the thread that stands by to replace it.
-
-        From now on, only the threads of the pool may use the sockets.
-        """
+        """Start the leader and the follower. From now on, only threads of the pool may use the sockets."""
         with self._lock:
             self._add(self._begin)
             self._add(self._stand_by)
 
-    def run(self, what: str, job: Callable[[Given], Made], given: Given, *, long: bool = False) -> tuple[Made, bool]:
-        """Run a job in the calling thread. The loop of the leader calls this for each job.
-
-        Args:
-            what: The name of the job, for messages.
-            job: The function to call.
-            given: The argument of `job`.
-            long: True if the job is expected to take long. Another thread then becomes the leader at once.
-
-        Returns:
-            The result of the job, and True if the calling thread is still the leader.
-        """
+    def run(self, what: str, job: Callable[[Argument], Result], argument: Argument, *, long: bool = False) -> tuple[Result, bool]:
+        """Run a job in the calling thread. Return its result, and True if the thread still is the leader."""
         thread = self._leader
         assert thread is not None
         now = time.monotonic()
@@ -130,57 +96,44 @@ class LeaderFollowerPool:
             self._active.set()
         if long:
             self._look.set()
-        made = job(given)
+        result = job(argument)
         thread.job = None
         with self._lock:
             leads = self._running is running
             if leads:
                 self._running = None
-        return made, leads
+        return result, leads
 
     @property
     def running_s(self) -> float:
-        """The time for which the leader (the thread that uses the sockets) has run its job, in seconds. 0 without a job."""
+        """The time for which the leader has run its job, in seconds. 0 without a job."""
         running = self._running
         return time.monotonic() - running.since_s if running is not None else 0.0
 
     @property
     def started(self) -> bool:
-        """True if `start` was called, so that the pool has threads."""
         return bool(self._threads)
 
     @property
     def in_pool_thread(self) -> bool:
-        """True if the calling thread is a thread of this pool."""
         me = threading.get_ident()
         return any(thread.alive and thread.ident == me for thread in list(self._threads))  # the system reuses idents
 
     @property
     def has_failed(self) -> bool:
-        """True if one of the pool's threads has ended with an error."""
         return any(thread.error is not None for thread in list(self._threads))
 
     def raise_if_dead(self) -> None:
-        """Raise `WorkerDied` if one of the pool's threads has ended with an error."""
         for thread in list(self._threads):
             thread.raise_if_dead()
 
     def stop(self) -> None:
-        """Ask all threads to end.
-
-        The calling code must then wake the leader (the thread that uses the sockets), because it can be waiting in a poll of
-        the sockets.
-        """
+        """Ask all threads to end. Then wake the leader, which can be waiting in a poll of the sockets."""
         self.stopping.set()
         self._active.set()
         self._look.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of all threads, after `stop`.
-
-        Raises:
-            CallbackStuck: If a job still runs after `timeout_s` seconds. Its thread ends when the job returns.
-        """
         deadline = time.monotonic() + timeout_s
         hands = list(self._threads)
         for thread in hands:
@@ -198,7 +151,7 @@ class LeaderFollowerPool:
         self._at_work += 1
 
     def _leave(self) -> None:
-        """Record that a thread of the pool ends. If the pool was stopped and this is the last thread, close the sockets."""
+        """Record that a thread of the pool ends. The last one after `stop` closes the sockets."""
         with self._lock:
             self._at_work -= 1
             last = not self._at_work and self.stopping.is_set()
@@ -206,21 +159,14 @@ class LeaderFollowerPool:
             self._end()
 
     def _begin(self, thread: _PoolThread) -> None:
-        """Make the calling thread the leader (the thread that uses the sockets), and run the leader's loop.
-
-        The first thread of the pool runs this function.
-        """
+        """Lead: the first thread of the pool."""
         with self._lock:
             self._leader = thread
             self._adopt()
         self._lead()
 
     def _stand_by(self, thread: _PoolThread) -> None:
-        """Wait until a job of the leader takes too long. Then become the leader, and run the leader's loop.
-
-        The leader is the thread that uses the sockets and runs the jobs. Each thread of the pool except the first runs this
-        function.
-        """
+        """Wait until a job of the leader takes too long, then lead: each thread of the pool but the first."""
         quiet = 0
         while not self.stopping.is_set():
             self._active.wait()

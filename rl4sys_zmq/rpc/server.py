@@ -1,9 +1,8 @@
-"""The server of a service: a bound ROUTER for calls, a bound XPUB for publications, and a pool of threads.
+"""`Server`: a bound ROUTER for calls, a bound XPUB for publications, and a pool of threads.
 
-One thread of the pool is the leader (`rl4sys_zmq.rpc.leader_followers`). Only the leader uses the sockets and the `CallQueue`: it
-reads messages, runs the next callback, and sends the replies. If a callback takes long, another thread becomes the leader, and
-later sends the replies of that callback. A slow callback therefore delays only the methods of its own concurrency group, which
-are the methods that must not run at the same time.
+Only the leader of the pool (`rl4sys_zmq.rpc.leader_followers`) uses the sockets and the `CallQueue`: it reads messages, runs
+the next callback, and sends the replies. If a callback takes long, another thread leads, and later sends the replies of that
+callback. A slow callback therefore delays only the methods of its own concurrency group.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES
 log = get_logger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest frame of a call, in bytes. This is also the largest size of one array in a call."""
+"""The largest frame of a call, and so of one array in a call."""
 MAX_ANSWER_FRAME_BYTES = transports.MAX_FRAME_BYTES
-"""The largest frame of a reply or a publication, in bytes. A caller receives no larger one."""
+"""The largest frame of a reply or a publication. A caller receives no larger one."""
 CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
-"""The shortest poll of the server's sockets, and the longest sleep in place of a shorter poll, in seconds."""
+"""The shortest poll of the server's sockets, and the longest sleep in place of a shorter poll."""
 CALL_ROLE = "call"
 MAX_READS_PER_TURN = 256
 HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
@@ -77,9 +76,9 @@ class Server(Resource):
     Register methods, then call `start` or `run`. `stop` ends the threads and joins them.
 
     Attributes:
-        counters: The counters of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not be
-            sent because the connection had ended, ``takeovers`` (another thread took over the sockets because a callback took
-            long), ``notices`` (publications).
+        counters: The counters of `CallQueue`, and ``refused.CODE`` for malformed messages, ``gone`` for replies that could not
+            be sent because the connection had ended, ``takeovers`` (another thread took over the sockets because a callback
+            took long), ``notices`` (publications).
     """
 
     def __init__(
@@ -180,19 +179,9 @@ class Server(Resource):
             raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; expected BatchLimits or None", key="batching")
         handler: Handler = run if batching is not None else per_call(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
+        group = name if concurrency_group is None else concurrency_group
         with self._lock:
-            self._call_queue.register(
-                ServerMethod(
-                    name,
-                    handler,
-                    name if concurrency_group is None else concurrency_group,
-                    role,
-                    size,
-                    wait_s,
-                    max_queue,
-                    client_id,
-                )
-            )
+            self._call_queue.register(ServerMethod(name, handler, group, role, size, wait_s, max_queue, client_id))
 
     def unregister(self, name: str) -> None:
         """Remove a method, if there is one with this name. Its waiting calls still run."""
@@ -261,8 +250,8 @@ class Server(Resource):
     def publish(self, topic: str, payload: Tree) -> int:
         """Publish a payload to all subscribers of a topic, and return the number of the publication.
 
-        The publications (published messages) of a topic have the numbers 1, 2, and so on. A slow subscriber gets the newest
-        publication and can miss earlier ones. The payload is copied, so its arrays can change after this call.
+        The publications of a topic have the numbers 1, 2, and so on. A slow subscriber gets the newest publication and can miss
+        earlier ones. The payload is copied, so its arrays can change after this call.
 
         Raises:
             PayloadError: If the payload cannot be encoded, a frame of it is larger than `MAX_ANSWER_FRAME_BYTES`, the topic is
@@ -310,8 +299,8 @@ class Server(Resource):
             timeout_s: Longest time to wait for the threads, in seconds.
 
         Raises:
-            CallbackStuck: If a callback still runs after `timeout_s`. Its thread ends when the callback returns, and then closes
-                the sockets. Until then the address stays bound.
+            CallbackStuck: If a callback still runs after `timeout_s`. Its thread ends when the callback returns, and then
+                closes the sockets. Until then the address stays bound.
             ConfigError: If `timeout_s` is out of range. The server then still runs.
         """
         check_value("timeout_s", timeout_s, TIMEOUT_S)
@@ -347,10 +336,7 @@ class Server(Resource):
                 socket.adopt()
 
     def _close_sockets(self) -> None:
-        """Close the sockets.
-
-        The last thread of the pool calls this when it ends. `stop` also calls it, after all threads have ended.
-        """
+        """Close the sockets, in the last thread of the pool or in `stop` after all threads have ended."""
         self._poller.close()
         self._release()
         self._wakeup.close()
@@ -372,20 +358,14 @@ class Server(Resource):
         return self._authenticator.secure
 
     def _replace_access_list(self, access: AccessList) -> None:
-        """Use a new access list (the rights of each user) for all later messages.
-
-        The thread that watches the file of the list calls this after a change.
-        """
+        """Use a new access list. The thread that watches its file calls this."""
         if self._authorizer.replace(access):
             self._publisher.change_channel()
 
     # ---- the leader's loop
 
     def _lead(self) -> None:
-        """Receive calls, run callbacks and send replies, until the server stops or another thread has become the leader.
-
-        The leader is the one thread of the server that uses the sockets.
-        """
+        """Receive calls, run callbacks and send replies, until the server stops or another thread leads."""
         assert self._router is not None
         call_queue, poller, router, beacon, look = self._call_queue, self._poller, self._router, self._beacon, self._look
         wait_s: float | None = 0.0
@@ -448,7 +428,7 @@ class Server(Resource):
             if call.method == HELLO:
                 answer = self._executor.alone(call, partial(self._hello, call, now))
             else:
-                answer = self._call_queue.take(bytes(frames[0]), call, now)
+                answer = self._call_queue.on_call(bytes(frames[0]), call, now)
         except CallRefusedByCallback as refusal:
             self.counters.add(f"refused.{refusal.code}")
             answer = self._executor.refusal(call, refusal.code, refusal.detail)
@@ -469,15 +449,9 @@ class Server(Resource):
     # ---- jobs
 
     def _run_job(self, job: Job, router: Socket) -> bool:
-        """Run a callback for a call or a batch of calls, and send the replies.
-
-        Returns:
-            True if the calling thread still uses the sockets. False if another thread has taken them over in the meantime; that
-            thread then sends the replies.
-        """
-        what = (
-            job.concurrency_group if job.method.name == job.concurrency_group else f"{job.concurrency_group} ({job.method.name})"
-        )
+        """Run a job and send the replies. Return False if another thread leads now, which then sends them."""
+        group, name = job.concurrency_group, job.method.name
+        what = group if name == group else f"{group} ({name})"
         answers, leads = self._pool.run(what, self._executor.run, job, long=job.long)
         if not leads:
             self._finished.append((job, answers))
@@ -496,7 +470,6 @@ class Server(Resource):
             self.counters.add("gone")
 
     def _send_out(self, router: Socket) -> None:
-        """Send the messages that other threads have prepared: the replies of long callbacks, and publications."""
         while self._finished:
             self._finish(router, *self._finished.popleft())
         if self._xpub is not None:
@@ -519,15 +492,7 @@ class Server(Resource):
     # ---- methods of every server
 
     def _hello(self, call: Call, now: float) -> Tree:
-        """Answer ``$hello``, the first call of a connection: open a session for the caller, and describe the server.
-
-        Returns:
-            The description as a dict: name, methods, size limit, `terms`, and what a subscriber needs.
-
-        Raises:
-            CallRefusedByCallback: If the caller has `terms` (settings that must be equal on both sides) and they differ from
-                the server's. The detail lists the fields that differ.
-        """
+        """Answer ``$hello``: open a session for the caller, and describe the server."""
         expected = call.payload.get("terms") if isinstance(call.payload, dict) else None
         if isinstance(expected, dict):
             pairs = [(field, expected.get(field), self._terms.get(field)) for field in sorted({*expected, *self._terms})]
@@ -554,10 +519,7 @@ class Server(Resource):
 
 
 def _agree(theirs: Tree, ours: Tree) -> bool:
-    """Return True if a setting (one of the `terms`) is equal at the caller and at the server.
-
-    Arrays are equal if their dtypes, shapes and contents are equal. NaN is equal to NaN. All other values compare as in Python.
-    """
+    """Return True if a setting is equal at both sides: arrays by dtype, shape and contents, and NaN to NaN."""
     if isinstance(theirs, np.ndarray) or isinstance(ours, np.ndarray):
         if type(theirs) is not type(ours):
             return False

@@ -30,42 +30,26 @@ HELLO = "$hello"
 WINDOW = 256
 """The largest number of unfinished calls that one connection sends. A server keeps as many replies for a connection."""
 FULL_S = 0.005
-"""The time in seconds after which a call is sent again if the socket's queue was full."""
+"""The time after which a call is sent again if the socket's queue was full."""
 
 _rng = random.SystemRandom()
 
 
 @dataclass(slots=True)
 class CallHandle:
-    """A call that waits for its reply, or that is over and has a result.
-
-    Attributes:
-        method: The name of the method.
-        number: The number of the call in its session.
-        once: True if the call must run at most once. The call is then not sent again after the server was restarted or has
-            lost its record of the earlier calls.
-        timeout_s: The longest time to wait for the reply, in seconds.
-        deadline_s: The time at which the call fails without a reply, in seconds.
-        frames: The encoded message; empty when the call is over.
-        tell: A function to call with this object when the call is over, or None. See `CallerSession.over`.
-        sent: The number of times that the message was sent.
-        due_s: The time at which to send the message next, in seconds.
-        done: True when the call is over.
-        answer: The payload of the reply; None if the call is not over or has failed.
-        error: The error if the call has failed; else None.
-    """
+    """A call that waits for its reply, or that is over and has a result."""
 
     method: str
     number: int
-    once: bool
+    once: bool  # true if the call must run at most once
     timeout_s: float
-    deadline_s: float
-    frames: list[Frame]
+    deadline_s: float  # time at which the call fails without a reply
+    frames: list[Frame]  # encoded message; empty when the call is over
     tell: Callable[[CallHandle], None] | None = None
-    sent: int = 0
-    due_s: float = 0.0
+    sent: int = 0  # number of times that the message was sent
+    due_s: float = 0.0  # time at which to send the message next
     done: bool = False
-    answer: Tree = None
+    answer: Tree = None  # payload of the reply; None if the call is not over or has failed
     error: RL4SysError | None = None
 
 
@@ -73,51 +57,35 @@ class CallHandle:
 class CallerSession:
     """The caller's side of one connection to a server: the unfinished calls, their resends, and their results.
 
-    A session does no I/O and reads no clock. The code that uses it passes the time in seconds, always from the same clock.
+    A session does no I/O. The code that uses it passes the time in seconds, always from the same clock.
 
-    The session sends the call ``$hello``, which opens it at the server, before any other call, and again after the server was
-    restarted. The other calls wait until the server replies to ``$hello``, so that no queue of messages builds up while there
-    is no server. If the server has other `terms`, all calls fail.
+    The session sends ``$hello``, which opens it at the server, before any other call, and again after the server was restarted.
+    The other calls wait for the reply, so that no queue of messages builds up while there is no server. If the server has other
+    `terms`, all calls fail.
 
-    The server keeps a record of the calls of a session, so that a resent call does not run twice. The server can lose this
-    record, for example by a restart. Therefore its reply to ``$hello`` contains the number of the call with which the record
-    began. If that number has changed, the session sends unfinished calls again. But a call that must run at most once (`once`)
-    and was sent before fails with `CallLost`, because it is unknown whether it ran.
-
-    Attributes:
-        address: The URI of the server, for error messages.
-        counters: ``again`` (resent calls), ``late`` (replies to calls that are over), ``refused`` (malformed messages),
-            ``redials`` (reconnects), ``full`` (calls that did not fit into the socket's queue).
-        terms: Settings that must be equal at the server, such as a version or names of keys. None: they are not compared.
-        id: A random number that identifies this session at the server.
-        server: The random number by which the server that replied last identifies itself. It is new after each start of the
-            server. 0 before the first reply.
-        welcome: The payload of the reply to ``$hello``. None before that reply, and while a new ``$hello`` is needed.
-        under_way: The unfinished calls, by number.
-        over: The calls that are over and whose function `tell` must still be called. Hold no lock while calling `tell`, because
-            it can run code of the user.
+    The server keeps a record of the calls of a session, so that a resent call does not run twice. It can lose this record, for
+    example by a restart. Therefore its reply to ``$hello`` has the number of the call with which the record began. If that
+    number has changed, unfinished calls are sent again. But a call that must run at most once and was sent before fails with
+    `CallLost`, because it is unknown whether it ran.
     """
 
     address: str
-    counters: Counters
-    terms: Mapping[str, Tree] | None = None
-    id: int = field(default_factory=lambda: _rng.getrandbits(63))
-    server: int = 0
-    welcome: Tree = None
-    under_way: dict[int, CallHandle] = field(default_factory=dict)
-    over: deque[CallHandle] = field(default_factory=deque)
+    counters: Counters  # `again` (resent), `late` (over), `refused` (malformed), `redials`, `full` (socket queue)
+    terms: Mapping[str, Tree] | None = None  # settings that must be equal at the server. None: they are not compared
+    id: int = field(default_factory=lambda: _rng.getrandbits(63))  # random number that identifies this session at the server
+    server: int = 0  # random number of the start of the server that replied last. 0 before the first reply
+    welcome: Tree = None  # payload of the reply to `$hello`. None before that reply, and while a new `$hello` is needed
+    under_way: dict[int, CallHandle] = field(default_factory=dict)  # unfinished calls, by number
+    over: deque[CallHandle] = field(default_factory=deque)  # done, but `tell` not called: hold no lock, it runs user code
     _received_s: float = 0.0
     _expiry_s: float = math.inf
-    """A time before which no call reaches its deadline, in seconds."""
+    """A time before which no call reaches its deadline."""
     _next: int = 0
     _hello: CallHandle | None = None
     _known: tuple[int, int] | None = None
-    """The server's random number, and the number of the ``$hello`` call with which the server's record of this session began.
+    """The server's number, and the call with which its record of this session began: other ones mean a lost record."""
 
-    If a later reply to ``$hello`` has other numbers, the server has lost the record.
-    """
-
-    def begin(
+    def start_call(
         self,
         method: str,
         payload: Tree,
@@ -125,15 +93,9 @@ class CallerSession:
         timeout_s: float,
         *,
         once: bool = False,
-        tell: Callable[[CallHandle], None] | None = None,
+        tell: Callable[[CallHandle], None] | None = None,  # to call when the call is over; see `CallerSession.over`
     ) -> CallHandle:
-        """Start a call. From then on, `due` returns the call whenever its message must be sent.
-
-        If the message is larger than the server accepts, the call fails without being sent (``too_large``).
-
-        Raises:
-            PayloadError: If the payload cannot be encoded.
-        """
+        """Start a call. From then on, `due` returns it whenever its message must be sent."""
         if not self.under_way:
             self._received_s = now
         pending = self._make(method, payload, now, timeout_s, once, tell)
@@ -144,7 +106,7 @@ class CallerSession:
         return pending
 
     def due(self, now: float) -> list[CallHandle]:
-        """Return the calls whose messages must be sent now. A later `due` returns a call again until the call is over."""
+        """Return the calls whose messages must be sent now."""
         if not self.under_way:
             return []
         if self.welcome is None and self._hello is None:
@@ -161,18 +123,15 @@ class CallerSession:
         return out
 
     def not_sent(self, pending: CallHandle, now: float) -> None:
-        """Record that the socket's queue had no room for a call. `due` returns the call again after `FULL_S` seconds."""
+        """Record that the socket's queue had no room for a call."""
         self.counters.add("full")
         pending.sent -= 1
         pending.due_s = now + FULL_S
 
     def should_reconnect(self, now: float) -> bool:
-        """Return True if the socket should be replaced before anything is sent.
-
-        This is the case if a call must be sent again and nothing was received for longer than the silence timeout. A connection
-        can be broken without either side noticing, and TCP takes many minutes to detect that. Calls keep their numbers. A call
-        that runs at the server continues, and its reply arrives on the new connection after the next resend.
-        """
+        """Return True if a call must be sent again and nothing was received for longer than the silence timeout."""
+        # A connection can break without either side noticing, and TCP takes many minutes to detect that. Calls keep their
+        # numbers, so the reply of one that runs arrives on the new connection after the next resend.
         if not is_silent(now, self._received_s, SILENCE_S) or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
             return False
         size = sum([_size(frame) for p in self._sendable() for frame in p.frames])
@@ -183,15 +142,11 @@ class CallerSession:
         return True
 
     def on_reconnected(self, now: float) -> None:
-        """Record that the socket was replaced.
-
-        `due` then returns all unfinished calls at once, to be sent again, because the messages in the old socket's queue are
-        lost.
-        """
+        """Send all unfinished calls again: the messages in the old socket's queue are lost."""
         for pending in self._sendable():
             pending.due_s = now
 
-    def take(self, frames: list[Frame], now: float) -> None:
+    def on_message(self, frames: list[Frame], now: float) -> None:
         """Process a received message, normally the reply to a call."""
         self._received_s = now
         try:
@@ -217,7 +172,7 @@ class CallerSession:
             self._end(pending, reply.payload, _error(pending, self.address, reply))
 
     def require_hello(self) -> None:
-        """Make the session send a new ``$hello`` call, which opens it at the server, before any other call."""
+        """Send a new ``$hello``, which opens the session at the server, before any other call."""
         self.welcome = None
 
     def expire(self, now: float) -> bool:
@@ -232,7 +187,7 @@ class CallerSession:
         return bool(over)
 
     def wait_s(self, now: float) -> float:
-        """Return the time in seconds until a call must be sent or times out. One day if there is no unfinished call."""
+        """Return the time until a call must be sent or times out. One day if there is no unfinished call."""
         if not self.under_way:
             return 86_400.0
         if self.welcome is None and self._hello is None:
@@ -253,11 +208,7 @@ class CallerSession:
         return CallHandle(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
     def _sendable(self) -> Iterable[CallHandle]:
-        """Return the calls that may be sent at present.
-
-        Until the server has replied to ``$hello`` (the call that opens the session), that is the only one. After that, they are
-        the oldest `WINDOW` unfinished calls.
-        """
+        """Return the calls that may be sent at present: ``$hello``, and after its reply the oldest `WINDOW` calls."""
         if self._hello is not None:
             return (self._hello,)
         if self.welcome is None:
@@ -284,10 +235,7 @@ class CallerSession:
                 self._check_size(pending)
 
     def _check_size(self, pending: CallHandle) -> None:
-        """End a call (``too_large``) if one of its frames is larger than the server accepts.
-
-        The server would close the connection if it received such a frame.
-        """
+        """End a call with a frame larger than the server accepts, which would close the connection."""
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:

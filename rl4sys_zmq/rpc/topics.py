@@ -1,4 +1,4 @@
-"""The publications (messages to subscribers) of one server: the newest of each topic, and the check of subscribers' rights."""
+"""The publications of one server: the newest of each topic, and the check of subscribers' rights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import Publication, check_size, check_topic, decode_call, encode_publication, is_name
 
 MAX_TOPICS = 1024
-"""The largest number of topics with a publication.
-
-It is also the largest number of topics without a publication for which subscribers get beacons (messages that announce the
-number of the newest publication).
-"""
+"""The largest number of topics with a publication, and of those without one for which there are beacons."""
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
-    """Return the first frame of a topic's messages, which is also the filter that a subscriber sets.
-
-    The frame consists of the topic, a zero byte and the channel (random bytes that the server replaces to end all
-    subscriptions). Without the zero byte, a filter for the topic ``a`` would also match the topic ``ab``.
-    """
+    """Return the first frame of a topic's messages, which is also a subscriber's filter."""
+    # Without the zero byte, a filter for the topic `a` would also match the topic `ab`.
     return topic.encode() + b"\0" + channel
 
 
@@ -39,43 +32,29 @@ class _NewestPublication:
 
 
 class TopicPublisher:
-    """The sender of a server's publications to subscribers. It keeps the newest publication of each topic.
+    """The publications of a server. Any thread can call `post`, `numbers`, `latest` and `change_channel`.
 
-    Any thread can call `post`, `numbers`, `latest` and `change_channel`. Only the thread that uses the sockets can call the other
-    methods. A payload is encoded in `post`, so its arrays can change after that.
-
-    Attributes:
-        channel: Random bytes at the end of each topic on the wire. With ZeroMQ, a server cannot withdraw a subscription. So when
-            a user loses the right to subscribe, the server changes the channel, and the other subscribers get the new one in
-            the reply to their next ``$hello`` call.
+    Only the thread that uses the sockets calls the other methods. A payload is encoded in `post`, so its arrays can change
+    then.
     """
 
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._server, self._counters, self._max_frame_bytes = server, counters, max_frame_bytes
         self._lock = threading.Lock()
         self._newest: dict[str, _NewestPublication] = {}
+        # The topics to send, in order. `send` takes no lock: `post` can hold it for long while it encodes a payload.
         self._posted: OrderedDict[str, None] = OrderedDict()
-        """The topics whose newest publication must be sent, in order.
-
-        `send` takes no lock, because `post` can hold the lock for a long time while it encodes a payload.
-        """
         self._asked: set[str] = set()
+        # Random bytes at the end of each topic on the wire. With ZeroMQ, a server cannot withdraw a subscription. So when a user
+        # loses the right to subscribe, the channel changes, and the others get the new one with their next `$hello`.
         self.channel = secrets.token_bytes(8)
 
     @property
     def waiting(self) -> bool:
-        """True if a publication waits to be sent."""
         return bool(self._posted)
 
     def post(self, topic: str, payload: Tree) -> int:
-        """Make a payload the newest publication of a topic, to be sent later by `send`. Return the publication's number.
-
-        The publications of a topic have the numbers 1, 2, and so on.
-
-        Raises:
-            PayloadError: If the payload cannot be encoded or a frame is too large, if the topic is not a valid name, or if
-                `MAX_TOPICS` other topics are published already.
-        """
+        """Make a payload the newest publication of a topic, to be sent later by `send`. Return its number, from 1."""
         check_topic(topic)
         with self._lock:
             held = self._newest.get(topic)
@@ -90,47 +69,31 @@ class TopicPublisher:
         return number
 
     def numbers(self) -> dict[str, int]:
-        """Return a dict from each topic to the number of its newest publication."""
         return {topic: held.number for topic, held in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:
-        """Return the newest publication of a topic as a dict with the keys ``server``, ``number`` and ``payload``.
-
-        If nothing was published on the topic, ``number`` is 0 and ``payload`` is None.
-        """
+        """Return the newest publication of a topic as a dict; with number 0 if there is none."""
         held = self._newest.get(topic) if isinstance(topic, str) else None
         if held is None:
             return {"server": self._server, "number": 0, "payload": None}
         return {"server": self._server, "number": held.number, "payload": decode_call(held.frames).payload}
 
     def send(self, xpub: Socket) -> None:
-        """Send the newest publication of each topic that was posted since the last call."""
         for _ in range(len(self._posted)):
             topic, _ = self._posted.popitem(last=False)
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
     def change_channel(self) -> None:
-        """End all subscriptions, because a user has lost the right to subscribe.
-
-        The method chooses a new channel, the random bytes at the end of each topic on the wire. Subscribers receive nothing
-        more until the server's reply to their next ``$hello`` call contains the new channel. `look` then refuses the
-        subscription of a user without the right.
-        """
+        """End all subscriptions, because a user has lost the right to subscribe."""
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:
-        """Send a beacon for each topic: a message with the number of its newest publication but without the payload.
-
-        Subscribers thereby detect that they missed the last publication, or that the server is silent.
-        """
+        """Send each topic's newest number, so that subscribers notice a missed publication or a silent server."""
         for topic, number in {**dict.fromkeys(self._asked, 0), **self.numbers()}.items():
             self._send_beacon(xpub, topic, number)
 
     def look(self, xpub: Socket, authorizer: Authorizer) -> None:
-        """Answer new subscriptions.
-
-        If the user may subscribe, grant the subscription, and send the number of the topic's newest publication.
-        """
+        """Answer new subscriptions: if the user may subscribe, grant it, and send the number of the newest publication."""
         for wanted in subscribed_topics(xpub, self._counters):
             name, _, channel = wanted.partition(b"\0")
             topic = name.decode("utf-8", "replace")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.errors import (
     ActionError,
     Closed,
@@ -501,8 +501,8 @@ def test_a_segment_grows_beyond_its_limit_for_late_actions_but_not_beyond_the_le
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = bench.agent()
-    assert agent._context.longest_segment > 1000
-    monkeypatch.setattr(type(agent._context), "longest_segment", 8)
+    assert agent._parts.longest_segment > 1000
+    monkeypatch.setattr(type(agent._parts), "longest_segment", 8)
     traj: Any = None
     for step in range(9):
         traj, action = agent.request_for_action(traj, obs(step))
@@ -543,7 +543,7 @@ def test_a_late_action_without_a_reward_lets_a_complete_segment_wait(bench: Benc
         assert (late.steps, late.segment_index, last.segment_index) == (1, 1, 2)
         assert (last.steps, last.episode_length, last.episode_return) == (1, 10, 10.0)
     else:
-        pending = agent._context.pending
+        pending = agent._parts.pending
         pending.late = [(0.0, *entry[1:]) for entry in pending.late]
         agent.request_for_action(None, obs(0))
         assert (agent.stats()["submitted"], agent.stats()["dropped"]) == (3, {"reward_timeout": 1})

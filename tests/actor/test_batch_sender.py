@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig
-from rl4sys_zmq.actor.batch_sender import BatchSender
-from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox
-from rl4sys_zmq.actor.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.batch_sender import BatchSender
+from rl4sys_zmq.actor.io.segment_queue import MemorySegmentQueue, Outbox
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
 from rl4sys_zmq.values import Segment
 
 STEPS = 10

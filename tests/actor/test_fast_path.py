@@ -220,7 +220,7 @@ def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
 def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAgent, RL4SysAgent], steps: list[Any]) -> None:
     quick, whole = agents
     for agent in agents:
-        context = agent._context
+        context = agent._parts
         context.threads.__init__(5, itertools.count(), True, context.owner)  # type: ignore[misc]
     seen: tuple[list[Any], list[Any]] = ([], [])
     live(quick, steps, seen[0])

@@ -121,7 +121,7 @@ def test_the_replacement_of_an_unusable_action_is_computed_again(monkeypatch: py
         traj, action = agent.request_for_action(None, observation)
         agent.add_to_trajectory(traj, action)
         selector: Any = agent._open
-        thread, replace = agent._context.threads.state, selector._fallback.for_unusable
+        thread, replace = agent._parts.threads.state, selector._fallback.roll_back_and_act
         states = []
 
         def raising_once(*given: Any) -> Any:
@@ -131,7 +131,7 @@ def test_the_replacement_of_an_unusable_action_is_computed_again(monkeypatch: py
             return replace(*given)
 
         act = thread.act
-        monkeypatch.setattr(selector._fallback, "for_unusable", raising_once)
+        monkeypatch.setattr(selector._fallback, "roll_back_and_act", raising_once)
         monkeypatch.setattr(thread, "act", lambda *given: (*act(*given)[:2], float("nan")))
         _, action = agent.request_for_action(traj, observation)
         assert action.act in range(3) and len(states) == 2

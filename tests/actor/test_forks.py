@@ -74,7 +74,7 @@ def agent() -> Iterator[RL4SysAgent]:
 def test_a_child_uses_an_agent_whose_locks_were_held(agent: RL4SysAgent) -> None:
     traj, action = agent.request_for_action(None, np.zeros(3, np.float32))
     agent.mark_end_of_trajectory(traj, action)
-    context = agent._context
+    context = agent._parts
 
     def work() -> None:
         action.update_reward(1.0)
@@ -84,7 +84,7 @@ def test_a_child_uses_an_agent_whose_locks_were_held(agent: RL4SysAgent) -> None
         with pytest.raises(LearnerUnavailable):
             agent.flush(0.1)
 
-    locks = [context.pending._lock, context.credit_wait._lock, context.io.changed, context.io.weight_subscriber._changing]
+    locks = [context.pending._lock, context.credit_wait._lock, context.io.host.changed, context.io.weight_subscriber._changing]
     assert ends_in_a_child(work, locks)
     action.update_reward(1.0)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.testing import FakeAlgorithm

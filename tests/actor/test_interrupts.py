@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import ActorIOThread
-from rl4sys_zmq.actor.wait_timer import WaitTimer
+from rl4sys_zmq.actor.components import WaitTimer
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 from rl4sys_zmq.errors import LearnerUnavailable
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -99,7 +99,7 @@ def test_no_step_is_sent_twice_and_the_counts_agree_after_an_interrupt(agent: RL
     assert point > 100
     agent.flush(20.0)
     stats = agent.stats()
-    assert stats["submitted"] == stats["accepted"] and agent._context.outbox.steps == 0
+    assert stats["submitted"] == stats["accepted"] and agent._parts.outbox.steps == 0
     # An interrupt loses a segment at a few of the points at most, and none of the others.
     assert stats["submitted"] >= 2 * point - 40
 
@@ -175,7 +175,7 @@ def test_an_io_thread_that_pauses_after_an_error_stops_at_once(agent: RL4SysAgen
     monkeypatch.setattr(ActorIOThread, "_pause", long)
     monkeypatch.setattr(ActorIOThread, "_turn", fail)
     assert paused.wait(10.0)
-    agent._io.wake()  # of a host thread that queues a segment: the pause goes on
+    agent._io.wake_now()  # of a host thread that queues a segment: the pause goes on
     agent.close(0.0)
     assert not agent._io.alive
 

@@ -23,7 +23,8 @@ class Joining(AgentComponents):
         self.config = AgentConfig(client_id="pole", train_server_address="inproc://pole")
         self.now, self._answers, self._policy_at = 0.0, answers, policy_at
         gate, session = SimpleNamespace(stage="the learner to start", error=None), SimpleNamespace(state=SessionState.JOINING)
-        io: Any = SimpleNamespace(credit_gate=gate, session=session, open_error=None, starting_at=float("-inf"))
+        host = SimpleNamespace(credit_gate=gate, open_error=None, starting_at=float("-inf"))
+        io: Any = SimpleNamespace(host=host, session=session)
         io.explain_absence = lambda stage, timeout_s: LearnerUnavailable("inproc://pole", stage, timeout_s)
         self.io = io
 
@@ -33,7 +34,7 @@ class Joining(AgentComponents):
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: Any = None) -> None:
         self.now += timeout_s
-        self.io.starting_at = max([at for at in self._answers if at <= self.now], default=float("-inf"))
+        self.io.host.starting_at = max([at for at in self._answers if at <= self.now], default=float("-inf"))
         if not ready():
             raise LearnerUnavailable("inproc://pole", "the learner to start", timeout_s)
 

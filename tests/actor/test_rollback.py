@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.weight_history import WeightHistory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4sys_zmq.actor.wait_timer import WaitTimer
+from rl4sys_zmq.actor.components import WaitTimer
 
 
 def test_time_counts_within_the_block_for_each_thread_and_while_it_lasts() -> None:

@@ -66,8 +66,8 @@ def test_a_learner_that_comes_back_is_joined_again(lab: Any) -> None:
 def wait_for_generation(agent: Any, old: int) -> None:
     """Wait for another generation, by the condition of the agent: `wait_version` compares versions of one generation only."""
     io = agent._io
-    with io.changed:
-        assert io.changed.wait_for(lambda: agent.generation != old, timeout=30.0)
+    with io.host.changed:
+        assert io.host.changed.wait_for(lambda: agent.generation != old, timeout=30.0)
 
 
 def test_waiting_for_a_version_that_does_not_come_says_so(inproc_lab: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.actor import segment_queue
+from rl4sys_zmq.actor.io import segment_queue
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, SpoolError
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -111,7 +111,7 @@ def test_what_a_spool_can_not_hold_is_counted(inproc_lab: Lab, tmp_path: Path) -
     )
     for _ in range(400):
         inproc_lab.episode(agent, 16)
-    until(lambda: not len(agent._context.outbox))
+    until(lambda: not len(agent._parts.outbox))
     stats = agent.stats()
     check_law(stats)
     assert stats["dropped"]["spool_bytes"] > 0 and stats["submitted"] == 400 and stats["spool"]["bytes"] <= 1 << 16
@@ -239,7 +239,7 @@ def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) ->
     agent = agent_of(inproc_lab, learner)
     inproc_lab.episode(agent, 4)
     agent.wait_version(1, 20.0)
-    bad = agent._context.policy
+    bad = agent._parts.policy
     broken = type(bad).act
     calls = []
 

@@ -50,8 +50,8 @@ def test_a_failed_client_can_be_restarted(lab: Any) -> None:
     with pytest.raises(ClientFailed):
         agent.wait_version(3, 20.0)
     learner.restart("lab")
-    with agent._io.changed:
-        assert agent._io.changed.wait_for(lambda: agent.generation != generation, timeout=30.0)
+    with agent._io.host.changed:
+        assert agent._io.host.changed.wait_for(lambda: agent.generation != generation, timeout=30.0)
     lab.episode(agent, 16)
     agent.wait_version(1, 20.0)
     assert agent.digest == learner.digest("lab", 1)

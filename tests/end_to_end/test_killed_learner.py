@@ -75,8 +75,8 @@ def test_actors_rejoin_a_learner_that_was_killed(inproc_lab: Any, scheme: str, t
     with serving(address) as (_, again):
         assert again == address
         for agent in agents:
-            with agent._io.changed:
-                assert agent._io.changed.wait_for(lambda agent=agent: agent.generation > generation, timeout=30.0)
+            with agent._io.host.changed:
+                assert agent._io.host.changed.wait_for(lambda agent=agent: agent.generation > generation, timeout=30.0)
             agent.flush(20.0)
         for agent in agents:
             agent.wait_version(2, 20.0)  # the two episodes that were played without a learner are now trained

@@ -135,8 +135,8 @@ def test_waiting_ends_with_the_timeout_and_with_close(inproc_lab: Any) -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        with patient._io.changed:
-            patient._io.changed.wait_for(lambda: patient._io.waiting, timeout=10.0)
+        with patient._io.host.changed:
+            patient._io.host.changed.wait_for(lambda: patient._io.host.waiting, timeout=10.0)
         patient.close(0.1)
         thread.join(10.0)
         assert caught

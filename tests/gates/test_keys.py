@@ -301,7 +301,7 @@ def test_a_key_is_revoked_while_its_actor_streams(siege: Siege) -> None:
     until(refused, "the refusal")
     took = time.monotonic() - began
     assert not SOAK or took < REVOKED_S, f"refused after {took:.2f} s"
-    until(lambda: isinstance(leaver._io.credit_gate.error, HandshakeRefused), "the actor to hear of it")
+    until(lambda: isinstance(leaver._io.host.credit_gate.error, HandshakeRefused), "the actor to hear of it")
     assert "no longer in the list" in leaver.stats()["error"]
     accepted = siege.status()["clients"]["lab"]["actors"]["leaver"]["received"]
     last = siege.status()["clients"]["lab"]["version"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.actor.relay_link import MAX_IDLE_MESSAGES, RelayLink
-from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.io.relay_link import MAX_IDLE_MESSAGES, RelayLink
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.liveness import RELAY_ANSWER_S, RELAY_PROVEN_S, RELAY_RETRY, RELAY_WAIT_S
@@ -91,7 +91,7 @@ def linked(network: Any, *relays: str) -> RelayLink:
 def serve(link: RelayLink, network: Any, now: float, seconds: float, reason: str) -> float:
     """Let the relay answer and serve for a while, let the actor leave it, and return the pause before the next try."""
     link.answered(SOURCE, now)
-    link.begin(now)
+    link.mark_in_use(now)
     now += seconds
     link.leave(reason, now)
     assert not link.connect_next(network, network, now)
@@ -113,10 +113,10 @@ def test_pauses_grow_while_a_relay_answers_but_does_not_serve() -> None:
 def test_relays_that_answer_but_do_not_serve_are_tried_once_in_a_round() -> None:
     network: Any = FakeNetwork()
     link = linked(network, *RELAYS[:2])
-    link.begin(0.0)
+    link.mark_in_use(0.0)
     link.leave("behind", 3.1)
     assert link.connect_next(network, network, 3.1)
-    link.begin(3.2)
+    link.mark_in_use(3.2)
     link.leave("behind", 6.3)
     assert not link.connect_next(network, network, 6.3)
 
@@ -126,7 +126,7 @@ def test_after_long_service_the_other_relays_are_tried_at_once() -> None:
     link = linked(network, *RELAYS[:2])
     link.leave("silent", 1.5)
     assert link.connect_next(network, network, 1.5)
-    link.begin(2.0)
+    link.mark_in_use(2.0)
     link.leave("silent", 2.0 + RELAY_PROVEN_S)
     assert link.connect_next(network, network, 12.0)
     assert network.open == [f"tcp://{RELAYS[0]}"]
@@ -191,7 +191,7 @@ class Actor:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, relays: Sequence[str] = RELAYS) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("rl4sys_zmq.actor.weight_subscriber.time", self)
+        monkeypatch.setattr("rl4sys_zmq.actor.io.weight_subscriber.time", self)
         config = AgentConfig(
             client_id="lab",
             train_server_address="10.0.0.99:1",
@@ -224,7 +224,7 @@ class Actor:
     def says(self, message: Message) -> None:
         """Deliver a message from the newest socket, and process it."""
         self.network.made[-1].waiting.append(encode(message))
-        while self.subscriber.read():
+        while self.subscriber.receive_one():
             pass
 
 
@@ -260,7 +260,7 @@ def test_an_actor_without_a_policy_fetches_at_a_beacon(monkeypatch: pytest.Monke
     (sub,) = actor.network.made
     monkeypatch.setattr(actor.subscriber, "_fetch_at", 0.0)
     sub.waiting.append([b"B87654321", *encode(Beacon(1, 1, 7))])
-    assert actor.subscriber.read() and len(actor.fetches) == 2
+    assert actor.subscriber.receive_one() and len(actor.fetches) == 2
 
 
 def test_a_relay_that_waits_for_weights_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_a_relay_that_waits_for_weights_is_not_left(monkeypatch: pytest.MonkeyPa
 def test_a_relay_that_floods_its_actor_is_left(monkeypatch: pytest.MonkeyPatch, junk: list[Frame]) -> None:
     actor = Actor(monkeypatch)
     actor.network.made[-1].waiting.extend([junk] * (MAX_IDLE_MESSAGES + 1))
-    while actor.subscriber.read():
+    while actor.subscriber.receive_one():
         pass
     actor.tick(0.05)
     assert actor.counters.get("relays_left.flood") == 1

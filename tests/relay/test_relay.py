@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.cli.keys import add_user, make_keys, revoke_user
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.counters import Counters
@@ -49,10 +49,10 @@ register_algorithm("ONE_STEP", FakeAlgorithm.factory(steps_per_update=1, rollout
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeouts and intervals that are not under test."""
-    for module in ("actor.relay_link", "relay.core"):
+    for module in ("actor.io.relay_link", "relay.core"):
         monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 0.1)
         monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 1.0)
-    monkeypatch.setattr("rl4sys_zmq.actor.relay_link.RELAY_RETRY", Backoff(0.2, 0.4))
+    monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_RETRY", Backoff(0.2, 0.4))
     monkeypatch.setattr("rl4sys_zmq.learner.gateway.gateway.BEACON_S", 0.1)
     monkeypatch.setattr("rl4sys_zmq.security.authenticator.POLL_S", 0.02)
 
@@ -220,7 +220,7 @@ def test_weights_that_a_relay_has_changed_are_never_used(site: Site, monkeypatch
 
 
 def test_an_actor_leaves_a_relay_that_withholds_versions(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.relay_link.RELAY_BEHIND_S", 0.3)
+    monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_BEHIND_S", 0.3)
     learner = site.learner()
     relay = site.relay(learner.address)
     driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=(relay.address,))
@@ -255,8 +255,8 @@ def test_an_actor_with_a_sidecar_uses_a_relay(site: Site) -> None:
 
 
 def test_an_actor_with_many_dead_relays_starts_with_the_learner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.actor.relay_link.RELAY_ANSWER_S", 2 * PATIENCE_S)
-    monkeypatch.setattr("rl4sys_zmq.actor.weight_subscriber.RELAY_WAIT_S", 0.2)
+    monkeypatch.setattr("rl4sys_zmq.actor.io.relay_link.RELAY_ANSWER_S", 2 * PATIENCE_S)
+    monkeypatch.setattr("rl4sys_zmq.actor.io.weight_subscriber.RELAY_WAIT_S", 0.2)
     learner = site.learner()
     dead = [f"inproc://nobody-{n}" for n in range(16)]
     driver, agent = site.agent(learner, drives=True), site.agent(learner, relays=dead)
@@ -274,7 +274,7 @@ def test_weights_without_end_delay_nothing_else(site: Site, monkeypatch: pytest.
         read.set()
         return True
 
-    monkeypatch.setattr(WeightSubscriber, "read", endless)
+    monkeypatch.setattr(WeightSubscriber, "receive_one", endless)
     assert read.wait(PATIENCE_S)
     traj, action = driver.request_for_action(None, np.zeros(4, np.float32))
     action.update_reward(1.0)
@@ -356,7 +356,7 @@ def test_messages_of_the_upstream_with_too_many_frames_are_counted(site: Site, s
 
 
 def test_actors_stay_at_their_relays_when_their_client_starts_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("actor.relay_link", "relay.core"):
+    for module in ("actor.io.relay_link", "relay.core"):
         monkeypatch.setattr(f"rl4sys_zmq.{module}.FOLLOW_S", 1.0)
         monkeypatch.setattr(f"rl4sys_zmq.{module}.RELAY_SILENCE_S", 3.0)
     learner = site.learner()

@@ -29,7 +29,7 @@ class Table:
         for caller in callers:
             self.number += 1
             self.call_queue.windows.open(caller, 0, now)
-            self.call_queue.take(b"peer", Call(self.number, caller, 0, 1000, False, "m", None), now)
+            self.call_queue.on_call(b"peer", Call(self.number, caller, 0, 1000, False, "m", None), now)
 
     def batch(self, now: float, last_job_s: float = 0.0) -> list[int]:
         """Return the callers whose calls the next job runs if it starts now. The job takes `last_job_s`."""
@@ -122,7 +122,7 @@ def test_lanes_take_turns_by_who_came_first() -> None:
     def ask(method: str, now: float) -> None:
         nonlocal number
         number += 1
-        call_queue.take(b"peer", Call(number, 1, 0, 1000, False, method, None), now)
+        call_queue.on_call(b"peer", Call(number, 1, 0, 1000, False, method, None), now)
 
     ask("first", 0.0)
     ask("first", 0.1)
@@ -171,7 +171,7 @@ def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
     call_queue.register(ServerMethod("m", run, "m", max_batch=4))
     now = time.monotonic()
     for arrived_s in (now - 9.0, now, now - 9.0, now):
-        call_queue.take(b"peer", Call(0, 1, 0, 5000, False, "m", np.zeros(3)), arrived_s)
+        call_queue.on_call(b"peer", Call(0, 1, 0, 5000, False, "m", np.zeros(3)), arrived_s)
     job = call_queue.next_job(now)
     assert job is not None
     replies = [decode_call(frames) for frames in CallExecutor("test", 1, call_queue.counters, 1 << 20).run(job)]
@@ -186,7 +186,7 @@ def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: py
 
     def ask(session: int, number: int, acked: int = 0) -> list[Frame] | None:
         """Return the reply that is kept for a call, as when the call is resent."""
-        return call_queue.take(b"peer", Call(number, session, acked, 1000, True, "m", None), 0.0)
+        return call_queue.on_call(b"peer", Call(number, session, acked, 1000, True, "m", None), 0.0)
 
     def answer(session: int, number: int, size: int, acked: int = 0) -> None:
         assert ask(session, number, acked) is None
@@ -219,9 +219,9 @@ def test_a_session_that_is_forgotten_leaves_no_bytes(monkeypatch: pytest.MonkeyP
         now = session * 2 * SESSION_S
         call_queue.windows.open(session, 0, now)
         for number in range(2):
-            call_queue.take(b"peer", Call(number, session, 0, 1000, True, "m", None), now)
+            call_queue.on_call(b"peer", Call(number, session, 0, 1000, True, "m", None), now)
             job = call_queue.next_job(now)
             assert job is not None
             call_queue.finish(job, [[bytes(50)]], now)
         assert len(call_queue.windows) == 1
-        assert call_queue.take(b"peer", Call(0, session, 0, 1000, True, "m", None), now) == [bytes(50)]
+        assert call_queue.on_call(b"peer", Call(0, session, 0, 1000, True, "m", None), now) == [bytes(50)]

@@ -17,7 +17,7 @@ from rl4sys_zmq.testing import ChaosProxy, NetworkFaults
 
 def test_a_session_asks_for_another_connection_after_silence() -> None:
     session = sessions.CallerSession("tcp://x", Counters(), welcome={"max_frame_bytes": 1 << 30})
-    session.begin("m", np.zeros(liveness.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
+    session.start_call("m", np.zeros(liveness.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
     due_s, on_reconnected = 100.0, []
     while due_s < 120.0:
         if session.should_reconnect(due_s):

@@ -38,12 +38,12 @@ class Server:
 def greeted(server: Server) -> CallerSession:
     """Return a session that the server knows, without calls in transit."""
     session = CallerSession("tcp://x", Counters())
-    first = session.begin("m", None, 0.0, 1000.0)
+    first = session.start_call("m", None, 0.0, 1000.0)
     (hello,) = session.due(0.0)
-    session.take(server.answer(hello), 0.0)
+    session.on_message(server.answer(hello), 0.0)
     (said,) = session.due(0.0)
     assert said is first
-    session.take(server.answer(first), 0.0)
+    session.on_message(server.answer(first), 0.0)
     assert first.done and session.welcome is not None
     return session
 
@@ -59,21 +59,21 @@ def error_of(pending: CallHandle) -> RL4SysError | None:
 
 def test_calls_wait_for_the_greeting() -> None:
     session = CallerSession("tcp://x", Counters())
-    session.begin("a", None, 0.0, 10.0)
-    session.begin("b", None, 0.0, 10.0)
+    session.start_call("a", None, 0.0, 10.0)
+    session.start_call("b", None, 0.0, 10.0)
     (hello,) = session.due(0.0)
     assert hello.method == sessions.HELLO
     assert session.due(0.1) == []
     assert session.wait_s(0.1) == pytest.approx(liveness.CALL_RESEND.first_s - 0.1)
     assert session.due(liveness.CALL_RESEND.first_s) == [hello]
-    session.take(Server(1).answer(hello), 1.0)
+    session.on_message(Server(1).answer(hello), 1.0)
     assert say(session, 1.0) == ["a", "b"]
 
 
 def test_a_call_can_wait_for_a_server_for_a_day() -> None:
     """After 1024 resends, a pause that doubles each time would overflow a float."""
     session = CallerSession("tcp://x", Counters())
-    call = session.begin("m", None, 0.0, 86_400.0)
+    call = session.start_call("m", None, 0.0, 86_400.0)
     now = 0.0
     while not session.expire(now):
         session.due(now)
@@ -85,30 +85,30 @@ def test_a_call_can_wait_for_a_server_for_a_day() -> None:
 def test_what_was_said_to_a_server_that_is_gone_is_lost_whoever_greets_the_next() -> None:
     """Otherwise the HELLO for another call would make the new server run a call that the old server may have run."""
     session, second = greeted(Server(1)), Server(2)
-    said = session.begin("said", None, 0.0, 100.0, once=True)
-    plain = session.begin("plain", None, 0.0, 100.0)
+    said = session.start_call("said", None, 0.0, 100.0, once=True)
+    plain = session.start_call("plain", None, 0.0, 100.0)
     assert say(session, 0.0) == ["said", "plain"]
-    fresh = session.begin("fresh", None, 0.1, 100.0, once=True)
+    fresh = session.start_call("fresh", None, 0.1, 100.0, once=True)
     assert session.due(0.1) == [fresh]
-    session.take(second.answer(fresh, CallRefusalReason.NO_SESSION), 0.2)  # the call has not run on any server
+    session.on_message(second.answer(fresh, CallRefusalReason.NO_SESSION), 0.2)  # the call has not run on any server
     (hello,) = session.due(0.2)
     assert hello.method == sessions.HELLO
-    session.take(second.answer(hello), 0.3)
+    session.on_message(second.answer(hello), 0.3)
     assert isinstance(error_of(said), CallLost)
     assert not plain.done and not fresh.done
     assert say(session, 10.0) == ["plain", "fresh"]
-    session.take(second.answer(fresh), 10.1)
+    session.on_message(second.answer(fresh), 10.1)
     assert error_of(fresh) is None
 
 
 def test_a_server_that_greets_again_keeps_what_it_knows() -> None:
     server = Server(1)
     session = greeted(server)
-    said = session.begin("said", None, 0.0, 100.0, once=True)
+    said = session.start_call("said", None, 0.0, 100.0, once=True)
     assert session.due(0.0) == [said]
     session.require_hello()
     (hello,) = session.due(1.0)
-    session.take(server.answer(hello), 1.1)
+    session.on_message(server.answer(hello), 1.1)
     assert not said.done
     assert session.due(1.1) == [said]
 
@@ -116,50 +116,50 @@ def test_a_server_that_greets_again_keeps_what_it_knows() -> None:
 def test_a_greeting_that_was_forgotten_and_opened_the_session_all_the_same_is_news() -> None:
     first, second = Server(1), Server(2)
     session = greeted(first)
-    said = session.begin("said", None, 0.0, 100.0, once=True)
-    other = session.begin("other", None, 0.0, 5.0)
+    said = session.start_call("said", None, 0.0, 100.0, once=True)
+    other = session.start_call("other", None, 0.0, 5.0)
     session.due(0.0)
     session.require_hello()
     (lost_hello,) = session.due(1.0)
     second.answer(lost_hello)  # the HELLO arrives, and its reply does not
     assert session.expire(6.0) and other.done and not said.done
     (hello,) = session.due(7.0)
-    session.take(second.answer(hello), 7.1)
+    session.on_message(second.answer(hello), 7.1)
     assert isinstance(error_of(said), CallLost)
 
 
 def test_an_answer_of_another_life_leads_to_a_greeting() -> None:
     session, second = greeted(Server(1)), Server(2)
-    one = session.begin("one", None, 0.0, 100.0)
-    two = session.begin("two", None, 0.0, 100.0)
+    one = session.start_call("one", None, 0.0, 100.0)
+    two = session.start_call("two", None, 0.0, 100.0)
     session.due(0.0)
-    session.take(second.answer(one), 0.1)
+    session.on_message(second.answer(one), 0.1)
     assert error_of(one) is None and session.welcome is None
     (hello,) = session.due(0.1)
     assert hello.method == sessions.HELLO
-    session.take(second.answer(hello), 0.2)
+    session.on_message(second.answer(hello), 0.2)
     assert session.due(10.0) == [two]
 
 
 def test_terms_that_are_refused_end_every_call_that_waits() -> None:
     session, server = CallerSession("tcp://x", Counters()), Server(1)
-    calls = [session.begin("m", None, 0.0, 10.0) for _ in range(3)]
+    calls = [session.start_call("m", None, 0.0, 10.0) for _ in range(3)]
     (hello,) = session.due(0.0)
-    session.take(server.answer(hello, CallRefusalReason.MISMATCH), 0.1)
+    session.on_message(server.answer(hello, CallRefusalReason.MISMATCH), 0.1)
     for pending in calls:
         error = error_of(pending)
         assert isinstance(error, CallRefused) and error.code is CallRefusalReason.MISMATCH
-    session.begin("m", None, 1.0, 10.0)
+    session.start_call("m", None, 1.0, 10.0)
     assert say(session, 1.0) == [sessions.HELLO]
 
 
 def test_a_window_of_calls_is_said_and_each_that_is_over_lets_another_in() -> None:
     server = Server(1)
     session = greeted(server)
-    calls = [session.begin("m", None, 0.0, 10.0) for _ in range(sessions.WINDOW + 5)]
+    calls = [session.start_call("m", None, 0.0, 10.0) for _ in range(sessions.WINDOW + 5)]
     assert session.due(0.0) == calls[: sessions.WINDOW]
     assert session.due(0.1) == []
-    session.take(server.answer(calls[7]), 0.1)
+    session.on_message(server.answer(calls[7]), 0.1)
     assert session.due(0.1) == [calls[sessions.WINDOW]]
     assert session.expire(10.0)
     assert all(pending.done for pending in calls) and not session.under_way
@@ -168,7 +168,7 @@ def test_a_window_of_calls_is_said_and_each_that_is_over_lets_another_in() -> No
 def test_what_the_connection_had_no_room_for_was_not_said() -> None:
     """Otherwise it would be resent only half a second later, and would be lost with a server that never received it."""
     session, second = greeted(Server(1)), Server(2)
-    pending = session.begin("m", None, 0.0, 10.0, once=True)
+    pending = session.start_call("m", None, 0.0, 10.0, once=True)
     assert session.due(0.0) == [pending]
     session.not_sent(pending, 0.0)
     assert session.wait_s(0.0) == pytest.approx(sessions.FULL_S)
@@ -176,7 +176,7 @@ def test_what_the_connection_had_no_room_for_was_not_said() -> None:
     session.not_sent(pending, sessions.FULL_S)
     session.require_hello()
     (hello,) = session.due(0.1)
-    session.take(second.answer(hello), 0.1)
+    session.on_message(second.answer(hello), 0.1)
     assert not pending.done
     assert session.counters.get("again") == 0
 
@@ -185,8 +185,8 @@ def test_who_is_to_be_told_is_told_by_the_owner() -> None:
     told: list[Any] = []
     server = Server(1)
     session = greeted(server)
-    pending = session.begin("m", None, 0.0, 10.0, tell=told.append)
+    pending = session.start_call("m", None, 0.0, 10.0, tell=told.append)
     session.due(0.0)
-    session.take(server.answer(pending), 0.1)
+    session.on_message(server.answer(pending), 0.1)
     assert pending.done and not told
     assert list(session.over) == [pending]

@@ -1,4 +1,4 @@
-"""The queue of a simulated actor: a FIFO in which a number is a position, as in the spool of `actor.spool`."""
+"""The queue of a simulated actor: a FIFO in which a number is a position, as in the spool of `actor.io.spool`."""
 
 from __future__ import annotations
 

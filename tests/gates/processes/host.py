@@ -14,7 +14,7 @@ import numpy as np
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.io import ActorIOThread
+from rl4sys_zmq.actor.io.thread import ActorIOThread
 
 PERIOD_S = 0.001
 EPISODE_STEPS = 200
@@ -126,13 +126,13 @@ def stats() -> dict[str, Any]:
 def hold() -> bool:
     """Block the I/O thread when it next notifies host threads."""
     assert agent is not None
-    return agent._io.changed.acquire()
+    return agent._io.host.changed.acquire()
 
 
 def release() -> None:
     """Release the I/O thread."""
     assert agent is not None
-    agent._io.changed.release()
+    agent._io.host.changed.release()
 
 
 say({"pid": os.getpid(), "generation": agent.generation if agent is not None else 0})

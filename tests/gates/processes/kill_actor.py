@@ -60,7 +60,7 @@ class ActionSelector:
             **options.get("config", {}),
         )
         self.agent = RL4SysAgent(config=config)
-        put = self.agent._context.outbox.put
+        put = self.agent._parts.outbox.put
 
         def noted_put(segment: Any) -> None:
             name = f"{segment.episode_id:x}.{segment.segment_index}"
@@ -68,12 +68,12 @@ class ActionSelector:
             self._trace.submitted(name)
             put(segment)
 
-        self.agent._context.outbox.put = noted_put  # type: ignore[method-assign]
+        self.agent._parts.outbox.put = noted_put  # type: ignore[method-assign]
         self._trace.note("joined", generation=self.agent.generation)
 
     def _watch_spool(self) -> None:
         """Record the segments that the spool has written to its file. From then on, no fault may lose them."""
-        from rl4sys_zmq.actor.spool import Spool
+        from rl4sys_zmq.actor.io.spool import Spool
 
         put, given = Spool.put, 0
 

@@ -15,7 +15,7 @@ import numpy as np
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor import segment_queue
+from rl4sys_zmq.actor.io import segment_queue
 from rl4sys_zmq.cli.act import EpisodeCounts, play
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values import Segment

@@ -10,7 +10,7 @@ from typing import Any
 from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor import weight_subscriber
+from rl4sys_zmq.actor.io import weight_subscriber
 
 given = options()
 agents: list[RL4SysAgent] = []

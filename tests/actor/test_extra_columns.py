@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor.recorded import ExtraColumnAction, ExtraColumnSegmentWriter
+from rl4sys_zmq.actor.extra_columns import ExtraColumnAction, ExtraColumnSegmentWriter
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -73,7 +73,7 @@ class Kept:
 
     def __init__(self, agent: RL4SysAgent, monkeypatch: pytest.MonkeyPatch) -> None:
         self.segments: list[Any] = []
-        outbox = agent._context.outbox
+        outbox = agent._parts.outbox
         put = outbox.put
 
         def keep(segment: Any) -> None:

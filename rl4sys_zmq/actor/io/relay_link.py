@@ -1,7 +1,4 @@
-"""The actor's connection to a relay, a process that passes the learner's weights on.
-
-A relay is not trusted: `WeightSubscriber` checks each version that comes from one with a secret key that relays do not have.
-"""
+"""The actor's connection to a relay. A relay is not trusted: `WeightSubscriber` verifies what comes from one."""
 
 from __future__ import annotations
 
@@ -37,47 +34,30 @@ LIES = frozenset({"tag", "digest", "flood"})
 
 
 def relays_told(told: Sequence[object]) -> tuple[RelayAddress, ...]:
-    """Return the relays that a learner names in the handshake, without entries that this actor cannot use.
-
-    Args:
-        told: `Welcome.relays`: a list ``[URI, public key or ""]`` for each relay.
-    """
-    found = []
+    """Return the relays that a learner names in the handshake, without entries that this actor cannot use."""
+    relays = []
     for entry in told:
         if isinstance(entry, list) and len(entry) == 2:
             try:
-                found.append(RelayAddress(address=entry[0], key=entry[1] or None))
+                relays.append(RelayAddress(address=entry[0], key=entry[1] or None))
             except ConfigError:
                 continue
-    return tuple(found)
+    return tuple(relays)
 
 
 class RelayLink:
-    """The connection of one actor to its relays: it connects to one of them at a time, and notices that it fails.
+    """The connection of one actor to its relays, one at a time. The I/O thread uses it.
 
-    Used in the actor's I/O thread. `WeightSubscriber` applies the weights, and leaves the relay if `fault` names a reason. While
-    no relay is in use, the actor takes the weights from the learner. `retry_due` then says when to try the relays again. The
-    pauses grow unless a relay has served for `RELAY_PROVEN_S` seconds.
-
-    Attributes:
-        source: The relay's answer to the last `FollowWeights`: its topic and its PUB socket. None before the first answer.
-        max_frame_bytes: The largest frame that the actor accepts from a relay, in bytes. Set it before `connect_next`.
+    `WeightSubscriber` applies the weights, and leaves the relay if `fault` names a reason. The pauses between rounds of
+    attempts grow unless a relay has served for `RELAY_PROVEN_S` seconds.
     """
 
     def __init__(self, client_id: str, keys: Keys | None, counters: Counters, rng: random.Random) -> None:
-        """Create the link without a connection.
-
-        Args:
-            client_id: The client (a policy with its learner) whose weights the actor needs.
-            keys: The actor's keys: own public key, own secret key, and the learner's public key. None without keys.
-            counters: The counters of the I/O thread.
-            rng: Source of the random variation of intervals.
-        """
-        self.source: WeightsSource | None = None
+        self.source: WeightsSource | None = None  # relay's answer to the last `FollowWeights`. None before the first answer
         self._client_id, self._keys, self._counters, self._rng = client_id, keys, counters, rng
         self._relays: tuple[RelayAddress, ...] = ()
         self._generation = 0
-        self.max_frame_bytes = MAX_FRAME_BYTES
+        self.max_frame_bytes = MAX_FRAME_BYTES  # largest frame to accept from a relay. Set it before `connect_next`
         self._untried: deque[RelayAddress] = deque()
         self._relay: RelayAddress | None = None
         self._dealer: ConnectingSocket | None = None
@@ -91,43 +71,31 @@ class RelayLink:
 
     @property
     def in_use(self) -> bool:
-        """True while the actor takes its weights from the connected relay."""
         return self._used_since is not None
 
     @property
     def address(self) -> Address | None:
-        """The address of the connected relay; None without a connection."""
         return Address.parse(self._relay.address) if self._relay is not None else None
 
     @property
     def keys(self) -> Keys | None:
-        """The keys for connections to the connected relay; None without keys."""
         if self._keys is None or self._relay is None or self._relay.key is None:
             return None
         return (*self._keys[:2], self._relay.key)
 
     @property
     def next_deadline(self) -> float:
-        """The monotonic time at which `tick` must be called, in seconds."""
         return min(self._follow_at, self._retry_at, self._silence.deadline if self._dealer is not None else float("inf"))
 
     def use(self, relays: Sequence[RelayAddress], generation: int = 0) -> None:
-        """Set the relays to use, nearest first. Call `connect_next` to connect to the first of them.
-
-        Args:
-            relays: The relays of this session. Empty: none.
-            generation: The number of the learner thread in this session. A relay with weights of an earlier one is of no use.
-        """
+        """Set the relays to use, nearest first. Call `connect_next` to connect to the first of them."""
         self.close()
         self._relays, self._generation, self._rounds = tuple(relays), generation, 0
         self._untried = deque(self._relays)
         self._retry_at = float("inf")
 
     def connect_next(self, network: SocketFactory, poller: SocketPoller, now: float) -> bool:
-        """Connect to the next relay that was not tried in this round, and ask it for the weights.
-
-        Return False if no relay is left. `retry_due` then begins another round after a pause.
-        """
+        """Connect to the next relay of this round, and ask it for the weights. Return False if no relay is left."""
         self.close()
         while self._untried:
             self._relay, self._poller = self._untried.popleft(), poller
@@ -149,12 +117,7 @@ class RelayLink:
             self._rounds += 1
         return False
 
-    def read(self) -> Message | None:
-        """Return the next message of the relay, or None if none is waiting or there is no connection.
-
-        Raises:
-            ProtocolError: If the message is malformed.
-        """
+    def receive(self) -> Message | None:
         frames = self._dealer.recv(RELAY_MESSAGE_FRAMES) if self._dealer is not None else None
         return decode(frames) if frames is not None else None
 
@@ -165,13 +128,12 @@ class RelayLink:
         self._idle_messages += messages
 
     def answered(self, source: WeightsSource, now: float) -> bool:
-        """Record an answer of the relay. Return True if its topic, PUB socket or policy has changed since the last answer."""
+        """Record an answer of the relay. Return True if its topic, PUB socket or policy has changed."""
         before, self.source = self.source, source
         self._silence = SilenceTimer(RELAY_SILENCE_S, now)
         return before is None or (before.topic, before.pub, before.policy_id) != (source.topic, source.pub, source.policy_id)
 
-    def begin(self, now: float) -> None:
-        """Record that the actor takes its weights from the connected relay."""
+    def mark_in_use(self, now: float) -> None:
         self._owed = None
         if self._used_since is None:
             self._used_since = now
@@ -196,10 +158,8 @@ class RelayLink:
         return None
 
     def leave(self, reason: str, now: float) -> None:
-        """Close the connection for a reason, as `fault` names it.
-
-        If the relay has served well, all others can be tried at once, and the next pauses are short again.
-        """
+        """Close the connection for a reason, as `fault` names it."""
+        # After a relay that has served well, all others can be tried at once, and the next pauses are short again.
         if self._used_since is not None and now - self._used_since >= RELAY_PROVEN_S and reason not in LIES:
             self._rounds = 0
             self._untried = deque(relay for relay in self._relays if relay is not self._relay)
@@ -210,7 +170,6 @@ class RelayLink:
         self._send(FetchWeights(*held, self._client_id))
 
     def tick(self, now: float) -> None:
-        """Repeat the request to the relay once a second."""
         if self._dealer is not None and now >= self._follow_at:
             self._follow(now)
 
@@ -222,7 +181,6 @@ class RelayLink:
         return True
 
     def close(self) -> None:
-        """Close the connection to the relay, if there is one."""
         if self._dealer is not None and self._poller is not None:
             self._poller.unregister(self._dealer)
             self._dealer.close()

@@ -1,22 +1,17 @@
-"""The actor's spool: a queue of finished segments (runs of steps) on disk, until the learner has recorded them.
+"""The spool: a queue of finished segments on disk, until the learner has recorded them.
 
-The spool survives the end of the process, also by ``kill -9``, but not a loss of power. It is the file ``DIR/spool.db``
-(sqlite, WAL). The process that uses it holds the lock ``DIR/lock``. While the disk fails, new segments wait in memory.
+It survives the end of the process, also by ``kill -9``, but not a loss of power. It is the file ``DIR/spool.db`` (sqlite, WAL).
+While the disk fails, new segments wait in memory.
 
-The spool is a FIFO. The oldest segments can be *taken*: such a segment has a sequence number, and the session sends it. It
-stays in the spool until the learner's journal (its record of accepted segments) has recorded it. All other segments have no
-sequence number. If a limit is exceeded, the oldest of these are dropped.
+The oldest segments can be *taken*: such a segment has a sequence number, and the session sends it. It stays in the spool until
+the learner's journal has recorded it. All other segments have no sequence number, and the oldest of these are dropped if a
+limit is exceeded. After a start it is unknown which segments the learner has received; `Spool.reconcile` finds out.
 
-After a start it is unknown which segments the learner has received. `Spool.reconcile` finds out, from the learner's first
-answer.
-
-The counts of a spool add up, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. The equation
-also holds for the file alone. A file in which it does not hold is damaged.
+The counts add up, at every moment and over all starts, also in the file alone: ``submitted = dropped + base_seq + len(spool)``.
 
 A damaged file does not show which sequence numbers are in use. So the new file begins a new numbering, which the learner
-recognizes by the new `origin` (number of a start of the actor). The actor also gets a new `actor_id`, unless the configuration
-sets one. A damaged row without a sequence number is dropped. A damaged row that can have a sequence number becomes a
-placeholder (an empty segment).
+recognizes by the new `origin`. The actor also gets a new `actor_id`, unless the configuration sets one. A damaged row without a
+sequence number is dropped. A damaged row that can have a sequence number becomes a placeholder.
 """
 
 from __future__ import annotations
@@ -31,8 +26,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
-from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, SpoolDamagedError, SpoolEntry, SpoolFile, SpoolMeta, is_damage, placeholder
+from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.io.spool_file import (
+    FLUSH_BYTES,
+    SpoolDamagedError,
+    SpoolEntry,
+    SpoolFile,
+    SpoolMeta,
+    is_damage,
+    placeholder,
+)
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
@@ -77,40 +80,21 @@ MAX_HOLE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SpoolLimits:
-    """The limits of a spool, the actor's queue of segments (runs of steps) on disk.
+    """The limits of a spool. Beyond them, the oldest segments that have not been sent are dropped and counted."""
 
-    If a limit is exceeded, the oldest segments that have not been sent are dropped and counted.
-
-    Attributes:
-        max_bytes: Largest size of the columns of all segments, in bytes. Drops count as ``spool_bytes``.
-        max_age_s: Largest age of a segment, in seconds, None for no limit. Drops count as ``spool_age``.
-        memory_items: Largest number of segments in memory while the disk fails. Drops count as ``overflow``.
-        memory_bytes: Largest size of the segments in memory while the disk fails, in bytes. Drops count as ``overflow``.
-    """
-
-    max_bytes: int
-    max_age_s: float | None = None
-    memory_items: int = 1024
-    memory_bytes: int = 256 << 20
+    max_bytes: int  # largest size of the columns of all segments. Drops count as `spool_bytes`
+    max_age_s: float | None = None  # largest age of a segment, None for no limit. Drops count as `spool_age`
+    memory_items: int = 1024  # largest number of segments in memory while the disk fails. Drops count as `overflow`
+    memory_bytes: int = 256 << 20  # largest size of these. Drops count as `overflow`
 
 
 class Spool(Resource):
-    """A FIFO of the finished segments (runs of steps) of one actor, on disk.
+    """A FIFO of the finished segments of one actor, on disk. One thread uses it at a time.
 
-    A segment is *taken* when it gets a sequence number and goes to the session, which sends it. It stays in the spool until the
-    learner's journal (its record of accepted segments) has recorded it.
+    After the constructor, no method raises because of the disk: `error` has the last error, None while the disk works.
 
-    Only one thread can use the spool at a time. After the constructor, no method raises because of the disk: `error` has the
-    last error.
-
-    Attributes:
-        actor_id: The actor's name, which the spool keeps over all starts.
-        origin: The number of the start (incarnation) at which the sequence numbers began. With the actor's name it identifies
-            the numbering.
-        incarnation: The number of this start of the actor, higher than that of any earlier start.
-        counters: ``spool_errors``, ``spool_damaged_files``, ``spool_damaged_rows`` and ``spool_placeholders``.
-        error: The text of the disk's last error, None while the disk works.
-        reconciled: True once `reconcile` has succeeded. Before that, no segment can be taken (sent).
+    The actor keeps `actor_id` over all starts. `incarnation` is the number of this start, `origin` that of the one at which the
+    sequence numbers began.
     """
 
     def __init__(
@@ -123,23 +107,9 @@ class Spool(Resource):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the spool (queue on disk), or create it.
-
-        Args:
-            folder: A folder for this spool alone, created with mode 0700.
-            client_id: The client (policy with its training) to which the segments belong.
-            limits: The limits of the spool.
-            actor_id: The actor's name that the spool must have. None accepts any name, and gives a new spool a random one.
-            clock: Returns Unix time, in seconds. If it jumps, the ages of segments jump too.
-            monotonic: Returns monotonic time, in seconds. Used for retries and late deletions.
-
-        Raises:
-            SpoolError: If another process uses the spool, if it cannot be read or written, or if it belongs to another client,
-                actor or version of the library.
-        """
-        self.counters = Counters()
+        self.counters = Counters()  # `spool_errors`, `spool_damaged_files`, `spool_damaged_rows` and `spool_placeholders`
         self.error: str | None = None
-        self.reconciled = False
+        self.reconciled = False  # true once `reconcile` has succeeded. Before that, no segment can be taken
         self._limits = limits
         self._clock, self._monotonic = clock, monotonic
         self._taken: deque[SpoolEntry] = deque()
@@ -163,65 +133,45 @@ class Spool(Resource):
 
     @property
     def base_seq(self) -> int:
-        """The sequence number of the oldest segment (run of steps) on disk, or of the next one if there is none."""
         return self._meta.base_seq
 
     @property
     def journal_id(self) -> int:
-        """The identifier of the journal (record of accepted data) of the last learner, 0 before the first learner."""
         return self._meta.journal_id
 
     @property
     def untaken_items(self) -> int:
-        """The number of segments (runs of steps) that have not been passed on for sending in this session.
-
-        Before `reconcile`, the learner can have received some of them from an earlier session.
-        """
+        """The number of segments that are not taken. Before `reconcile`, the learner can have received some of them."""
         return len(self._untaken)
 
     @property
     def untaken_steps(self) -> int:
-        """The number of steps in the segments that have not been passed on for sending in this session."""
         return self._untaken_steps
 
     @property
     def memory_items(self) -> int:
-        """The number of segments (runs of steps) that are not on disk so far. They are lost if the process ends now."""
         return len(self._memory)
 
     @property
     def nbytes(self) -> int:
-        """The size of the columns of all segments (runs of steps), in bytes."""
         return self._nbytes
 
     @property
     def submitted(self) -> int:
-        """The number of segments (runs of steps) added since the spool was created."""
         return self._meta.submitted
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments (runs of steps) dropped since the spool was created, by reason.
-
-        A number decreases if the learner's first answer shows that it has received a dropped segment after all.
-        """
+        """The number of segments dropped since the spool was created, by reason. `reconcile` can decrease it."""
         return dict(self._meta.dropped)
 
     def peek(self) -> QueuedSegmentInfo | None:
-        """Return the properties of the oldest segment (run of steps) that was not sent, or None if there is none."""
         return self._untaken[0].head if self._untaken else None
 
     # ---- changes
 
     def put(self, segments: Sequence[PackedSegment]) -> None:
-        """Add segments (runs of steps), and write them to the file. If a limit is exceeded, drop the oldest unsent segments.
-
-        While the disk fails, the new segments wait in memory. One call writes about `FLUSH_BYTES` at most. `tick` writes the
-        rest.
-
-        Args:
-            segments: The segments, in order. The caller must not change their `large` frames afterwards.
-        """
+        """Add segments, and write about `FLUSH_BYTES` of them to the file; `tick` writes the rest."""
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
             head = QueuedSegmentInfo(p.generation, p.oldest_version, p.steps, p.nbytes)
@@ -237,56 +187,34 @@ class Spool(Resource):
             self._sync()
         self._bound_memory()
 
-    def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """Take the next segments (runs of steps): give them the next sequence numbers, and return them for the session to send.
-
-        Args:
-            max_items: The largest number of segments.
-            max_bytes: The largest size of all segments together, in bytes. The first segment can exceed it.
-
-        Returns:
-            The segments, oldest first. An empty list before `reconcile`, and while the disk cannot be read.
-        """
-        if not self.reconciled or not self._file.is_open:
-            return []
-        while self._untaken:
-            chosen: list[SpoolEntry] = []
-            size = 0
-            for entry in itertools.islice(self._untaken, max_items):
-                size += entry.head.nbytes
-                if chosen and size > max_bytes:
-                    break
-                chosen.append(entry)
-            packed = self._read(chosen)
+    def take(self) -> PackedSegment | None:
+        """Give the next segment its sequence number, and return it for the session to send."""
+        while self.reconciled and self._file.is_open and self._untaken:
+            packed = self._read([self._untaken[0]])
             if packed is None:
-                return []
-            sound = list(itertools.takewhile(lambda p: p is not None, packed))
-            if chosen and not sound:
+                return None
+            segment = packed[0]
+            if segment is None:
                 self.counters.add("spool_damaged_rows")
                 log.error("%s: a segment in the spool is damaged and is dropped", self._file.path)
                 if self.drop_head(1, "spool_damaged"):
                     continue
-                sound = [placeholder()]  # the disk fails: the row stays and gets a number
-            for _ in sound:
-                self._take_one()
-            return [p for p in sound if p is not None]
-        return []
+                segment = placeholder()  # the disk fails: the row stays and gets a number
+            entry = self._untaken.popleft()
+            self._untaken_steps -= entry.head.steps
+            self._taken.append(entry)
+            return segment
+        return None
 
     def drop_head(self, count: int, reason: str) -> int:
-        """Drop the oldest `count` of the segments (runs of steps) that were not sent.
-
-        Return the number of dropped segments, which count as dropped for `reason`. If the disk fails, drop none and return 0.
-        """
+        """Drop the oldest `count` untaken segments for `reason`. Return the number dropped, 0 if the disk fails."""
         count = min(count, len(self._untaken))
         if not count or self.error is not None or not self._sync([(reason, count)]):
             return 0
         return count
 
     def untake(self) -> None:
-        """Put all sent segments (runs of steps) back into the queue, without a sequence number, for a new session.
-
-        Call `reconcile` after the learner's first answer in that session. It finds out which of them the learner has received.
-        """
+        """Put all taken segments back into the queue, without a sequence number, for a new session."""
         if not self.reconciled:
             return
         self._possibly_received = len(self._taken)
@@ -296,10 +224,7 @@ class Spool(Resource):
         self.reconciled = False
 
     def release(self, durable_seq: int) -> None:
-        """Discard the sent segments (runs of steps) with sequence numbers below `durable_seq`. The learner has recorded them.
-
-        Their rows are deleted from the file with the next `put`, or by `tick` after `DELETE_DELAY_S` seconds.
-        """
+        """Discard the taken segments with sequence numbers below `durable_seq`. The learner has recorded them."""
         count = min(durable_seq - self._meta.base_seq, len(self._taken))
         if count <= 0:
             return
@@ -310,21 +235,7 @@ class Spool(Resource):
         self.tick()
 
     def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
-        """Find out which segments (runs of steps) the learner has received, after its first answer to a start or a session.
-
-        Segments that the learner's journal has recorded are deleted. Segments that the learner has received, but not recorded so
-        far, become taken: the session keeps them until they are recorded. All other segments have no sequence number. A comment
-        at the top of the module describes the rules.
-
-        Args:
-            received: The next sequence number that the learner expects, from its `Welcome`. The actor's `Hello` before it must
-                have had `base_seq` as its `first_seq`.
-            durable: The learner's journal has recorded all segments with lower sequence numbers than this.
-
-        Returns:
-            The segments that are now taken, oldest first. None if the disk fails: no segment can be taken, and the call must be
-            repeated. An empty list if an earlier call has succeeded since the start or `untake`.
-        """
+        """Find out which segments the learner has received, by the rules at the top of the module."""
         if self.reconciled or not self._file.is_open:
             return []
         base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
@@ -363,17 +274,13 @@ class Spool(Resource):
         return [p if p is not None else placeholder() for p in packed]
 
     def set_journal(self, journal_id: int) -> None:
-        """Record in the file the identifier of the journal (record of accepted data) of the current learner."""
         if journal_id != self._meta.journal_id:
             self._meta = replace(self._meta, journal_id=journal_id)
             self._dirty = True
             self._sync()
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Give this start of the actor a new number (incarnation), and record it. Later starts get higher numbers.
-
-        The learner asks for that if it has a record of a later start.
-        """
+        """Give this start a higher number, because the learner has a record of a later start."""
         self.incarnation = incarnation
         self._meta = replace(self._meta, incarnation=incarnation)
         self._dirty = True
@@ -385,7 +292,6 @@ class Spool(Resource):
             self._sync()
 
     def next_deadline(self) -> float:
-        """Return the monotonic time at which `tick` must be called, in seconds. Infinity if no work is due."""
         if not self._file.is_open:
             return float("inf")
         if self.error is not None:
@@ -399,7 +305,7 @@ class Spool(Resource):
         return due
 
     def close(self) -> None:
-        """Write the segments (runs of steps) in memory to the file if possible. Then close the file and release the lock."""
+        """Write the segments in memory to the file if possible. Then close the file and release the lock."""
         if self._file.is_open:
             while self._sync() and self._memory:
                 pass
@@ -410,7 +316,7 @@ class Spool(Resource):
     # ---- the file
 
     def _open(self, client_id: str, actor_id: str | None) -> SpoolMeta:
-        """Read the file, or create it, and record this start of the actor under a new number (incarnation)."""
+        """Read the file, or create it, and record this start of the actor under a new incarnation."""
         try:
             try:
                 meta = self._file.open()
@@ -438,10 +344,10 @@ class Spool(Resource):
         return meta
 
     def _load(self, meta: SpoolMeta, client_id: str, actor_id: str | None) -> None:
-        for name, given, stored in (("client_id", client_id, meta.client_id), ("actor_id", actor_id, meta.actor_id)):
-            if given is not None and given != stored:
+        for name, wanted, stored in (("client_id", client_id, meta.client_id), ("actor_id", actor_id, meta.actor_id)):
+            if wanted is not None and wanted != stored:
                 raise SpoolError(
-                    f"the spool {self._file.path} has the {name} {stored!r}, not {given!r}; give each actor its own folder"
+                    f"the spool {self._file.path} has the {name} {stored!r}, not {wanted!r}; give each actor its own folder"
                 )
         entries = self._file.entries(meta)
         self._untaken.extend(entries)
@@ -450,15 +356,7 @@ class Spool(Resource):
         self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
-        """Update the file in one transaction: delete unneeded rows, and insert the segments (runs of steps) in memory.
-
-        Args:
-            drops: Pairs of a reason and a number: so many of the oldest unsent segments are dropped for this reason. Empty:
-                drop those that exceed a limit.
-
-        Returns:
-            False if the disk failed or the file is closed. Then nothing has changed.
-        """
+        """Update the file in one transaction: delete unneeded rows, and insert the segments in memory."""
         if not self._file.is_open:
             return False
         drops = drops or self._over_limits()
@@ -510,14 +408,7 @@ class Spool(Resource):
         self._retry_at = self._monotonic() + RETRY_S
 
     def _apply(self, meta: SpoolMeta, held: int, gone: int, blanks: int) -> bool:
-        """Commit the result of `reconcile` to the file, then change this object. Return False if the disk fails.
-
-        Args:
-            meta: The new document with the counts, before placeholders (empty segments) are added.
-            held: The number of segments (runs of steps) that the learner has received. They are the oldest.
-            gone: The number of these that are deleted. The other ones become taken: they are kept until they are recorded.
-            blanks: The number of placeholders to add after them, as taken segments.
-        """
+        """Commit the result of `reconcile` to the file, then change this object. Return False if the disk fails."""
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
@@ -539,12 +430,9 @@ class Spool(Resource):
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
-        """Read the segments (runs of steps) of consecutive entries from the file, with None for each damaged segment.
-
-        Return None if the disk fails.
-        """
+        """Read the segments of consecutive entries, with None for each damaged one. Return None if the disk fails."""
         try:
-            return self._file.read(entries)
+            return self._file.read_segments(entries)
         except sqlite3.Error as exc:
             self._refused(exc)
             return None
@@ -552,10 +440,7 @@ class Spool(Resource):
     # ---- helpers
 
     def _over_limits(self) -> list[tuple[str, int]]:
-        """Return the numbers of the oldest unsent segments (runs of steps) that exceed the limits on age and size.
-
-        They are pairs of the reason for the drop and the number.
-        """
+        """Return how many of the oldest untaken segments exceed the limits on age and size, by reason."""
         old = excess = 0
         size = self._nbytes
         horizon = self._clock() - self._limits.max_age_s if self._limits.max_age_s is not None else float("-inf")
@@ -570,10 +455,7 @@ class Spool(Resource):
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
-        """Return a copy of the spool's document (names and counts) to which the drops are added.
-
-        Dropped segments that the learner can have received are also listed in `SpoolMeta.evicted`, oldest first.
-        """
+        """Return the document with the drops added; those that the learner can have received also count as evicted."""
         dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
             dropped[reason] = dropped.get(reason, 0) + count
@@ -586,7 +468,7 @@ class Spool(Resource):
         return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
 
     def _bound_memory(self) -> None:
-        """Drop the oldest unsent segments (runs of steps) in memory, while the disk fails and they exceed the limits."""
+        """Drop the oldest untaken segments in memory, while the disk fails and they exceed the limits."""
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory
@@ -604,27 +486,18 @@ class Spool(Resource):
             )
 
     def _first_id(self, meta: SpoolMeta) -> int:
-        """Return the row id of the oldest segment (run of steps), or the id of the next row if the spool is empty."""
+        """Return the row id of the oldest segment, or of the next row if the spool is empty."""
         first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
         return first.id if first is not None else meta.next_id
 
-    def _take_one(self) -> None:
-        entry = self._untaken.popleft()
-        self._untaken_steps -= entry.head.steps
-        self._taken.append(entry)
-
     def _forget(self, entry: SpoolEntry) -> None:
-        """Update the size and the list of segments (runs of steps) in memory, for a segment that was removed from the spool."""
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
 
 
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
-    """Return the counts of dropped segments (runs of steps) by reason, without those that the learner has received after all.
-
-    These are the first `count` segments of `evicted`.
-    """
+    """Return the counts of drops without the first `count` of `evicted`, which the learner has received after all."""
     dropped = dict(dropped)
     for reason, number in evicted:
         mistaken = min(number, count)

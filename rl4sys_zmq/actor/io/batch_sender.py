@@ -1,48 +1,34 @@
-"""The sender of segments. It decides when to send them, how many in one message, and how much credit to request.
-
-A segment is a run of consecutive steps. Credit is the number of steps that the learner permits the actor to send.
-"""
+"""The decisions when to send segments, how many in one message, and how much credit to request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rl4sys_zmq.actor.segment_queue import ENTRY_BYTES, SegmentQueue
-from rl4sys_zmq.actor.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.segment_queue import ENTRY_BYTES, SegmentQueue
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.delivery import Action, ActorSession
 from rl4sys_zmq.wire import PackedSegment
 
 MAX_BATCH_STEPS = 16_384
 MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
-"""The limits on the segments and bytes of one message. They do not apply to its first ``send_frequency`` segments.
+"""The limits of one message, beyond its first ``send_frequency`` segments.
 
-Large messages save work: a message with one segment costs the learner nearly as much as a message with 16.
+A message with one segment costs the learner nearly as much as a message with 16.
 """
 MAX_BODY_FRAMES = 200
 CREDIT_AHEAD_S = 0.5
-"""The time after a message, in seconds, during which the actor requests credit (permission to send steps) in advance.
-
-That saves a round trip for each message of a busy actor. An actor that has become idle returns its credit.
-"""
+"""The time after a message during which the actor requests credit in advance, to save a round trip each."""
 
 
 class BatchSender:
-    """The sender of segments (runs of steps): it takes them from the queue, and sends them in batches through the session.
-
-    Used in the I/O thread. During long work it calls `yield_to_host`, so that host threads can run.
-
-    Attributes:
-        session_parameters: The parameters that the learner sent in its last `Welcome`, None before the first. `Welcome` is the
-            learner's answer to the actor's first message.
-        first_version: The newest policy version at the time when this actor first joined the learner thread that now trains.
-    """
+    """The passage of segments from the queue through the session, in batches. The I/O thread uses it."""
 
     def __init__(
         self, config: AgentConfig, segment_queue: SegmentQueue, session: ActorSession, yield_to_host: Callable[[], None]
     ) -> None:
-        self.session_parameters: SessionParameters | None = None
-        self.first_version = 0
+        self.session_parameters: SessionParameters | None = None  # in the last `Welcome`, None before the first
+        self.first_version = 0  # newest policy version when this actor first joined the learner thread that now trains
         self._linger_s = config.linger_ms / 1000
         self._min_batch_items = max(1, config.send_frequency)
         self._prefers_new = config.overflow == "drop_oldest"
@@ -54,10 +40,7 @@ class BatchSender:
 
     @property
     def next_deadline(self) -> float:
-        """The monotonic time, in seconds, at which the oldest queued segment (run of steps) must be sent.
-
-        Infinity if the queue is empty, or if no segment can be sent before the next acknowledgement.
-        """
+        """The monotonic time at which the oldest queued segment must be sent; infinity if none can be sent."""
         if self._oldest_since is None or not self._session.can_take():
             return float("inf")
         return self._oldest_since + self._linger_s
@@ -68,20 +51,7 @@ class BatchSender:
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
     def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Pass the queued segments (runs of steps) to the session, if it is time to send them.
-
-        It is time if there are enough for a message, if they use up the credit (the steps that the learner permits), if the
-        oldest one has been queued for `linger_ms`, or if `urgent` is true.
-
-        Args:
-            now: The monotonic time, in seconds.
-            held: The (generation, version) of the policy: the numbers of its learner thread and of its publication. None
-                without a policy.
-            urgent: True if a host thread waits for credit or for an acknowledgement.
-
-        Yields:
-            The session's actions for one message. Carry them out before the next iteration.
-        """
+        """Pass queued segments to the session, if it is time. Carry out each list of actions before the next."""
         segment_queue, session = self._segment_queue, self._session
         if held is not None:
             self._drop_stale(*held)
@@ -111,15 +81,7 @@ class BatchSender:
             self._oldest_since = None
 
     def wanted_steps(self, now: float, asked_steps: int) -> int:
-        """Return the credit to request from the learner: the total number of steps that the actor wants to be allowed to send.
-
-        It is the number of steps sent so far, plus the largest of three needs: the steps in the queue, the steps that host
-        threads ask for, and, shortly after a message, as many steps as that message had.
-
-        Args:
-            now: The monotonic time, in seconds.
-            asked_steps: The number of steps that host threads ask for, counted since the start of the actor.
-        """
+        """Return the total number of steps that the actor wants to be allowed to send: the credit to request."""
         need = max(self._segment_queue.steps, asked_steps - self.assigned_steps, self._ahead(now, self._shipped_steps))
         return self._session.sent_steps + need
 
@@ -143,25 +105,16 @@ class BatchSender:
                     break
                 continue
             segment_queue.in_hand = len(batch) + 1
-            taken = segment_queue.take(1, limit)
-            if not taken:
+            packed = segment_queue.take()
+            if packed is None:
                 segment_queue.in_hand = len(batch)
                 break
-            packed = taken[0]
             batch.append(packed)
             steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
         return batch
 
     def _drop_stale(self, generation: int, version: int) -> None:
-        """Drop segments (runs of steps) that an old policy version collected, because sending them is of no use.
-
-        A version is too old if the learner would not train on it, or if newer segments in the queue use up the credit (the
-        steps that may be sent). So a host that collects faster than the learner trains sends its newest segments.
-
-        Nothing is dropped if the segments are also on disk (spool), if the learner does not drop old segments itself, or if they
-        are evaluations.
-        `generation` (number of a learner thread) and `version` are those of the current policy.
-        """
+        """Drop segments of policy versions that the learner would not train on, or that the credit cannot reach."""
         segment_queue, session_parameters = self._segment_queue, self.session_parameters
         if (
             segment_queue.spool is not None
@@ -173,6 +126,7 @@ class BatchSender:
             return
         lowest = version - session_parameters.max_policy_lag
         room = self._session.credit_steps - self._session.sent_steps
+        # A host that collects faster than the learner trains sends its newest segments.
         if self._prefers_new and room > 0 and not self._session.leaving:
             lowest = max(lowest, segment_queue.outbox.newest_version(room, generation))
         while (head := segment_queue.peek()) is not None:

@@ -1,10 +1,4 @@
-"""The database file of a spool, an actor's queue of segments (runs of steps) on disk.
-
-It has a lock, a row for each segment, and a document with the counts.
-
-This module reads, checks and writes the file. The module `spool` defines the counts (`SpoolMeta`), and when they change. Each
-row and the document have a checksum. An inconsistent file raises `SpoolDamagedError`.
-"""
+"""The database file of a spool: a lock, a row for each segment, and a document with the counts, each with a checksum."""
 
 from __future__ import annotations
 
@@ -21,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from rl4sys_zmq.actor.segment_queue import QueuedSegmentInfo
+from rl4sys_zmq.actor.io.segment_queue import QueuedSegmentInfo
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.forks import call_in_child
 from rl4sys_zmq.logs import get_logger
@@ -34,7 +28,7 @@ log = get_logger(__name__)
 
 SCHEMA = 2
 FLUSH_BYTES = 8 << 20
-"""A transaction stops inserting segments after this many bytes, so that many segments in memory cause no long pause."""
+"""The size after which a transaction stops inserting segments, so that many in memory cause no long pause."""
 KEEP_DAMAGED = 3
 _APPLICATION_ID = 0x52345350  # R4SP
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -50,78 +44,47 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 
 
 class SpoolDamagedError(Exception):
-    """The error for a spool file (an actor's queue on disk) with inconsistent contents."""
+    """The error for a spool file with inconsistent contents."""
 
 
 @dataclass(frozen=True)
 class SpoolMeta:
-    """The document of a spool (queue on disk): the names and counts that belong to its segments (runs of steps).
-
-    It is the only row of the table ``meta``.
+    """The document of a spool, the only row of the table ``meta``: the names and counts that belong to its segments.
 
     Attributes:
-        client_id: The client (policy with its training) to which the segments belong.
-        actor_id: The actor's name.
-        origin: The incarnation (number of a start) with which the sequence numbers began.
-        incarnation: The number of the latest start of the actor with this spool.
-        journal_id: The identifier of the journal (record of accepted segments) of the learner that the actor last joined, 0
-            before the first.
-        base_seq: The sequence number of the oldest segment, or of the next segment if the spool is empty.
-        rows: The number of rows. It reveals a lost row, which would change the sequence numbers of the rows after it.
-        next_id: The id of the next row. Ids increase, and an id is not reused while its row exists.
         sure_from: Rows with this id or a higher one were added after the start, so the learner cannot have received them. None:
             the learner can have received any row.
-        evicted: Pairs of a reason and a count: dropped rows that the learner can have received, oldest first.
-        submitted: The number of segments added since the spool was created.
-        dropped: The number of segments dropped since then, by reason.
     """
 
     client_id: str
     actor_id: str
-    origin: int
+    origin: int  # incarnation at which the sequence numbers began
     incarnation: int
-    journal_id: int = 0
-    base_seq: int = 0
-    rows: int = 0
-    next_id: int = 1
+    journal_id: int = 0  # identifier of the journal of the learner that the actor last joined, 0 before the first
+    base_seq: int = 0  # sequence number of the oldest segment, or of the next segment if the spool is empty
+    rows: int = 0  # number of rows. It reveals a lost row, which would change the sequence numbers of the rows after it
+    next_id: int = 1  # id of the next row. Ids increase, and an id is not reused while its row exists
     sure_from: int | None = None
-    evicted: tuple[tuple[str, int], ...] = ()
-    submitted: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    evicted: tuple[tuple[str, int], ...] = ()  # (reason, count) of dropped rows that the learner can have received, oldest first
+    submitted: int = 0  # number of segments added since the spool was created
+    dropped: dict[str, int] = field(default_factory=dict)  # number of segments dropped since then, by reason
 
 
 @dataclass(slots=True, eq=False)
 class SpoolEntry:
-    """One segment (run of steps) in a spool (queue on disk): in the file, or so far only in memory.
+    """One segment in a spool: in the file, or so far only in memory."""
 
-    Attributes:
-        id: The id of the segment's row.
-        head: The properties of the segment that are known without reading it.
-        put_at: The Unix time at which the segment was added, in seconds.
-        packed: The encoded segment while it is only in memory. None once it is in the file, to save memory.
-    """
-
-    id: int
+    id: int  # id of the segment's row
     head: QueuedSegmentInfo
-    put_at: float
-    packed: PackedSegment | None
+    put_at: float  # Unix time at which the segment was added, in seconds
+    packed: PackedSegment | None  # encoded segment while it is only in memory. None once it is in the file
 
 
 class SpoolFile:
-    """The database file of a spool (an actor's queue on disk), ``DIR/spool.db``, guarded by ``DIR/lock``.
-
-    One thread uses it at a time.
-
-    Attributes:
-        path: The path of the database.
-    """
+    """The database file ``DIR/spool.db``, guarded by ``DIR/lock``. One thread uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Lock the folder. Create it if it does not exist. The database is not opened.
-
-        Raises:
-            SpoolError: If another process has the lock, or the folder cannot be used.
-        """
+        """Lock the folder, which is created if it does not exist. The database is not opened."""
         self.path = folder / "spool.db"
         self._connection: sqlite3.Connection | None = None
         self._lock = _lock(folder)
@@ -129,27 +92,15 @@ class SpoolFile:
 
     @property
     def is_open(self) -> bool:
-        """True while the file can be read and written."""
         return self._connection is not None
 
     def open(self) -> SpoolMeta | None:
-        """Open the database and return its document, a JSON object with the counts. Create a missing database and return None.
-
-        Raises:
-            SpoolError: If the file is another program's database, or of another version.
-            SpoolDamagedError, ValueError, KeyError, TypeError: If the file is inconsistent.
-            sqlite3.Error, OSError: If the disk fails.
-        """
+        """Open the database and return its document; create a missing database and return None."""
         self._connection, meta = _connect(self.path)
         return meta
 
     def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
-        """Return a `SpoolEntry` for each row of the file, oldest first, without the contents of the segments (runs of steps).
-
-        Raises:
-            SpoolDamagedError: If the rows do not match the document `meta`.
-            sqlite3.Error: If the disk fails.
-        """
+        """Return an entry for each row of the file, oldest first, without the contents of the segments."""
         query = "SELECT id, steps, generation, oldest_version, nbytes, put_at FROM rows"
         entries = []
         # All at once: an open cursor would prevent the file from being closed.
@@ -173,20 +124,7 @@ class SpoolFile:
         inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
-        """Change the document (the counts) and the rows (the segments, which are runs of steps) in one transaction.
-
-        Args:
-            meta: The new document.
-            first_id: The id of the oldest segment. All rows with lower ids are deleted.
-            deleted: Further entries to delete, with consecutive ids.
-            inserted: Entries to insert as rows: a segment, or a placeholder (a row without data that keeps the number of a lost
-                segment).
-            shift: ``(id, n)``: first add ``n`` to all ids above ``id``, so that ``n`` placeholders fit after it. ``n``
-                is 0 for no change.
-
-        Raises:
-            sqlite3.Error, OSError: If the disk fails. Then nothing has changed.
-        """
+        """Change the document and the rows in one transaction."""
         connection = self._opened()
         document = json.dumps(vars(meta), separators=(",", ":")).encode()
         try:
@@ -206,12 +144,8 @@ class SpoolFile:
                 connection.execute("ROLLBACK")
             raise
 
-    def read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
-        """Return the segments (runs of steps) of consecutive entries, with None in place of each damaged segment.
-
-        Raises:
-            sqlite3.Error: If the disk fails.
-        """
+    def read_segments(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
+        """Return the segments of consecutive entries, with None in place of each damaged segment."""
         stored = [e.id for e in entries if e.packed is None]
         records: dict[int, bytes] = {}
         if stored:
@@ -225,13 +159,7 @@ class SpoolFile:
         return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
 
     def move_aside(self, stamp: int) -> str:
-        """Close and rename the damaged file, and return the new name.
-
-        The newest `KEEP_DAMAGED` damaged files are kept, older ones are deleted.
-
-        Args:
-            stamp: A number for the new name: the Unix time in milliseconds.
-        """
+        """Close and rename the damaged file, and return the new name. The newest `KEEP_DAMAGED` are kept."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -271,7 +199,7 @@ class SpoolFile:
         return self._connection
 
     def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Read each row by itself, after sqlite has found damage. Return the records that can be read, by row id."""
+        """Return the records that can be read one by one, by row id, after sqlite has found damage."""
         records: dict[int, bytes] = {}
         for row_id in ids:
             try:
@@ -282,7 +210,6 @@ class SpoolFile:
 
 
 def _lock(folder: Path) -> int:
-    """Create the folder if needed, lock it, and return the descriptor of the lock file. The lock ends with the process."""
     path = folder / "lock"
     try:
         make_private(folder)
@@ -304,7 +231,7 @@ def _lock(folder: Path) -> int:
 
 
 def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
-    """Open or create the database. Return the connection and the document with the counts, None for a new database."""
+    """Open or create the database. Return the connection and the document, None for a new database."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
     try:
@@ -362,15 +289,12 @@ def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, float, bytes]:
 
 
 def _i64(number: int) -> int:
-    """Return the signed 64-bit integer with the same bits as an unsigned one. SQLite has only signed integers."""
+    """Return the signed integer with the same bits: SQLite has only signed ones."""
     return number - _U64 if number >= _U64 >> 1 else number
 
 
 def _pack(p: PackedSegment) -> bytes:
-    """Encode a segment (run of steps) as the record of a row in the file.
-
-    The record has a checksum of the rest, the header's length, the header, and the columns.
-    """
+    """Encode a segment as a record: a checksum of the rest, the header's length, the header, and the columns."""
     numbers = [p.steps, p.generation, p.oldest_version, p.nbytes]
     head = pack_header([p.layout, p.head, *numbers, [len(s) for s in p.small], [len(f) for f in p.large], list(p.digests)])
     body = b"".join((_PREFIX.pack(0, len(head))[8:], head, *p.small, *p.large))
@@ -378,10 +302,7 @@ def _pack(p: PackedSegment) -> bytes:
 
 
 def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
-    """Decode the record of a row to a segment (run of steps).
-
-    Return None if the record is damaged: its checksum is wrong, or its properties are not those of `expected`.
-    """
+    """Decode a record. Return None if its checksum is wrong or its properties are not those of `expected`."""
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
         return None
@@ -400,9 +321,6 @@ def _unpack(record: bytes, expected: QueuedSegmentInfo) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return an empty segment (run of steps) that takes the sequence number of a lost segment.
-
-    The learner refuses a placeholder because of its flags, and then expects the next sequence number.
-    """
+    """Return an empty segment that takes the sequence number of a lost one. The learner refuses it by its flags."""
     head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
     return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

@@ -1,7 +1,4 @@
-"""The receiver of the learner's weights: it applies verified updates from a PUB socket, and fetches missing ones.
-
-The PUB socket is the learner's, or that of a relay, a process that passes weights on.
-"""
+"""The receiver of the learner's weights: it applies verified updates from a PUB socket, and fetches missing ones."""
 
 from __future__ import annotations
 
@@ -12,14 +9,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from rl4sys_zmq.actor.relay_link import RelayLink, relays_told
-from rl4sys_zmq.actor.remote import PlaceholderPolicy
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor.io.relay_link import RelayLink, relays_told
 from rl4sys_zmq.config import AgentConfig, RelayAddress
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     ConfigError,
     HandshakeRefused,
+    LearnerUnavailable,
     ProtocolError,
     RefusalReason,
     RL4SysError,
@@ -36,7 +37,7 @@ from rl4sys_zmq.liveness import (
     jittered,
 )
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.policies import Policy, build_policy, local_only_reason, require_policy
+from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -49,37 +50,42 @@ log = get_logger(__name__)
 HWM = 64
 PREVIOUS_KEPT = 2
 MAX_WEIGHT_BYTES = MAX_FRAME_BYTES - TRAILER_BYTES
-"""The largest size of weights, in bytes: what fits into a frame. The actor refuses a policy with more weights."""
+"""The largest size of weights: what fits into a frame."""
 RELAY_FRAME_SLACK_BYTES = 1 << 16
 """The number of bytes by which a frame from a relay can be larger than the policy's weights."""
+
+
+class PlaceholderPolicy:
+    """The placeholder of an actor without weights: the learner acts (``inference: remote``), or no policy has arrived."""
+
+    def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
+        self.spec = spec
+        self.snapshot = PolicySnapshot(generation, version, digest, np.empty(0, np.float32))
+        self.generation, self.version = generation, version
+
+    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool) -> Any:
+        raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
+
+    act_batch = act
 
 
 class WeightSubscriber:
     """The receiver of an actor's weights. It has the newest policy whose weights are verified.
 
-    Used in the I/O thread. Other threads read only `policy` and `spec`, and can call `roll_back`, `was_rolled_back` and
-    `saw`.
+    The I/O thread uses it. Other threads read `policy` and `spec`, and can call `roll_back`, `was_rolled_back` and `saw`.
 
-    After the handshake it subscribes to the learner's updates, and then fetches the weights that are newer than its own. In this
-    order, no update is missed. It fetches again if an update does not build on its version, if the checksum (digest) of the new
-    weights is wrong, or if a beacon (a message once a second) names a version that did not arrive. Each version becomes a new
-    policy over a new buffer. The current policy acts until the new one is verified. An actor with ``inference: remote`` needs no
-    weights and receives only the version numbers.
+    After the handshake it subscribes to the learner's updates, and then fetches the weights that are newer than its own. In
+    this order, no update is missed. It fetches again if an update does not build on its version, if the digest of the new
+    weights is wrong, or if a beacon names a version that did not arrive. Each version becomes a new policy over a new buffer,
+    so that the current policy acts until the new one is verified.
 
-    If the learner or the configuration names relays, the subscriber takes updates from the first relay that answers. It acts with
-    a version from a relay only if the version's tag, a checksum under a key that the learner gave to the actor itself, is right.
-    It leaves a relay that is silent, refuses, sends too much or a wrong tag, or lacks a version that the learner has announced
-    over the actor's own connection. It then tries the next relay. If no relay serves it within `RELAY_WAIT_S` seconds, it uses
-    the learner's PUB socket, and goes on trying the relays.
-
-    Attributes:
-        policy: The current policy, None before the first weights.
-        spec: The description from which policies are built, None before the handshake.
-        network: The factory of the SUB socket. Set it before `join`.
-        alarms: The number of alarms (problems that stop nothing) of each kind that the learner's last status message reports.
+    If there are relays, it takes updates from the first that answers, and verifies them by the tag, a checksum under a key that
+    the learner gave to the actor itself. It leaves a relay that is silent, refuses, sends too much or a wrong tag, or lacks a
+    version that the learner has announced over the actor's own connection. If no relay serves it within `RELAY_WAIT_S` seconds,
+    it uses the learner's PUB socket, and goes on trying the relays.
     """
 
-    network: SocketFactory
+    network: SocketFactory  # factory of the SUB socket. Set it before `join`
 
     def __init__(
         self,
@@ -91,22 +97,9 @@ class WeightSubscriber:
         swapped: Callable[[], None],
         config: AgentConfig,
     ) -> None:
-        """Create the receiver. It has no policy so far.
-
-        Args:
-            learner: The learner's address. Its host name replaces a ``*`` in the address of the PUB socket, which the learner
-                sends in the handshake (`Welcome.pub`).
-            keys: The keys to use, None for a learner without keys.
-            counters: The counters of the I/O thread.
-            rng: Source of the random variation of retry intervals.
-            fetch: A function that sends a `FetchWeights` message to the learner if there is a session. It must not raise.
-            swapped: A function that is called after each change to a new policy.
-            config: The actor's configuration, with which the policy must agree. With ``inference: remote`` the actor needs no
-                weights (`PlaceholderPolicy`).
-        """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
-        self.alarms: dict[str, int] = {}
+        self.alarms: dict[str, int] = {}  # number of alarms of each kind that the learner's last beacon reports
         self._learner, self._keys, self._counters, self._rng = learner, keys, counters, rng
         self._send_fetch, self._swapped = fetch, swapped
         self._config, self._acts = config, config.inference != "remote"
@@ -132,50 +125,36 @@ class WeightSubscriber:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The (generation, version) of the current policy: the numbers of its learner thread and of its publication.
-
-        (0, 0) without a policy.
-        """
+        """The (generation, version) of the current policy; (0, 0) without one."""
         return (self.policy.generation, self.policy.version) if self.policy is not None else (0, 0)
 
     @property
     def fetching(self) -> bool:
-        """True while requested weights have not arrived."""
         return bool(self._fetch_at)
 
     @property
     def next_deadline(self) -> float:
-        """The monotonic time at which `tick` must be called, in seconds: to repeat a fetch, or for a relay."""
         return min(self._fetch_at or float("inf"), self._learner_at, self._link.next_deadline)
 
     def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """Start with a policy that an earlier start of the actor saved in a file (the policy cache).
-
-        Raises:
-            RL4SysError: If the policy cannot be built in this process, or the actor's configuration does not fit it.
-        """
+        """Start with the policy that an earlier start of the actor saved in the policy cache."""
         self._check_configuration(spec)
         self.policy, self.spec = build_policy(spec, snapshot), spec
         self._newest.append(snapshot)
 
     def inherit(self, other: WeightSubscriber) -> None:
-        """Start with the policy of `other`, the subscriber in the parent of a forked process."""
+        """Start with the policy of the subscriber in the parent of a forked process."""
         self.policy, self.spec = other.policy, other.spec
         if self.policy is not None:
             self._newest.append(self.policy.snapshot)
 
     def renew_lock(self) -> None:
-        """Replace the lock, in a forked child."""
         self._changing = threading.RLock()
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """Replace the policy `bad` by the version before it, and return the current policy. Any thread can call this method.
-
-        `bad` is not used again. If `bad` is no longer the current policy, because a newer version has arrived, nothing changes.
-        Return None if no earlier version is in memory. Then `bad` stays the current policy.
-        """
+        """Replace the current policy by the version before it, if it is `bad`. Return None if there is none in memory."""
         with self._changing:
-            if self.policy is not bad:
+            if self.policy is not bad:  # a newer version has arrived
                 return self.policy
             if not self._previous:
                 return None
@@ -190,18 +169,7 @@ class WeightSubscriber:
         return (policy.generation, policy.version) in self._rejected
 
     def join(self, welcome: Welcome, poller: SocketPoller) -> None:
-        """Subscribe to the weights of the policy that the learner describes in the handshake, and fetch the newest weights.
-
-        Args:
-            welcome: The learner's answer in the handshake, with the policy's description and the address of the PUB socket.
-            poller: The poller with which to register the SUB socket.
-
-        Raises:
-            ConfigError: If the policy's kind is not registered in this process, the actor's configuration does not fit the
-                policy, or this actor has ``inference: remote`` and the learner has no inference service.
-            HandshakeRefused: If the `Welcome` is invalid, the policy is too large, or its spaces or extra columns have changed
-                since the last session.
-        """
+        """Subscribe to the weights of the policy that the learner describes in the handshake, and fetch the newest."""
         try:
             spec = spec_from_document(welcome.spec, welcome.body, self.spec)
             pub = Address.parse(welcome.pub)
@@ -224,17 +192,13 @@ class WeightSubscriber:
         if spec.nbytes > MAX_WEIGHT_BYTES:
             reason = f"its policy has {spec.nbytes} bytes of weights; this actor accepts at most {MAX_WEIGHT_BYTES}"
             raise HandshakeRefused(RefusalReason.TOO_LARGE, reason, "spec")
-        if self.spec is not None and (spec.observation_space, spec.action_space) != (
-            self.spec.observation_space,
-            self.spec.action_space,
-        ):
-            raise HandshakeRefused(
-                RefusalReason.MISMATCH, "it now has other spaces than in the last session", "observation_space"
-            )
-        if self.spec is not None and spec.columns != self.spec.columns:
-            raise HandshakeRefused(
-                RefusalReason.MISMATCH, "its policy now has other extra columns than in the last session", "spec"
-            )
+        last = self.spec if self.spec is not None else spec
+        if (spec.observation_space, spec.action_space) != (last.observation_space, last.action_space):
+            reason = "it now has other spaces than in the last session"
+            raise HandshakeRefused(RefusalReason.MISMATCH, reason, "observation_space")
+        if spec.columns != last.columns:
+            reason = "its policy now has other extra columns than in the last session"
+            raise HandshakeRefused(RefusalReason.MISMATCH, reason, "spec")
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
         self.spec, self._welcome, self._pub = spec, dataclasses.replace(welcome, body=()), pub  # the spec has the blob
@@ -256,24 +220,14 @@ class WeightSubscriber:
         return self._config.relays if self._config.relays is not None else relays_told(welcome.relays)
 
     def _check_configuration(self, spec: PolicySpec) -> None:
-        """Check that the actor's configuration fits a policy.
-
-        Raises:
-            ConfigError: If ``image_codec`` is set and the observations are no images, or ``inference`` is not ``local`` and only
-                a policy in the actor can choose the actions.
-        """
         self._config.check_images(spec.observation_space)
         if self._config.inference != "local" and (reason := local_only_reason(spec)):
             raise ConfigError(f"inference is {self._config.inference!r}, but {reason}", key="inference")
 
-    def _dial_learner(self) -> None:
-        """Subscribe to the learner's PUB socket. Its first beacon, which is sent at once, shows if weights are missing."""
-        assert self._welcome is not None and self._pub is not None
-        self._subscribe(self._pub, self._welcome.topic, self._keys)
-
     def _use_learner(self, *, always: bool) -> None:
         """Take the weights from the learner, and fetch them: `always`, or only if none of this generation are held."""
-        self._dial_learner()
+        assert self._welcome is not None and self._pub is not None
+        self._subscribe(self._pub, self._welcome.topic, self._keys)
         current = not self._whole and self.policy is not None and self.policy.generation == self._generation
         if self._acts and (always or not current):
             self._fetch(whole=self._whole)
@@ -296,16 +250,16 @@ class WeightSubscriber:
             self._sub = None
 
     def leave(self) -> None:
-        """Close the SUB socket and the connection to a relay at the end of a session. The current policy stays in use."""
+        """Close the sockets for weights at the end of a session. The current policy stays in use."""
         self._unsubscribe()
         self._link.use(())  # until the next handshake, no relay is tried again
         self._learner_at = float("inf")
 
-    def read(self) -> bool:
-        """Receive and process one message from a relay or from the SUB socket. Return False if no message is waiting."""
+    def receive_one(self) -> bool:
+        """Receive and process one message from a relay or from the SUB socket. Return False if none is waiting."""
         now, relayed = time.monotonic(), True
         try:
-            message = self._link.read()
+            message = self._link.receive()
             if message is not None:
                 self._on_relay_message(message, now)
                 return True
@@ -331,15 +285,8 @@ class WeightSubscriber:
         elif topic == BEACON_TOPIC:
             self._on_beacon(frames[1:])
 
-    def on_fetched(self, message: WeightsReply) -> None:
-        """Process the learner's answer to a fetch: one or more updates of the weights.
-
-        Raises:
-            ProtocolError: If the answer is malformed.
-        """
-        self._on_reply(message, relayed=False)
-
-    def _on_reply(self, message: WeightsReply, *, relayed: bool) -> None:
+    def on_fetched(self, message: WeightsReply, *, relayed: bool = False) -> None:
+        """Process the answer to a fetch: one or more updates of the weights."""
         if len(message.body) % 2 or not message.body:
             raise ProtocolError(RefusalReason.FRAMES, f"{len(message.body)} frames of weights; expected pairs of them")
         updates = zip(message.body[::2], message.body[1::2], strict=True)
@@ -352,16 +299,15 @@ class WeightSubscriber:
     # ---- relays
 
     def _on_relay_message(self, message: Message, now: float) -> None:
-        """Process a message of the relay, which is not trusted."""
         if isinstance(message, WeightsSource):
             self._on_source(message, now)
         elif isinstance(message, WeightsReply) and self._link.in_use:
-            self._on_reply(message, relayed=True)
+            self.on_fetched(message, relayed=True)
         elif isinstance(message, Refused) and message.code != RefusalReason.STARTING:
             self._leave_relay("refused", f"it refuses: {message.reason:.200}", now)
 
     def _on_source(self, source: WeightsSource, now: float) -> None:
-        """Take the weights from the relay that has answered. An answer about another policy or generation counts as none."""
+        """Take the weights from the relay that has answered, if the answer is about this policy and generation."""
         welcome, address = self._welcome, self._link.address
         if welcome is None or address is None or source.client_id != self._config.client_id:
             return
@@ -379,7 +325,7 @@ class WeightSubscriber:
         except TransportError as exc:
             self._leave_relay("address", f"its answer is invalid: {exc}", now)
             return
-        self._link.begin(now)
+        self._link.mark_in_use(now)
         held = self._base
         current = held is not None and held.generation == source.generation and held.version >= source.version
         if not current or self._whole:
@@ -387,12 +333,12 @@ class WeightSubscriber:
         else:
             self._fetch_at = 0.0
 
-    def _leave_relay(self, reason: str, words: str, now: float) -> None:
+    def _leave_relay(self, reason: str, problem: str, now: float) -> None:
         """Leave the relay, for the next one or, if none is left, for the learner's PUB socket."""
         self._counters.add(f"relays_left.{reason}")
         address, in_use = self._link.address, self._link.in_use
         level = logging.WARNING if self._sub is None or in_use else logging.INFO  # quiet while it only tries it again
-        log.log(level, "%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", words)
+        log.log(level, "%s: leaves the relay at %s: %s", self._config.client_id, address.uri if address else "?", problem)
         assert self._poller is not None
         self._link.leave(reason, now)
         if in_use:
@@ -403,11 +349,11 @@ class WeightSubscriber:
 
     @property
     def _generation(self) -> int:
-        """The generation (number of the learner thread) in the handshake; 0 before it."""
+        """The generation in the handshake; 0 before it."""
         return self._welcome.generation if self._welcome is not None else 0
 
     def on_learner_beacon(self, beacon: Beacon) -> None:
-        """Compare the learner's announcement of its newest version, over the actor's own connection, with the relay's weights."""
+        """Compare the learner's beacon, over the actor's own connection, with the relay's weights."""
         self._note_alarms(beacon)
         policy = self.policy
         if not self._link.in_use or beacon.generation != self._generation:
@@ -433,10 +379,7 @@ class WeightSubscriber:
             self._use_learner(always=False)
 
     def tick(self, now: float) -> None:
-        """Repeat a fetch that was not answered in time. Reconnect to the PUB socket if it has been silent for too long.
-
-        Leave a relay that has failed, try the relays again, or use the learner while none of them serves.
-        """
+        """Repeat an unanswered fetch, replace a silent PUB socket, and leave or retry relays."""
         self._tick_relay(now)
         if self._sub is not None and not self._link.in_use and self._silence.expired(now):
             self._counters.add("redials.weights")
@@ -509,26 +452,20 @@ class WeightSubscriber:
         self._swapped()
 
     def saw(self, stamp: tuple[int, int]) -> None:
-        """Record the version of the policy with which the learner chose an action, as (generation, version).
-
-        Any thread can call this method. It has an effect only for an actor with ``inference: remote``.
-        """
+        """Record the (generation, version) with which the learner chose an action. Any thread can call this method."""
         policy = self.policy
         if isinstance(policy, PlaceholderPolicy) and stamp[0] == policy.generation and stamp[1] > policy.version:
             self.policy = PlaceholderPolicy(policy.spec, *stamp, 0)
 
     def _note(self, generation: int, version: int, digest: int) -> None:
-        """Record the newest version that the learner announces, for an actor without weights (``inference: remote``)."""
+        """Record the newest version that the learner announces, for an actor without weights."""
         assert self.spec is not None
         self.policy = PlaceholderPolicy(self.spec, generation, version, digest)
         self._swapped()
 
     @property
     def _base(self) -> PolicySnapshot | None:
-        """The newest weights that have arrived, to which the next update applies; None if there are none.
-
-        They are those of the current policy, or of a version that was rolled back: the learner's next diff starts from it.
-        """
+        """The newest weights that have arrived, also rolled-back ones: the learner's next diff starts from them."""
         return self._newest[-1] if self._newest else None
 
     def _note_alarms(self, beacon: Beacon) -> None:

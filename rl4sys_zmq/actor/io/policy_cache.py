@@ -1,4 +1,4 @@
-"""A file with the newest verified policy, so that an actor can start and act without a learner.
+"""The policy cache: a file with the newest verified policy, so that an actor can start and act without a learner.
 
 The file starts with 40 bytes, described in the table. Then follow a msgpack header, the float32 weights, the bytes of the
 tensors of other dtypes, and the blob of the policy spec:
@@ -15,10 +15,8 @@ offset  size  field         meaning
 32      8     checksum      xxh3-64 of bytes 0-31, and of everything after this field
 ======  ====  ============  =========================================================================
 
-All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that a damaged length cannot cause
-a huge allocation. The header is a map with the library's version, the time of the save, the policy's spec without its blob, the
-generation, the version and the digest, and further values of the caller (`extras`). Nothing is unpickled. An invalid file is
-counted and renamed. Only the last invalid file is kept.
+All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that a damaged length cannot
+cause a huge allocation. Nothing is unpickled. An invalid file is counted and renamed. Only the last invalid file is kept.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rl4sys_zmq.actor.session_parameters import SessionParameters
-from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RL4SysError, WeightsError
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.private import fixed_path, make_private
+from rl4sys_zmq.private import fixed_path, make_private, sync_folder
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.weights import digest, verify_others
@@ -52,15 +50,11 @@ from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 log = get_logger(__name__)
 
 CLOCK_SLACK_S = 60.0
-"""A cached policy that was saved at most this many seconds in the future, by this machine's clock, has the age 0."""
+"""A cached policy that was saved at most this many seconds in the future has the age 0."""
 
 
 class ActorPolicyCache:
-    """The policy cache of one actor: a file with its newest policy, so that it can start without a learner.
-
-    The file also has the session parameters (what the learner sent in the handshake). The I/O thread uses the object. A cached
-    policy that cannot be used is counted as ``policy_cache.refused``.
-    """
+    """The policy cache of one actor, used by its I/O thread. It also keeps the session parameters."""
 
     def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
         self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
@@ -68,12 +62,7 @@ class ActorPolicyCache:
         self._saved = (0, 0)
 
     def take_up(self) -> tuple[SessionParameters, float] | None:
-        """Load the cached policy, and make it the actor's current policy.
-
-        Returns:
-            The session parameters in the file, and the policy's age in seconds. The age is infinite if the time of the save is
-            more than `CLOCK_SLACK_S` in the future. None if no usable policy is cached.
-        """
+        """Act by the cached policy. Return its session parameters and its age in seconds, None if it is unusable."""
         cached = self._cache.load()
         if cached is None:
             return None
@@ -98,11 +87,7 @@ class ActorPolicyCache:
         return session_parameters, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf
 
     def save(self, session_parameters: SessionParameters | None, *, force: bool = False) -> None:
-        """Save the current policy and the session parameters. Do nothing if either is missing.
-
-        `PolicyCacheFile` limits how often it writes the file. With `force`, save without that limit, unless the file already has
-        this policy version.
-        """
+        """Save the current policy and the session parameters. `force` skips the limit on how often the file is written."""
         policy, spec = self._weight_subscriber.policy, self._weight_subscriber.spec
         if policy is None or spec is None or session_parameters is None:
             return
@@ -116,7 +101,7 @@ class ActorPolicyCache:
 MAGIC, FORMAT = b"R4PC", 1
 MAX_BYTES = 1 << 30
 ABANDONED_S = 60.0
-"""The age above which a temporary file is deleted, in seconds. The process that wrote it must have ended by then."""
+"""The age above which a temporary file is deleted. The process that wrote it must have ended by then."""
 _FIELDS = struct.Struct("<4sIQQII")
 _CHECKSUM = struct.Struct("<Q")
 _FIXED = _FIELDS.size + _CHECKSUM.size
@@ -137,29 +122,16 @@ class _InvalidCacheFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedPolicy:
-    """The contents of a policy cache, the file with an actor's newest policy.
-
-    Attributes:
-        spec: The description of the policy.
-        snapshot: The weights, verified by their digest.
-        extras: Further values that the caller gave to `PolicyCacheFile.save`.
-        saved_unix_s: The Unix time of the save, in seconds.
-    """
+    """The contents of a policy cache."""
 
     spec: PolicySpec
-    snapshot: PolicySnapshot
-    extras: dict[str, Any]
+    snapshot: PolicySnapshot  # weights, verified by their digest
+    extras: dict[str, Any]  # further values that the caller gave to `PolicyCacheFile.save`
     saved_unix_s: float
 
 
 class PolicyCacheFile:
-    """A file that keeps one policy: its description, its weights, and further values of the caller.
-
-    Several processes can use the file. A reader gets the old contents or the new contents, never a mixture.
-
-    Attributes:
-        counters: ``policy_cache.saves``, ``.save_errors``, ``.loads`` and ``.refused`` (files that could not be used).
-    """
+    """A file that keeps one policy and further values. Several processes can use it: a reader gets no mixture."""
 
     def __init__(
         self,
@@ -169,15 +141,7 @@ class PolicyCacheFile:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Store the arguments. The constructor does not open the file.
-
-        Args:
-            path: The file. Its folder is created when needed.
-            min_interval_s: Shortest time between two saves, in seconds.
-            clock: Returns Unix time, in seconds.
-            monotonic: Returns monotonic time, in seconds. Used for `min_interval_s`.
-        """
-        self.counters = Counters()
+        self.counters = Counters()  # `policy_cache.saves`, `.save_errors`, `.loads` and `.refused` (unusable files)
         self._path = fixed_path(path)
         self._min_interval_s = min_interval_s
         self._clock, self._monotonic = clock, monotonic
@@ -185,19 +149,7 @@ class PolicyCacheFile:
         self._warned = False
 
     def save(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any], *, force: bool = False) -> bool:
-        """Write the policy to the file, in place of the previous one.
-
-        An error is counted, and raises nothing. It is logged only if the save before it succeeded.
-
-        Args:
-            spec: The description of the policy.
-            snapshot: The weights. Their size must be that of the spec.
-            extras: Further values to keep with the policy: a tree of JSON values.
-            force: True to save also if the last attempt was less than `min_interval_s` ago.
-
-        Returns:
-            True if the file has been written and synced. False if the last attempt was too recent, or after an error.
-        """
+        """Replace the file's contents. Return False after an error, which is counted, or if the last attempt was too recent."""
         now = self._monotonic()
         if now < self._next_save and not force:
             return False
@@ -216,10 +168,7 @@ class PolicyCacheFile:
         return True
 
     def load(self) -> CachedPolicy | None:
-        """Return the saved policy. Return None if there is no file, or if the file cannot be used.
-
-        A file that cannot be used is counted and logged. A file with invalid contents is also renamed to ``*.refused``.
-        """
+        """Return the saved policy, None if there is no usable file. One with invalid contents is renamed to ``*.refused``."""
         try:
             data = self._read()
             cached = _decode(data) if data is not None else None
@@ -267,7 +216,6 @@ class PolicyCacheFile:
         return [fields, _CHECKSUM.pack(_checksum(fields, *parts)), *parts]
 
     def _replace(self, parts: list[bytes | memoryview]) -> None:
-        """Write a temporary file, sync it, and rename it to the path."""
         make_private(self._path.parent)
         temporary = self._path.with_name(self._path.name + ".tmp")
         with contextlib.suppress(FileNotFoundError):
@@ -283,11 +231,7 @@ class PolicyCacheFile:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._path.parent)
 
     def _refuse(self, why: str, *, aside: bool) -> None:
         self.counters.add("policy_cache.refused")
@@ -305,17 +249,7 @@ def _checksum(*parts: bytes | memoryview) -> int:
 
 
 def _check_lengths(fixed: bytes, size: int) -> tuple[int, int, int, int]:
-    """Check the fixed fields of a cache file. Return the lengths of its header, float32 weights, other tensors and blob.
-
-    The lengths are in bytes. The blob is `PolicySpec.blob`.
-
-    Args:
-        fixed: The first 40 bytes of the file.
-        size: The size of the file, in bytes.
-
-    Raises:
-        _InvalidCacheFile: If the lengths do not add up to `size`, or the file has another format.
-    """
+    """Return the lengths of the header, the weights, the other tensors and the blob, in bytes."""
     if len(fixed) != _FIXED:
         raise _InvalidCacheFile("it is cut off in its fixed fields")
     magic, form, header, elements, others, blob = _FIELDS.unpack_from(fixed)

@@ -1,0 +1,524 @@
+"""The actor's I/O thread. It alone uses the network sockets, the session, the spool and the policy cache.
+
+Host threads put segments into the outbox and wake this thread. They read `policy` and `host`, whose immutable objects this thread
+replaces as a whole, without a lock. The host gets no exception: the thread counts it and creates new sockets.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rl4sys_zmq.actor.io.batch_sender import BatchSender
+from rl4sys_zmq.actor.io.host_link import HostLink
+from rl4sys_zmq.actor.io.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
+from rl4sys_zmq.actor.io.session_parameters import SessionParameters
+from rl4sys_zmq.actor.io.throttle import REST_S, IOThrottle
+from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import (
+    Action,
+    ActorSession,
+    Reconnect,
+    ReplaceSockets,
+    SendMessage,
+    SessionJoined,
+    SessionRefused,
+    SessionState,
+    SessionTemporarilyRefused,
+    StreamRestarted,
+)
+from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, LearnerUnavailable, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
+from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.policies import Policy
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Address, Wakeup, explain
+from rl4sys_zmq.transports.greeting import explain_silence
+from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalSocketFactory, SocketFactory, SocketPoller
+from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
+
+if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
+    from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
+    from rl4sys_zmq.actor.io.spool import Spool
+    from rl4sys_zmq.security import UserKeys
+
+log = get_logger(__name__)
+
+ACK_READ_INTERVAL_S = 0.25
+"""Longest time for which acknowledgements stay unread if no thread waits for them: reading several saves work."""
+EVENTS_S = 1.0
+"""The interval at which an actor with a session reads the connection events of its DEALER socket."""
+MAX_WEIGHTS_READ_S = 0.05
+"""The time after which a turn reads no further weights, so that a flood of them delays nothing else."""
+PROBE_S = 0.2
+"""Longest time for one check of an address by this thread. The thread does nothing else meanwhile."""
+SEND_HWM = 8192
+"""In messages. Above what the learner permits, so that the socket drops none."""
+
+
+class ActorIOThread(Worker):
+    """The thread that does the network and disk I/O of one actor.
+
+    Host threads use `host`, and read `policy` and `spec`. Of the other parts they only read states and counts.
+    """
+
+    def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
+        super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
+        self.host = HostLink()
+        self.counters = Counters()
+        self._listens = True
+        self._config = config
+        self._hello = hello
+        self.segment_queue: SegmentQueue = MemorySegmentQueue(outbox)
+        self._outbox = outbox
+        self._address = Address.parse(config.address)
+        self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None
+        self._wakeup = Wakeup()
+        self._release_lock = threading.Lock()
+        self._released = self._ended = False
+        self._rng = random.Random(hello.incarnation)
+        self._throttle = IOThrottle()
+        self._new_session()
+        self.weight_subscriber = WeightSubscriber(
+            self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, config
+        )
+        self._last_policy = _last_policy(config, self.weight_subscriber, self.counters)
+        self._joined = False
+        self._reconnect = False
+        self._version_errors = 0
+        self._seen_items = 0
+        self._events_at = 0.0
+        self._report_absence_at = float("inf")
+        self._dealer: ConnectingSocket
+        self._poller: SocketPoller
+        self._stopping = False
+
+    # ---- for host threads
+
+    def wake_now(self) -> None:
+        self._wakeup.set()
+
+    def wake_unless_resting(self) -> None:
+        """Wake the thread, unless it is in a short sleep, after which it reads the queue anyway."""
+        if not self._throttle.resting:
+            self._wakeup.set()
+
+    def stop(self) -> None:
+        self._stopping = True  # no lock, because a signal handler can call this method in the middle of itself
+        self._wakeup.set()
+
+    def release(self) -> None:
+        """Close the descriptor that wakes the thread: now, or at its end if it still runs. Call `stop` first."""
+        with self._release_lock:
+            self._released = True
+            if self._ended or not self.alive:
+                self._wakeup.close()
+
+    @property
+    def session_parameters(self) -> SessionParameters | None:
+        """The session parameters that the learner last sent; before that, those saved by an earlier start, or None."""
+        return self._batch_sender.session_parameters
+
+    @property
+    def policy(self) -> Policy | None:
+        return self.weight_subscriber.policy
+
+    @property
+    def spec(self) -> PolicySpec | None:
+        return self.weight_subscriber.spec
+
+    @property
+    def spool(self) -> Spool | None:
+        return self.segment_queue.spool
+
+    @property
+    def waiting_segments(self) -> int:
+        return self.segment_queue.items + self.segment_queue.in_hand
+
+    @property
+    def idle(self) -> bool:
+        """True if all finished segments have been sent, and the learner has recorded all of them."""
+        return not self.waiting_segments and not self.session.in_flight
+
+    def inherit(self, other: ActorIOThread) -> None:
+        """Use the policy of the I/O thread of a forked child's parent. Call this method before `start`."""
+        self._batch_sender.session_parameters = other.session_parameters
+        self.host.current_at = other.host.current_at
+        self.weight_subscriber.inherit(other.weight_subscriber)
+
+    def explain_absence(self, stage: str, timeout_s: float, probe_s: float = 0.5) -> LearnerUnavailable:
+        """Return the error for a learner that is not available, with a reason and a remedy if it never answered."""
+        hint, config = "", self._config
+        joined = self.session.state is SessionState.JOINED
+        if timeout_s and not joined and self.host.starting_at == float("-inf"):
+            reason = explain_silence(config.address, has_keys=config.keys is not None, timeout_s=probe_s)
+            hint = f"{reason}; `rl4sys-learner doctor {config.train_server_address}` tests each step" if reason else ""
+        return LearnerUnavailable(config.address, stage, round(timeout_s, 3), hint, answers=joined)
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Run the loop of the thread until `stop` is called. After an exception, pause, and create new sockets."""
+        try:
+            try:
+                self._open()
+            except RL4SysError as exc:
+                self.host.open_error = exc
+                return
+            finally:
+                self.host.on_opened()
+            restarts = 0
+            while not self._stopping:
+                try:
+                    with _network(self._config) as network:
+                        while not self._stopping:
+                            self._serve(network)
+                            restarts = 0
+                except Exception as exc:  # it must not reach the host; stats() and the log report it
+                    log.exception("the I/O thread of an actor of %s failed and restarts", self._config.client_id)
+                    self.counters.add("io_restarts")
+                    self.host.set_stage(f"its I/O thread to restart ({type(exc).__name__}: {exc})")
+                    self._pause(IO_RESTART.pause_s(restarts))
+                    restarts += 1
+            if self._last_policy is not None:
+                self._last_policy.save(self.session_parameters, force=True)
+        finally:
+            self.segment_queue.close()
+            with self._release_lock:
+                self._ended = True
+                if self._released:
+                    self._wakeup.close()
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopping and (left := end - time.monotonic()) > 0.0:
+            self._wakeup.wait(left)
+            self._wakeup.clear()
+
+    def _open(self) -> None:
+        """Open the spool and load the cached policy, if the configuration has them."""
+        config = self._config
+        if config.spool is not None:
+            from rl4sys_zmq.actor.io.spool import Spool, SpoolLimits
+            from rl4sys_zmq.actor.io.spooled_queue import SpooledSegmentQueue
+
+            limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
+            began_s = time.time() - time.monotonic()  # setting the clock later does not change the age of a segment
+            spool = Spool(
+                config.spool,
+                config.client_id,
+                limits,
+                actor_id=config.actor_id,
+                clock=lambda: began_s + time.monotonic(),
+            )
+            self.segment_queue = SpooledSegmentQueue(self._outbox, spool)
+            self._hello = replace(
+                self._hello,
+                actor_id=spool.actor_id,
+                incarnation=spool.incarnation,
+                origin=spool.origin,
+                first_seq=spool.base_seq,
+                journal_id=spool.journal_id,
+                spooled=True,
+            )
+            self._new_session()
+        if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
+            self._batch_sender.session_parameters, age_s = taken
+            self.host.current_at = time.monotonic() - age_s
+            self._report_absence_at = time.monotonic() + (config.connect_timeout_s or SILENCE_S)
+
+    def _new_session(self) -> None:
+        config, coded = self._config, self._config.compression == "zstd"
+        self.session = ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
+        self._batch_sender = BatchSender(config, self.segment_queue, self.session, self._throttle.yield_to_host)
+
+    def _serve(self, network: SocketFactory) -> None:
+        """Send and receive with one set of sockets, until the sockets must be replaced or the thread stops."""
+        with network.poller() as poller, network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys) as dealer:
+            self._dealer, self._poller = dealer, poller
+            try:
+                poller.register(dealer)
+                self._listens = True
+                poller.register(self._wakeup)
+                self.weight_subscriber.network = network
+                self._perform(self.session.open(time.monotonic(), self.weight_subscriber.held))
+                while not self._reconnect and not self._stopping:
+                    self._turn()
+                if self._stopping:
+                    while self.segment_queue.fill():
+                        pass
+                    self._perform(self.session.close(time.monotonic()))
+            finally:
+                self._reconnect = False
+                self.weight_subscriber.leave()
+
+    def _turn(self) -> None:
+        throttle, session = self._throttle, self.session
+        if throttle.busy and session.state is SessionState.JOINED and not (self.host.urgent or self._stopping):
+            ready, listened = self._rest(), False
+        else:
+            ready, listened = self._wait()
+        now = time.monotonic()
+        segments, self._seen_items = self._outbox.put_items != self._seen_items, self._outbox.put_items
+        throttle.turn(now, segments=segments)
+        # Each read of a socket releases the GIL to a host thread and takes it back.
+        if self._wakeup in ready:
+            self._wakeup.clear()
+        if any(source is not self._wakeup and source is not self._dealer for source in ready):
+            while self.weight_subscriber.receive_one() and time.monotonic() < now + MAX_WEIGHTS_READ_S:
+                throttle.yield_to_host()
+        if not listened or self._dealer in ready:
+            self._read_dealer()
+        if now >= self._events_at or session.state is not SessionState.JOINED:
+            self._events_at = now + EVENTS_S
+            self._read_events()
+        spool = self.spool
+        if spool is not None:
+            spool.release(session.durable)
+        while self.segment_queue.fill():
+            throttle.yield_to_host()
+        self._reconcile()
+        now = time.monotonic()
+        held = self.weight_subscriber.held
+        for actions in self._batch_sender.send_due(now, held if self.policy is not None else None, urgent=self.host.urgent):
+            self._perform(actions)
+        self._perform(session.want(now, self._batch_sender.wanted_steps(now, self.host.want_steps)))
+        self._perform(session.tick(now, self.weight_subscriber.held))
+        self.weight_subscriber.tick(now)
+        if spool is not None:
+            spool.tick()
+        self._update_credit_gate()
+        if now >= self._report_absence_at:
+            self._report_absence(now)
+
+    def _report_absence(self, now: float) -> None:
+        """Log once that the learner does not answer, for an actor that acts by its cached policy."""
+        timeout_s = self._config.connect_timeout_s or SILENCE_S
+        starting_until = self.host.starting_at + max(SILENCE_S, timeout_s)
+        if now < starting_until:  # the learner answers, but is not ready
+            self._report_absence_at = starting_until
+            return
+        self._report_absence_at = float("inf")
+        policy = self.policy
+        if self.host.joined or self.host.error is not None or policy is None:
+            return
+        error = self.explain_absence(self.host.stage, timeout_s, PROBE_S)
+        message = "%s: %s; the actor acts by its cached policy, version %d, and keeps asking"
+        log.warning(message, self._config.client_id, error, policy.version)
+        self.host.set_absence(error)
+
+    def _rest(self) -> Collection[object]:
+        """Sleep for at most `REST_S` seconds. New weights, and a host thread that begins to wait, end the sleep."""
+        self._listen(False)
+        self._throttle.resting = True
+        try:
+            return self._poller.poll(REST_S)
+        finally:
+            self._throttle.resting = False
+
+    def _wait(self) -> tuple[Collection[object], bool]:
+        """Wait for work. Return the ready sockets, and True if the wait included the socket of the session."""
+        listens = self._must_listen()
+        self._listen(listens)
+        deadlines = [self.session.next_deadline(), self.weight_subscriber.next_deadline, self._batch_sender.next_deadline]
+        if self.spool is not None:
+            deadlines.append(self.spool.next_deadline())
+        left = min(deadlines) - time.monotonic()
+        return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACK_READ_INTERVAL_S)), listens
+
+    def _must_listen(self) -> bool:
+        """Return False if the learner's next message can only be an acknowledgement for which no thread waits."""
+        session = self.session
+        return (
+            session.state is not SessionState.JOINED
+            or not session.in_flight
+            or (self.segment_queue.items > 0 and not session.can_take())
+            or self.weight_subscriber.fetching
+            or self.host.urgent
+        )
+
+    def _listen(self, listens: bool) -> None:
+        if listens is not self._listens:
+            if listens:
+                self._poller.register(self._dealer)
+            else:
+                self._poller.unregister(self._dealer)
+            self._listens = listens
+
+    def _reconcile(self) -> None:
+        """Find out which segments of the spool the learner has received, after its first answer to this start."""
+        spool, session = self.spool, self.session
+        if spool is None or spool.reconciled or session.state is not SessionState.JOINED:
+            return
+        kept = spool.reconcile(session.received, session.durable)
+        if kept is not None:  # else the disk fails, and the next call tries again
+            session.recover(kept)
+
+    # ---- messages from the learner
+
+    def _read_dealer(self) -> None:
+        while True:
+            try:
+                frames = self._dealer.recv(MAX_MESSAGE_FRAMES)
+                if frames is None:
+                    return
+                message = decode(frames)
+                if isinstance(message, WeightsReply):
+                    self.weight_subscriber.on_fetched(message)
+                elif isinstance(message, Beacon):
+                    self.weight_subscriber.on_learner_beacon(message)
+            except ProtocolError as exc:
+                self.counters.add(f"refused.{exc.code.value}")
+                self._version_errors += exc.code is RefusalReason.VERSION
+                # A single one can be a flipped bit, and a learner that has sent a Welcome uses this version.
+                if (
+                    exc.code is RefusalReason.VERSION
+                    and self._version_errors > 1
+                    and self.session.state is not SessionState.JOINED
+                ):
+                    self._set_error(HandshakeRefused(exc.code, f"it uses {exc.detail}; install the same major version"))
+                continue
+            self._version_errors = 0
+            self._perform(self.session.on_message(time.monotonic(), message))
+            if self.session.state is SessionState.JOINED:
+                self.host.current_at = time.monotonic()
+
+    def _read_events(self) -> None:
+        """Record the reasons for failed connections, so that errors can tell a wrong key from an absent learner."""
+        for event in self._dealer.events():
+            if not event.is_failure:
+                continue
+            self.counters.add(f"connections.{event.name}")
+            if self.session.state is SessionState.JOINED:
+                continue
+            reason = explain(event, "actor")
+            if event.is_final:
+                self.session.reject(time.monotonic())
+                self._set_error(HandshakeRefused(RefusalReason.FORBIDDEN, reason, "keys"))
+            else:
+                self.host.set_stage(f"the handshake: {reason}")
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._throttle.yield_to_host()
+            match action:
+                case SendMessage(message):
+                    self._send(message)
+                case SessionJoined(welcome):
+                    self._on_joined(welcome)
+                case StreamRestarted(in_doubt):
+                    text = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
+                    log.warning(text, self._config.client_id, in_doubt)
+                case ReplaceSockets(incarnation):
+                    self._on_raised(incarnation)
+                case SessionRefused(refused):
+                    self._on_rejected(refused)
+                case SessionTemporarilyRefused(refused):
+                    if refused.code == RefusalReason.STARTING:
+                        self.host.starting_at = time.monotonic()
+                    if refused.code != RefusalReason.NO_SESSION:
+                        self.host.set_stage(f"the learner to accept this actor: {refused.reason}")
+                case Reconnect():
+                    self.counters.add("redials")
+                    if self._joined:
+                        log.warning("%s: the learner at %s is silent; reconnecting", self._config.client_id, self._address.uri)
+                    self._joined = False
+                    self.host.set_stage("the learner to answer")
+                    self._reconnect = True
+
+    def _send(self, message: Message) -> None:
+        if not self._dealer.send(encode(message)):
+            self.counters.add("sends_refused.full")  # the session's timers resend the messages that need it
+
+    def _fetch(self, message: FetchWeights) -> None:
+        if self.session.state is SessionState.JOINED:
+            self._send(message)
+
+    def _on_joined(self, welcome: Welcome) -> None:
+        if welcome.gap:
+            log.warning("%s: the learner has lost %d segments that it had acknowledged", self._config.client_id, welcome.gap)
+        if self._config.type not in (None, welcome.algorithm_type):
+            message = "%s: the configuration has type %r, but the algorithm %s is %s"
+            log.warning(message, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
+        self._reconcile()  # even if this session fails next, the next HELLO must not claim that these were released
+        self._throttle.yield_to_host()
+        try:
+            self.weight_subscriber.join(welcome, self._poller)
+        except RL4SysError as exc:
+            self.session.reject(time.monotonic())
+            self._set_error(exc)
+            return
+        self._throttle.yield_to_host()
+        if self.host.joined:
+            log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
+        if self.session_parameters is None or self.session_parameters.generation != welcome.generation:
+            self._batch_sender.first_version = welcome.version
+        self._batch_sender.session_parameters = SessionParameters.of(welcome)
+        if (spool := self.spool) is not None:
+            spool.set_journal(welcome.journal_id)
+        self.host.error, self._joined = None, True
+        self._update_credit_gate()  # before the first weights: a thread that waits for those must not see the old error
+        self.host.on_joined()
+        self.counters.add("joined")
+
+    def _on_new_policy(self) -> None:
+        self.host.notify()
+        self._throttle.yield_now()  # to the threads that waited for it
+        if self._last_policy is not None:
+            self._last_policy.save(self.session_parameters)
+
+    def _on_raised(self, incarnation: int) -> None:
+        """Continue as a higher incarnation with new sockets, so that no answer to the old HELLO arrives."""
+        message = "%s: the learner has a record of a later incarnation of %s; this start continues as incarnation %d"
+        log.warning(message, self._config.client_id, self._hello.actor_id, incarnation)
+        if (spool := self.spool) is not None:
+            spool.set_incarnation(incarnation)
+        self._reconnect = True
+
+    def _on_rejected(self, refused: Refused) -> None:
+        if refused.code == RefusalReason.FAILED:
+            self._set_error(ClientFailed(self._config.client_id, refused.reason))
+        else:
+            code = RefusalReason(refused.code) if refused.code in set(RefusalReason) else RefusalReason.MALFORMED
+            self._set_error(HandshakeRefused(code, refused.reason, refused.field))
+
+    def _update_credit_gate(self) -> None:
+        session = self.session
+        joined = session.state is SessionState.JOINED
+        limit = self._batch_sender.assigned_steps + session.credit_steps - session.sent_steps if joined else 0
+        generation = self.session_parameters.generation if self.session_parameters is not None else 0
+        stage = "credit or newer weights" if joined else self.host.stage
+        if joined and self.policy is None:
+            stage = "the first weights"
+        self.host.open_gate(limit, generation, session.min_version, stage)
+
+    def _set_error(self, error: RL4SysError) -> None:
+        if str(error) != str(self.host.error):
+            log.warning("%s: %s", self._config.client_id, error)
+        self.host.set_error(error)
+
+
+def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, counters: Counters) -> ActorPolicyCache | None:
+    path = config.cache_file
+    if path is None:
+        return None
+    from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
+
+    return ActorPolicyCache(config, path, weight_subscriber, counters)
+
+
+def _network(config: AgentConfig) -> SocketFactory:
+    if not config.sidecar:
+        return LocalSocketFactory()
+    from rl4sys_zmq.transports.sidecar_sockets import SidecarSocketFactory
+
+    return SidecarSocketFactory()

@@ -83,6 +83,7 @@ def measure_ingress(
         config: dict[str, object] = {
             "bind": "tcp://127.0.0.1:0",
             "run_dir": None,
+            "shutdown_timeout_s": START_S,  # it trains what it has received, also on a busy machine
             "clients": {"lab": {"algorithm_name": ALGORITHM, **spaces}},
         }
         if fsync:

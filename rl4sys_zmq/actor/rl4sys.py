@@ -58,7 +58,7 @@ class RL4SysCompatibility:
 
     @property
     def _trajectory_buffer(self) -> Sized:
-        """The segments that wait for rewards or for an acknowledgement; only ``len()`` is possible, as with RL4Sys's list."""
+        """The segments that wait for rewards or for an acknowledgement. Only ``len()`` is possible; RL4Sys has a list."""
         stats = self.stats()
         return range(stats["waiting_for_rewards"] + stats["in_actor"])
 

@@ -19,7 +19,7 @@ from rl4sys_zmq.learner.engines.registry import check_engines
 from rl4sys_zmq.learner.gateway.admission import check_engine, check_learning_options
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters
 from rl4sys_zmq.learner.gateway.static_check import check_demonstrations, entry_parameters, under
-from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table, readings
+from rl4sys_zmq.learner.registry.algorithm_entry import parameter_table, rl4sys_notes
 from rl4sys_zmq.learner.registry.like import ambiguous_names, our_name
 from rl4sys_zmq.ops.episodes import make_environment
 from rl4sys_zmq.plugins import import_plugins
@@ -158,7 +158,7 @@ def _algorithm(
     yield f"  {where or 'algorithm'}: {said} can be built; its policy has {size:,} parameters{note}"
     cls, numbers = ALGORITHMS.get(name).parameters, None if actions is None else bool(action_layout(actions).numbers)
     yield from (f"    warning: {line}" for line in ambiguous_names(cls, parameters, numbers))
-    yield from (f"    {line}" for line in readings(used))
+    yield from (f"    {line}" for line in rl4sys_notes(used))
     if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
 

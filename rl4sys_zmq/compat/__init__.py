@@ -1,4 +1,4 @@
-"""The names that programs for RL4Sys import, so that only their imports change.
+"""The names that programs for RL4Sys, an earlier library with the same calls, import: only their imports change.
 
 `RL4SysAgent`, `RL4SysAction` and `RL4SysTrajectory` are those of `rl4sys_zmq`. The others are RL4Sys's utilities, which write
 its files and columns. The profilers need the extra ``compat``.

@@ -13,7 +13,7 @@ import pytest
 
 from rl4sys_zmq import AgentConfig
 from rl4sys_zmq.actor.io.batch_sender import BatchSender
-from rl4sys_zmq.actor.io.segment_queue import MemorySegmentQueue, Outbox
+from rl4sys_zmq.actor.io.segment_queue import Outbox, SegmentQueue
 from rl4sys_zmq.actor.io.session_parameters import SessionParameters
 from rl4sys_zmq.values import Segment
 
@@ -56,8 +56,8 @@ def sender(
     overflow: str = "drop_oldest",
     max_policy_lag: int = 4,
     generation: int = GENERATION,
-) -> tuple[BatchSender, MemorySegmentQueue]:
-    queue = MemorySegmentQueue(Outbox(100, 1 << 20, drops=True))
+) -> tuple[BatchSender, SegmentQueue]:
+    queue = SegmentQueue(Outbox(100, 1 << 20, drops=True))
     for version in versions:
         queue.outbox.put(segment(version, generation))
     config = AgentConfig(client_id="a", overflow=overflow)
@@ -68,7 +68,7 @@ def sender(
     return made, queue
 
 
-def left(queue: MemorySegmentQueue) -> list[int]:
+def left(queue: SegmentQueue) -> list[int]:
     return [int(s.versions[0]) for s in queue.outbox._items]
 
 

@@ -321,7 +321,7 @@ def test_rl4sys_keys() -> None:
     assert make(target_update=50, target_network_frequency=8).parameters.target_steps == 8
     factor = make(epsilon_decay=0.995, epsilon_min=0.02, end_e=0.1).parameters
     assert factor.epsilon_at(100) == pytest.approx(0.995**100) and factor.epsilon_at(10**6) == 0.02
-    assert factor.readings() == [
+    assert factor.rl4sys_notes() == [
         "epsilon_decay 0.995: a factor of epsilon per step, down to 0.02",
         "end_e 0.1: ignored, because epsilon_decay ends at epsilon_min 0.02",
     ]
@@ -449,7 +449,7 @@ def test_with_units_of_episodes_the_target_network_follows_after_observed_steps(
         if unit == 20:
             other.load(dqn.state())
     assert updates >= 3
-    assert dqn.parameters.readings()[-1] == (
+    assert dqn.parameters.rl4sys_notes()[-1] == (
         f"target network: an update before the first unit after each multiple of {interval} steps"
     )
     for unit in range(21, 41):

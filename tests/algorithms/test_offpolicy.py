@@ -452,7 +452,7 @@ def test_rl4sys_blocks_are_read_and_train(name: str) -> None:
     if name == "SAC":
         assert (p.learn_temperature, p.initial_temperature(), p.target_share) == (False, 0.2, pytest.approx(0.005))
         assert (p.traj_per_epoch, p.gradient_steps, p.max_grad_norm, p.learning_rate) == (128, 50, 1.0, 3e-4)
-        assert p.readings() == ["traj_per_epoch 128: a unit of training after so many ended episodes"]
+        assert p.rl4sys_notes() == ["traj_per_epoch 128: a unit of training after so many ended episodes"]
     elif name == "TD3":
         assert (p.target_noise, p.target_noise_clip, p.exploration_noise, p.policy_delay) == (0.2, 0.5, 0.1, 2)
         assert p.twin_critics and p.learning_starts == 25000

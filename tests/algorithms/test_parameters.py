@@ -40,7 +40,7 @@ def test_rl4sys_names() -> None:
     assert (p.batch_size, p.traj_per_epoch, p.target_kl) == (64, 128, 0.015)
     assert p.in_turn and p.iterations() == (10, 10) and p.minibatches(512) == 1 and not p.clip_values()
     assert p.batch() == BatchCompletionRule(steps=129, ends_trajectory=True)
-    assert p.readings() == [
+    assert p.rl4sys_notes() == [
         "traj_per_epoch 128: an update at the end of the trajectory that holds step 129",
         "train_pi_iters 10, train_v_iters 10: passes over the whole batch, the policy's first, each network with its own Adam",
         "batch_size 64: ignored, as by RL4Sys's PPO; minibatch_size is ours",

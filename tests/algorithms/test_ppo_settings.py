@@ -17,7 +17,7 @@ from rl4sys_zmq.algorithms.onpolicy.ppo_parameters import PPOParameters
 from rl4sys_zmq.algorithms.onpolicy.rollout import join_segments
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm_entry import readings
+from rl4sys_zmq.learner.registry.algorithm_entry import rl4sys_notes
 from rl4sys_zmq.testing.check_algorithm import _RandomEnvironment
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
@@ -270,7 +270,7 @@ def test_rl4syss_blocks_are_read_with_rl4syss_meaning_and_train() -> None:
     assert reinforce.batch().trajectories == 12, "RL4Sys's REINFORCE counts trajectories, unlike its PPO"
     assert as_ppo.iterations() == (1, 100) and as_ppo.minibatches(999) == 1
     assert (as_ppo.learning_rate, as_ppo.value_learning_rate, as_ppo.gae_lambda) == (3e-4, 1e-3, 0.97)
-    assert readings(reinforce) == [
+    assert rl4sys_notes(reinforce) == [
         "episodes_per_update 12 (traj_per_epoch): ended trajectories per update",
         "with_vf_baseline: one gradient step of the policy, then 100 of the value network, each on the whole batch",
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,7 +108,9 @@ class QueuedSegmentInfo:
 
 
 class SegmentQueue(Resource):
-    """A FIFO of finished segments that have not been sent. The I/O thread uses it; others read only the properties.
+    """A FIFO of finished segments that have not been sent: in memory, or in the subclass on disk.
+
+    The I/O thread uses it. Other threads read only the properties.
 
     Attributes:
         in_hand: The number of segments that are moving from the outbox to the spool, or from the queue to the session. The
@@ -124,26 +125,30 @@ class SegmentQueue(Resource):
         self.in_hand = 0
 
     @property
-    @abstractmethod
     def items(self) -> int:
-        """The number of queued segments."""
+        return len(self.outbox)
 
     @property
-    @abstractmethod
     def steps(self) -> int:
-        """The number of steps of the queued segments."""
+        return self.outbox.steps
 
-    @abstractmethod
     def peek(self) -> QueuedSegmentInfo | None:
         """Return the properties of the segment that `take` returns next, or None if there is none."""
+        segment = self.outbox.peek()
+        if segment is None:
+            return None
+        return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
 
-    @abstractmethod
     def take(self) -> PackedSegment | None:
         """Remove and return the oldest segment, encoded for the message; None if there is none that can be sent."""
+        segment = self.outbox.pop()
+        return self._packed(segment) if segment is not None else None
 
-    @abstractmethod
     def drop(self, reason: str) -> bool:
         """Drop the oldest segment and count it as dropped for `reason`. Return False if the disk fails."""
+        if self.outbox.pop() is not None:
+            self.outbox.dropped.add(reason)
+        return True
 
     def _packed(self, segment: Segment) -> PackedSegment | None:
         """Return a segment encoded for the message. If that fails, count it as dropped and return None."""
@@ -171,30 +176,3 @@ class SegmentQueue(Resource):
 
     def close(self) -> None:
         """Close the spool, if there is one."""
-
-
-class MemorySegmentQueue(SegmentQueue):
-    """The queue of an actor without a spool. It encodes each segment when it is taken."""
-
-    @property
-    def items(self) -> int:
-        return len(self.outbox)
-
-    @property
-    def steps(self) -> int:
-        return self.outbox.steps
-
-    def peek(self) -> QueuedSegmentInfo | None:
-        segment = self.outbox.peek()
-        if segment is None:
-            return None
-        return QueuedSegmentInfo(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes)
-
-    def take(self) -> PackedSegment | None:
-        segment = self.outbox.pop()
-        return self._packed(segment) if segment is not None else None
-
-    def drop(self, reason: str) -> bool:
-        if self.outbox.pop() is not None:
-            self.outbox.dropped.add(reason)
-        return True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.io.batch_sender import BatchSender
 from rl4sys_zmq.actor.io.host_link import HostLink
-from rl4sys_zmq.actor.io.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
+from rl4sys_zmq.actor.io.segment_queue import Outbox, SegmentQueue
 from rl4sys_zmq.actor.io.session_parameters import SessionParameters
 from rl4sys_zmq.actor.io.throttle import REST_S, IOThrottle
 from rl4sys_zmq.actor.io.weight_subscriber import WeightSubscriber
@@ -78,7 +78,7 @@ class ActorIOThread(Worker):
         self._listens = True
         self._config = config
         self._hello = hello
-        self.segment_queue: SegmentQueue = MemorySegmentQueue(outbox)
+        self.segment_queue = SegmentQueue(outbox)
         self._outbox = outbox
         self._address = Address.parse(config.address)
         self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None

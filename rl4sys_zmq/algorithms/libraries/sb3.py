@@ -32,19 +32,19 @@ def build(
 
 def _find_class(name: str) -> type[BaseAlgorithm]:
     if ":" not in name:
-        found = getattr(stable_baselines3, name, None) or getattr(sb3_contrib, name)
+        algorithm = getattr(stable_baselines3, name, None) or getattr(sb3_contrib, name)
     else:
         try:
-            found = load_object(name)
+            algorithm = load_object(name)
         except (ImportError, AttributeError) as exc:
             raise ConfigError(
                 f"sb3:{name} cannot be loaded ({exc}); install or correct the module, or add its folder to PYTHONPATH",
                 key="algorithm_name",
             ) from exc
-    if isinstance(found, type) and issubclass(found, OnPolicyAlgorithm | OffPolicyAlgorithm):
-        return found
+    if isinstance(algorithm, type) and issubclass(algorithm, OnPolicyAlgorithm | OffPolicyAlgorithm):
+        return algorithm
     raise ConfigError(
-        f"sb3:{name} is {found!r:.80}; expected a class that is derived from OnPolicyAlgorithm or OffPolicyAlgorithm of "
+        f"sb3:{name} is {algorithm!r:.80}; expected a class that is derived from OnPolicyAlgorithm or OffPolicyAlgorithm of "
         "stable_baselines3",
         key="algorithm_name",
     )

@@ -285,10 +285,10 @@ class TD3Parameters(DDPGParameters):
 
 
 def _class_arguments(value: object) -> Mapping[str, object]:
-    given = finite_parameters(value)
-    if "policy_kwargs" in given:  # its sizes would not be counted
+    arguments = finite_parameters(value)
+    if "policy_kwargs" in arguments:  # its sizes would not be counted
         raise InvalidValue("no policy_kwargs, but the parameters hidden_sizes and activation")
-    return given
+    return arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

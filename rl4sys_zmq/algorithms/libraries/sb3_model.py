@@ -178,9 +178,9 @@ class Sb3Adapter:
     def load_policy(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Start the training from a policy. All quantiles of a return get its mean."""
         model, policy, published = self._model, self._model.policy, self._published()
-        given = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
+        weights = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors.items()}
         last = len(published.layers) - 1
-        pairs = [(given[f"layers.{index}.weight"], given[f"layers.{index}.bias"]) for index in range(last + 1)]
+        pairs = [(weights[f"layers.{index}.weight"], weights[f"layers.{index}.bias"]) for index in range(last + 1)]
         targets = list(published.layers[:-1])
         if published.head == "squashed_gaussian":
             targets += [(layer.weight, layer.bias) for layer in (policy.actor.mu, policy.actor.log_std)]
@@ -194,7 +194,7 @@ class Sb3Adapter:
         else:
             targets.append(published.layers[-1])
         if published.head == "gaussian":
-            published.extras["log_std"].copy_(given["log_std"])
+            published.extras["log_std"].copy_(weights["log_std"])
         for target, source in zip(targets, pairs, strict=True):
             for own, new in zip(target, source, strict=True):
                 own.copy_(new)
@@ -213,9 +213,9 @@ class Sb3Adapter:
     def _metrics(self) -> dict[str, float]:
         """Return what the model has logged since the last call, by TensorBoard tag."""
         logged = self._model.logger.name_to_value
-        found = {_tag(name): float(value) for name, value in logged.items()}
+        metrics = {_tag(name): float(value) for name, value in logged.items()}
         logged.clear()
-        return {tag: value for tag, value in found.items() if np.isfinite(value) or "loss" in tag.rpartition("/")[2]}
+        return {tag: value for tag, value in metrics.items() if np.isfinite(value) or "loss" in tag.rpartition("/")[2]}
 
     def change(self, parameters: Mapping[str, object]) -> None:
         self.parameters = p = read_parameters(type(self.parameters), parameters, algorithm=self._name)
@@ -241,18 +241,18 @@ class Sb3Adapter:
 
         An entropy weight that is learned only now, or no longer, is that of the parameters.
         """
-        model, given, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
+        model, states, ours = self._model, copy.deepcopy(dict(kept["model"])), self._model.get_parameters()
         if ENTROPY_OPTIMIZER not in ours:  # a resumed client has another ent_coef
-            given.pop(ENTROPY_OPTIMIZER, None)
-        elif ENTROPY_OPTIMIZER not in given:
-            given[ENTROPY_OPTIMIZER] = ours[ENTROPY_OPTIMIZER]
+            states.pop(ENTROPY_OPTIMIZER, None)
+        elif ENTROPY_OPTIMIZER not in states:
+            states[ENTROPY_OPTIMIZER] = ours[ENTROPY_OPTIMIZER]
         for name, own in ours.items():
-            if _is_adam(own) is not _is_adam(given.get(name, own)):  # a resumed client has another use_rms_prop
-                given[name] = own
-            for theirs, options in zip(given.get(name, {}).get("param_groups", ()), own.get("param_groups", ()), strict=False):
+            if _is_adam(own) is not _is_adam(states.get(name, own)):  # a resumed client has another use_rms_prop
+                states[name] = own
+            for theirs, options in zip(states.get(name, {}).get("param_groups", ()), own.get("param_groups", ()), strict=False):
                 theirs.update({key: value for key, value in options.items() if key != "params"})
         try:
-            model.set_parameters(given, exact_match=True, device="cpu")
+            model.set_parameters(states, exact_match=True, device="cpu")
         except (RuntimeError, ValueError) as exc:
             raise ConfigError(f"{self._name}: the state does not fit the network: {exc}"[:500]) from exc
         for name, value in kept["variables"].items():

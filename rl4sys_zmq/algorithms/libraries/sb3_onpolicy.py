@@ -77,8 +77,8 @@ class Sb3OnPolicy(Sb3Adapter):
             estimates = policy.predict_values(rollout.features).squeeze(1).numpy().astype(np.float64)
             rhos = np.ones(len(rollout.rewards))
             if rollout.correct.any():
-                given = {} if masks is None else {"action_masks": masks}
-                current = policy.evaluate_actions(features, rollout.actions, **given)[1]
+                mask_argument = {} if masks is None else {"action_masks": masks}
+                current = policy.evaluate_actions(features, rollout.actions, **mask_argument)[1]
                 rhos[rollout.correct] = (current - rollout.log_probs).exp().numpy()[rollout.correct]
         values = np.append(estimates, 0.0)
         before, after = values[rollout.rows], values[rollout.rows + 1] * rollout.alive

@@ -184,11 +184,11 @@ class TorchrlAlgorithm(ReplayTraining):
     @torch.no_grad()
     def restore(self, kept: Mapping[str, Any]) -> None:
         own = self._tensors()
-        given = {name: torch.as_tensor(tensor, device="cpu") for name, tensor in kept["weights"].items()}
-        if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in given.items()}:
+        weights = {name: torch.as_tensor(tensor, device="cpu") for name, tensor in kept["weights"].items()}
+        if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in weights.items()}:
             raise ConfigError(f"{self._label}: the state comes from networks of other sizes")
         for name, tensor in own.items():
-            tensor.data.copy_(given[name])
+            tensor.data.copy_(weights[name])
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(copy.deepcopy(dict(kept["optimizer"])))
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):

@@ -43,8 +43,8 @@ class TorchrlParameters:
 
     def loss_arguments(self) -> dict[str, Any]:
         """Return the arguments of the library's loss, without those whose value is the library's default."""
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
-        return {name: value for name, value in found.items() if value is not None}
+        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.of_loss}
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def unused_losses(self, step: int) -> tuple[str, ...]:
         """Return the names of the losses on which gradient step `step`, from 1, does not train."""

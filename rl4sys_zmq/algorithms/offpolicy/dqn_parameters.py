@@ -254,8 +254,8 @@ class DQNParameters(OffPolicyParameters):
             decay = (self.epsilon - self.epsilon_end) / over if over > 0 else 1.0
         return max(self.epsilon_end, self.epsilon - decay * steps)
 
-    def readings(self) -> list[str]:
-        lines = OffPolicyParameters.readings(self)
+    def rl4sys_notes(self) -> list[str]:
+        lines = OffPolicyParameters.rl4sys_notes(self)
         if self.traj_per_epoch is not None and self.target_steps is not None:
             lines.append(f"target network: an update before the first unit after each multiple of {self.target_steps} steps")
         if self.epsilon_decay is not None and self.epsilon_decay > LARGEST_DIFFERENCE:
@@ -349,8 +349,8 @@ CARTPOLE: dict[str, object] = {
 
 
 def _cartpole(**parameters: object) -> dict[str, TaskPreset]:
-    given = {**CARTPOLE, **parameters}
-    return {"CartPole-v1": TaskPreset(given, num_envs=4, actors=2, pacing_lag=1, target_return=475.0)}
+    settings = {**CARTPOLE, **parameters}
+    return {"CartPole-v1": TaskPreset(settings, num_envs=4, actors=2, pacing_lag=1, target_return=475.0)}
 
 
 ENTRY = replay_entry(

@@ -296,11 +296,11 @@ class ReplayAlgorithm(ABC, Generic[P]):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state. With new parameters of the pace, no unit of training is due then."""
-        saved, given = int(state.get("demonstrations", 0)), self._sampler.digest
-        if saved and given and saved != given:
+        saved, current = int(state.get("demonstrations", 0)), self._sampler.digest
+        if saved and current and saved != current:
             raise ConfigError(
-                f"demonstrations: the training began with other ones (digest {saved:016x}, the file has {given:016x}); give that "
-                "file, or none",
+                f"demonstrations: the training began with other ones (digest {saved:016x}, the file has {current:016x}); give "
+                "that file, or none",
                 key="demonstrations",
             )
         self.restore(state)

@@ -221,7 +221,7 @@ class OffPolicyParameters:
         """Return the number of units of training per published version."""
         return max(1, round(self.steps_per_version / self.unit_steps)) if self.traj_per_epoch is None else 1
 
-    def readings(self) -> list[str]:
+    def rl4sys_notes(self) -> list[str]:
         """Return a line for the log for each parameter in use that needs an explanation."""
         if self.traj_per_epoch is None:
             return []

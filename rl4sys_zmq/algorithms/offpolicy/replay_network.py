@@ -12,9 +12,7 @@ from rl4sys_zmq.algorithms.networks.sequences import Sequences
 
 
 class FlatNetwork(Protocol):
-    """One or more networks with all parameters in one flat vector.
-
-    So the optimizer, the checkpoints and the target networks need no knowledge of layers.
+    """One or more networks with all parameters in one vector, so that optimizer, checkpoints and targets know no layers.
 
     Attributes:
         flat: All parameters, float32 ``[size]``. It changes only in place, except by `place`. It begins with the tensors of a
@@ -32,20 +30,12 @@ class FlatNetwork(Protocol):
         """
 
     def initialise_uniform(self, generator: torch.Generator) -> None:
-        """Set uniform weights and biases, as those of torch's layers. Extra parameters do not change.
-
-        Args:
-            generator: The only source of random numbers.
-        """
+        """Set uniform weights and biases, as those of torch's layers. Extra parameters do not change."""
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
-        """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the order of `flat`.
+        """Return the gradient of a scalar loss by all parameters, or by those of network `only`, float32 ``[size]``.
 
-        It is zero for parameters that the loss does not depend on. The next call can overwrite the returned tensor.
-
-        Args:
-            loss: The loss.
-            only: The network whose parameters the gradient is taken by; it is zero for the others. None for all.
+        It is in the order of `flat`, and zero for parameters that the loss does not depend on. The next call can overwrite it.
         """
 
     def place(self, device: torch.device) -> None:

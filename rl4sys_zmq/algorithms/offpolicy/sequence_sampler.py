@@ -118,9 +118,9 @@ def sequence_outputs(network: SequenceNetwork, batch: Columns) -> Tensor:
     if _BURN_IN in batch:
         lengths = batch[_BURN_IN_LENGTHS]
         begun = lengths.nonzero().squeeze(1)
-        given = Sequences(lengths[begun].tolist(), states[begun])
+        burn_in = Sequences(lengths[begun].tolist(), states[begun])
         with torch.no_grad():
-            after = network.states(batch[_BURN_IN], given)
+            after = network.states(batch[_BURN_IN], burn_in)
         states = states.index_copy(0, begun, after[lengths[begun].cumsum(0) - 1])
     return network(batch[_FEATURES], Sequences(batch[_LENGTHS].tolist(), states))
 

@@ -47,21 +47,12 @@ class ActorCriticNetwork(Protocol):
         """Compute network `k` alone, with the arguments of a call. Return the policy's outputs, or the values ``[B, 1]``."""
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
-        """Set random initial parameters. `extras` does not change.
-
-        Args:
-            generator: The only source of random numbers.
-            output_gains: The gain of the output layer of each network.
-        """
+        """Set random initial parameters, with the gain of the output layer of each network. `extras` does not change."""
 
     def gradient(self, loss: Tensor, only: int | None = None) -> Tensor:
-        """Return the gradient of a scalar loss by all parameters, float32 ``[size]``, in the order of `flat`.
+        """Return the gradient of a scalar loss by all parameters, or by those of network `only`, float32 ``[size]``.
 
-        It is zero for parameters that the loss does not depend on. The next call can overwrite the returned tensor.
-
-        Args:
-            loss: The loss.
-            only: The network whose parameters the gradient is taken by; it is zero for the others. None for both.
+        It is in the order of `flat`, and zero for parameters that the loss does not depend on. The next call can overwrite it.
         """
 
     def change_inputs(self, mean: Tensor, scale: Tensor, new_mean: Tensor, new_scale: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ ADAM_BETAS, RMS_PROP_BETAS = (0.9, 0.999), (0.0, 0.99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCompletionRule:
-    """The lowest number of steps or of ended trajectories that completes a batch; its last step may have to end a trajectory."""
+    """The lowest number of steps or of ended trajectories that completes a batch. Its last step may have to end one."""
 
     steps: int | None = None
     trajectories: int | None = None

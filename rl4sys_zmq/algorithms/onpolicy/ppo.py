@@ -77,20 +77,9 @@ class TrainingTensors:
             order, sizes, weights = torch.cat(parts), [len(part) for part in parts], [share.weight for share in shares]
         order = order.to(self.actions.device)
         # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
-        features, actions, log_probs, advantages, low, high, values, targets = (
-            torch.split_with_sizes(column.index_select(0, order), sizes)
-            for column in (
-                self.features, self.actions, self.log_probs, scaled.advantages, scaled.low, scaled.high,
-                self.values, self.targets,
-            )
-        )  # fmt: skip
-        forbidden = None if self.forbidden is None else torch.split_with_sizes(self.forbidden.index_select(0, order), sizes)
+        columns = {name: column.index_select(0, order).split_with_sizes(sizes) for name, column in scaled.columns().items()}
         for k, weight in enumerate(weights):
-            part = TrainingTensors(
-                features[k], actions[k], log_probs[k], advantages[k], low[k], high[k], values[k], targets[k],
-                None if forbidden is None else forbidden[k],
-            )  # fmt: skip
-            yield part, weight
+            yield TrainingTensors(**{name: parts[k] for name, parts in columns.items()}), weight
 
     def _normalised(self, parts: Sequence[slice | Tensor], clip: float) -> TrainingTensors:
         """Return the columns with the advantages of each part normalised, a part of one row excepted; ε is `clip`."""

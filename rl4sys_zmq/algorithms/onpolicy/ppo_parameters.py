@@ -175,7 +175,7 @@ class PPOParameters(PPOSetting):
         steps = self.batch().steps
         return None if steps is None else max(1, steps // self.minibatches(steps))
 
-    def readings(self) -> list[str]:
+    def rl4sys_notes(self) -> list[str]:
         """Return a line for the log for each parameter in use that comes from RL4Sys: its meaning here."""
         lines = []
         rule = self.batch()

@@ -145,7 +145,7 @@ class REINFORCEParameters(PPOSetting):
                 f"{action_space}; omit it, or correct the action space",
             )
 
-    def readings(self) -> list[str]:
+    def rl4sys_notes(self) -> list[str]:
         lines = []
         if self.steps_per_update is None and self.episodes_per_update is not None:
             lines.append(f"episodes_per_update {self.episodes_per_update} (traj_per_epoch): ended trajectories per update")
@@ -158,8 +158,8 @@ class REINFORCEParameters(PPOSetting):
 
 
 def _cartpole(pacing_lag: int, **parameters: object) -> dict[str, TaskPreset]:
-    given = {**parameters, "normalise_observations": False, "normalise_rewards": False}
-    return {"CartPole-v1": TaskPreset(given, num_envs=4, actors=2, pacing_lag=pacing_lag, target_return=475.0)}
+    settings = {**parameters, "normalise_observations": False, "normalise_rewards": False}
+    return {"CartPole-v1": TaskPreset(settings, num_envs=4, actors=2, pacing_lag=pacing_lag, target_return=475.0)}
 
 
 _A2C_CARTPOLE = {"steps_per_update": 80, "rollout_length": 10, "learning_rate": 2e-3, "gamma": 0.98}

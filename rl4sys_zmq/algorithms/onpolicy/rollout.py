@@ -1,10 +1,7 @@
-"""The batch of an on-policy update: segments joined into flat arrays, their scaled rewards, and their advantages and targets.
+"""The batch of an on-policy update: segments joined into flat arrays, their scaled rewards, advantages and value targets.
 
-Advantages need no padding and no loop over time. Their columns are flat arrays ``[T]`` with the steps of all segments in turn:
-
-- ``continues[t]``: True if step ``t + 1`` of the batch is the next step of the same episode.
-- ``values[t]``: V(s_t), the estimated value of the observation before the step.
-- ``next_values[t]``: V(s_{t+1}), that of the observation after the step; 0 if the episode terminated.
+Advantages need no padding and no loop over time. In the flat arrays ``[T]``, ``continues[t]`` is True if step ``t + 1`` of the
+batch is the next step of the same episode. ``values[t]`` is V(s_t), ``next_values[t]`` is V(s_{t+1}), or 0 at a terminal state.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ __all__ = [
     "parameter_error",
     "parameter_table",
     "read_parameters",
-    "readings",
+    "rl4sys_notes",
     "with_settings",
 ]
 
@@ -156,10 +156,10 @@ def with_settings(**settings: object) -> Callable[[type[T]], type[T]]:
     return declare
 
 
-def readings(parameters: object) -> list[str]:
+def rl4sys_notes(parameters: object) -> list[str]:
     """Return lines for the log that explain what parameters with names from other projects mean here."""
-    found: list[str] = getattr(parameters, "readings", list)()
-    return found
+    notes: list[str] = getattr(parameters, "rl4sys_notes", list)()
+    return notes
 
 
 def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], str]]:
@@ -229,10 +229,10 @@ class Staleness:
     """The age of the data that an algorithm can learn from, and the way in which it corrects for the age.
 
     Attributes:
-        max_policy_lag: The default of the option ``max_policy_lag``: the largest number of versions by which data can be behind;
-            None for no limit. It equals `Algorithm.max_policy_lag`.
+        max_policy_lag: The default of the option: the largest number of versions by which data can be behind; None for no limit.
+            It equals `Algorithm.max_policy_lag`.
         correction: The correction for data within this limit, as a phrase for people.
-        pacing_lag: The default of the option ``pacing_lag``, in batches; None for the default of the algorithm's kind.
+        pacing_lag: The default of the option, in batches; None for the default of the algorithm's kind.
     """
 
     max_policy_lag: int | None
@@ -305,8 +305,8 @@ class AlgorithmEntry:
     @property
     def network_forms(self) -> tuple[str, ...]:
         """The forms of networks that the algorithm trains (`NetworkEntry.serves`)."""
-        found: tuple[str, ...] = getattr(self.parameters, "network_forms", (self.kind,) if self.kind else ())
-        return found
+        forms: tuple[str, ...] = getattr(self.parameters, "network_forms", (self.kind,) if self.kind else ())
+        return forms
 
     def load(self) -> AlgorithmFactory:
         """Return the function or class that builds the algorithm, after its import.

@@ -149,15 +149,15 @@ def check_one_rank(kind: str, ranks: Ranks) -> None:
 
 def find_devices(name: str, count: int = 1) -> list[torch.device]:
     """Return the devices of `count` ranks: the CPU for all of them, or one GPU for each, from the option ``device``."""
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        name = "cuda" if found >= count else "cpu"
+        name = "cuda" if gpus >= count else "cpu"
     if name == "cpu":
         return [torch.device("cpu")] * count
     first = int(name.partition(":")[2] or 0)
-    if first + count > found:
+    if first + count > gpus:
         wanted = f"cuda:{first}" if count == 1 else f"cuda:{first} to cuda:{first + count - 1} for {count} ranks"
-        there = ", ".join(f"cuda:{index}" for index in range(found)) or (
+        there = ", ".join(f"cuda:{index}" for index in range(gpus)) or (
             "no GPU" if torch.version.cuda else "no GPU, because it was built without CUDA"
         )
         raise ConfigError(

@@ -83,12 +83,8 @@ def our_name(cls: type[Any], library: Library, name: str) -> str:
 def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algorithm: str) -> Values:
     """Return the parameters of an algorithm without ``like``, with our names and our meaning.
 
-    Args:
-        cls: The dataclass of the parameters. Its optional class attribute ``libraries`` has the tables.
-        given: The parameters. Without ``like`` they are returned unchanged. With it, what is not given has the library's
-            default, and our own names are accepted for what the library does not have.
-        elsewhere: Keys that are passed on unchecked.
-        algorithm: The algorithm's name, for error messages.
+    Without ``like`` they are returned unchanged. With it, what is not given has the library's default, and our own names are
+    accepted for what the library does not have. The keys in `elsewhere` are passed on unchecked.
 
     Raises:
         ConfigError: If there is no table of this library, a name is unknown, has no counterpart or contradicts one of ours, or a
@@ -113,7 +109,7 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
             problem, hint = f"{library.title} has no such parameter", "`rl4sys-learner algorithms` lists them"
             raise unknown_key(key, [*library.names, *own], SECTION, problem=problem, hint=hint)
     values = {name: default for name in library.names if (default := library.row(name).default) is not ...} | rest
-    found, chosen = dict(library.rules), set(ours)
+    converted, chosen = dict(library.rules), set(ours)
     for name in filter(values.__contains__, library.names):
         key, rule = f"{SECTION}.{name}", library.row(name).convert
         part = {our_name(cls, library, name): values[name]}
@@ -122,17 +118,16 @@ def translated(cls: type[Any], given: Values, elsewhere: Collection[str], algori
         if name in given and (both := chosen & part.keys()):
             raise ConfigError(f"{key}: it contradicts {min(both)}; give only one of them", key=key)
         chosen |= part.keys() if name in given else set()
-        found |= part
+        converted |= part
     if given.get("network") is not None:  # its options are its own
-        found = {key: value for key, value in found.items() if key not in ("hidden_sizes", "activation") or key in chosen}
-    return found | ours
+        converted = {key: value for key, value in converted.items() if key not in ("hidden_sizes", "activation") or key in chosen}
+    return converted | ours
 
 
 def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) -> list[str]:
-    """Return a line for each name that libraries use differently, if ``like`` is not given.
+    """Return a line for each name that libraries use differently; with ``like``, one if its defaults are for other actions.
 
-    If it is given, return a line if the library's defaults are for other actions. `numbers` is True if the actions have a Box,
-    False if they do not, None if they are not known.
+    `numbers` is True if the actions have a Box, False if they do not, None if they are not known.
     """
     libraries, like = libraries_of(cls), given.get(LIKE)
     if isinstance(like, str) and like in libraries:
@@ -141,8 +136,8 @@ def ambiguous_names(cls: type[Any] | None, given: Values, numbers: bool | None) 
         return [f"like: {like} has the defaults of {libraries[like].title} for other actions; give {better[0]}"] if other else []
     if like is not None or any(of.marks & given.keys() for of in libraries.values()):
         return []
-    found = {name: [(key, of.row(name)) for key, of in libraries.items() if name in of.names] for name in given}
-    said = {name: [f"like: {key}: {row.note}" for key, row in each if row.differs] for name, each in found.items()}
+    rows = {name: [(key, of.row(name)) for key, of in libraries.items() if name in of.names] for name in given}
+    said = {name: [f"like: {key}: {row.note}" for key, row in each if row.differs] for name, each in rows.items()}
     keep = f"Choose one by like, or keep the meaning here by like: {OURS}"
     return [f"{name}: {'; '.join(notes)}. {keep}" for name, notes in said.items() if notes]
 

@@ -82,10 +82,10 @@ def network_option(value: object) -> dict[str, object]:
         value = {"kind": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise InvalidValue("a kind of network such as mlp, or a mapping with the kind and its options, such as {kind: mlp}")
-    given = mapping(value)
-    entry = NETWORKS.get(str(given.pop("kind")))
-    _options(entry, given)
-    return {"kind": entry.name, **given}
+    options = mapping(value)
+    entry = NETWORKS.get(str(options.pop("kind")))
+    _options(entry, options)
+    return {"kind": entry.name, **options}
 
 
 def choose_network(

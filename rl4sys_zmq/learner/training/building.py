@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.registry import ALGORITHMS, Algorithm, FolderAlgorithm, MemoryAlgorithm, WarmStartAlgorithm
-from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag, readings
+from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag, rl4sys_notes
 from rl4sys_zmq.learner.registry.like import ambiguous_names
 from rl4sys_zmq.learner.registry.policy_checks import check_magnitudes, check_planned_size, check_policy_size
 from rl4sys_zmq.logs import get_logger
@@ -64,7 +64,7 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
         built = BuiltAlgorithm(algorithm, placed.devices, placed.group)
     for line in ambiguous_names(kind.parameters, assign.parameters, bool(action_layout(spaces[1]).numbers)):
         log.warning("client %s: %s", assign.client_id, line)
-    for line in readings(getattr(algorithm, "parameters", None)):
+    for line in rl4sys_notes(getattr(algorithm, "parameters", None)):
         log.info("client %s: %s", assign.client_id, line)
     check_policy_size(algorithm.spec(), assign.max_parameters)
     check_magnitudes(algorithm.spec(), assign.max_magnitude)

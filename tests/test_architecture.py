@@ -46,6 +46,7 @@ CORE = (
         "memory_watch",
         "version",
         "limits",
+        "interfaces",
     ),
     ("values",),
     ("config", "wire", "weights"),

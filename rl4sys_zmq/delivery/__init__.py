@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rl4sys_zmq.delivery.intake import ReplayPart, SubmitResult, replay_entry, take_submit
     from rl4sys_zmq.delivery.journal import (
         ClientRow,
-        Journal,
         JournalContent,
         JournalEntry,
         JournalHealth,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from rl4sys_zmq.delivery.stream import Key, SegmentStream
     from rl4sys_zmq.delivery.table import OpenedSession, StreamTable
     from rl4sys_zmq.delivery.transit import DataAmount, LearnerThreadBacklog
+    from rl4sys_zmq.interfaces import Journal
 
 __all__ = [
     "FIELD_RATE",

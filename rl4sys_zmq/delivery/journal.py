@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rl4sys_zmq.wire.messages import Frame
 
@@ -109,87 +109,6 @@ class JournalHealth:
     lost: int = 0
     # number of times that the journal's file was deleted or replaced, and was written again from the open file
     rescued: int = 0
-
-
-class Journal(Protocol):
-    """The seam of a journal.
-
-    One thread makes all calls except `stop` and `join`, and none of these calls waits for a disk. Operations take effect in
-    the order of their calls.
-
-    Attributes:
-        journal_id: A random number that identifies this journal, from 1 to 2^63 - 1. Sequence numbers can be compared only if
-            they were recorded with the same `journal_id`.
-        durable: True if the journal survives a restart of the learner.
-    """
-
-    journal_id: int
-    durable: bool
-
-    def append(self, batch: Sequence[JournalEntry]) -> None:
-        """Append entries. Each also advances the sequence number and the totals of its stream and of its client."""
-
-    def committed(self) -> list[JournalEntry | JournalPage]:
-        """Return the entries that were committed, and so are durable, and the pages that were read, since the last call, in
-        order.
-        """
-
-    def put_client(self, row: ClientRow) -> None:
-        """Add the record of a client, or change the settings and the generation of a known one. Its totals stay the same."""
-
-    def put_stream(self, row: StreamRow) -> None:
-        """Add the record of a stream, or update it after the actor opened a session. Sequence numbers never decrease."""
-
-    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream and its entries. The totals of the client stay the same.
-
-        With `expires`, `ClientRow.expired` is raised to `origin`, so that the learner later knows that this stream was
-        discarded.
-        """
-
-    def drop_client(self, client_id: str) -> None:
-        """Remove all data of a client: its record, its streams and its entries."""
-
-    def drop_entries(self, client_id: str) -> None:
-        """Remove all entries of a client that were appended before this call. Its totals and sequence numbers stay the same."""
-
-    def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Release the streams of an actor that an operator dropped: set `incarnation` to 0, and clear `owner` and `spooled`.
-
-        After that, the streams can be discarded, and any later start can use the actor's id.
-        """
-
-    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count `count` segments as accepted that an earlier journal acknowledged and that this one lacks, and put the stream."""
-
-    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
-        """Remove entries that are no longer needed, for example because a checkpoint covers their segments.
-
-        `marks` maps the (actor_id, origin) of a stream to a sequence number. An entry goes if all of its segments are below
-        it.
-        """
-
-    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Request a page of a client's entries, to train on their segments again. `committed` returns the `JournalPage` later.
-
-        Args:
-            client_id: The id of the client.
-            token: A number to recognize the page by.
-            after_row: The row number after which the page begins: 0, or `last_row` of the page before.
-            max_bytes: The largest size of the page. A page has at least one entry, whatever its size.
-        """
-
-    def state(self) -> JournalHealth:
-        """Return a report of the journal's condition."""
-
-    def queued(self, client_id: str) -> int:
-        """Return the number of a client's operations that are not done. At 0, all entries of the client are committed."""
-
-    def stop(self) -> None:
-        """Make the journal end after one attempt to commit all queued operations."""
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the journal to end. Return False if it has not ended after `timeout_s` seconds."""
 
 
 def new_journal_id() -> int:

@@ -13,7 +13,8 @@ A policy is immutable, so threads can share it. They must not share a `RandomSou
 policy object with a new buffer.
 """
 
-from rl4sys_zmq.policies.base import Act, Action, AssessingPolicy, Policy, PolicyFactory, bind
+from rl4sys_zmq.interfaces import Policy
+from rl4sys_zmq.policies.base import Act, Action, AssessingPolicy, PolicyFactory, bind
 from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy, local_only_reason
 from rl4sys_zmq.policies.folder import PolicyOrigin, StoredPolicy, read_policy
 from rl4sys_zmq.policies.off_policy import OffPolicyValue, off_policy_value

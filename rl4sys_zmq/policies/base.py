@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.policies.sampler import RandomSource
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.trees import Tree
@@ -21,70 +21,6 @@ Act = Callable[[NDArray[Any], NDArray[Any] | None], tuple[Action, Action, float]
 
 It returns the raw action (trained on), the action for the environment, and the raw action's log-probability.
 """
-
-
-class Policy(Protocol):
-    """The interface of a policy: an object with fixed weights that chooses actions for observations.
-
-    It is immutable, so threads can share it, each with its own `RandomSource`. A policy can also have a method
-    ``bind(rng, explore) -> Act``, which returns a faster form of `act` for one thread. That form can use buffers, because no
-    other thread calls it. `AssessingPolicy` is a further optional method.
-    """
-
-    @property
-    def snapshot(self) -> PolicySnapshot:
-        """The weights of this version. The policy can use views of their buffer."""
-
-    @property
-    def generation(self) -> int:
-        """The generation of the weights: the number of the learner thread that published them. Later threads have higher ones."""
-
-    @property
-    def version(self) -> int:
-        """The version of the weights: the number of the publication. Generation and version together identify the weights."""
-
-    def act(
-        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[Action, Action, float]:
-        """Choose one action.
-
-        Args:
-            observation: ``[*obs]``, finite, of the space's shape. The policy casts it to float32. If the space is a Dict or
-                Tuple: a tree of such arrays with the dtypes of their spaces.
-            mask: ``[n]`` for ``n`` discrete actions, bool or 0/1, nonzero where an action is allowed. None allows all actions.
-                Continuous policies ignore the mask.
-            rng: The source of random numbers.
-            explore: True to sample an action, False for the most probable action.
-
-        Returns:
-            Three values:
-
-            - The raw action, which is trained on: an int64 scalar with the space's `start` added, or float32 ``[*shape]``.
-            - The action for the environment: the same scalar, or an array of the space's dtype within the bounds of the space.
-            - The log-probability of the raw action. NaN means that the policy cannot choose: the agent then goes back to the
-              version before.
-
-        Raises:
-            MaskError: If `mask` forbids every action.
-        """
-
-    def act_batch(
-        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
-    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-        """Choose ``N`` actions with one forward pass.
-
-        Args:
-            observations: ``[N, *obs]``, or a tree of such arrays.
-            masks: ``[N, n]`` or None, as in `act`.
-            rng: The source of random numbers. The random draws differ from those of ``N`` calls of `act`.
-            explore: As in `act`.
-
-        Returns:
-            Raw actions ``[N, *act]``, environment actions ``[N, *act]``, log-probabilities float32 ``[N]``.
-
-        Raises:
-            MaskError: If a row of `masks` forbids every action.
-        """
 
 
 @runtime_checkable

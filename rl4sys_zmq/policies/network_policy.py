@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.policies.action_heads import ActionHead, CategoricalHead, action_head
-from rl4sys_zmq.policies.base import Act, Action, Policy
+from rl4sys_zmq.policies.base import Act, Action
 from rl4sys_zmq.policies.bounded import DeterministicHead, SquashedGaussianHead
 from rl4sys_zmq.policies.epsilon_greedy import EpsilonGreedyHead
 from rl4sys_zmq.policies.head_parameters import HeadParameters

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.policies.base import Policy
+from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.policies.graphs.model import OnnxValue
 from rl4sys_zmq.policies.graphs.session import OnnxNetwork, load_session, observation_inputs
 from rl4sys_zmq.policies.head_parameters import HeadParameters

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import cast, overload
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.interfaces import Policy
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import Registry, load_object
-from rl4sys_zmq.policies.base import Policy, PolicyFactory
+from rl4sys_zmq.policies.base import PolicyFactory
 from rl4sys_zmq.policies.column_policy import ExtraColumnPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.values.arrays import without_float_errors

@@ -14,42 +14,15 @@ from typing import Protocol, Self, cast
 import zmq
 
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult
-from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller
 from rl4sys_zmq.transports.sockets import Socket
 
 Keys = tuple[str, str, str]
 """The CURVE keys of a connecting socket as Z85 text: own public key, own secret key, and the learner's public key."""
-
-
-class ConnectingSocket(Protocol):
-    """A connecting socket, in this process or in a sidecar. The methods behave as those of `Socket`."""
-
-    def send(self, frames: Frames) -> SendResult:
-        """Queue one message, as a whole or not at all, without blocking."""
-
-    def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Receive one message without blocking. Return None if no message is waiting."""
-
-    def subscribe(self, prefix: bytes) -> None:
-        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
-
-    def unsubscribe(self, prefix: bytes) -> None:
-        """Cancel one earlier `subscribe` of the same prefix. The prefix stays subscribed if it was subscribed several times."""
-
-    def events(self) -> list[MonitorEvent]:
-        """Return the events of a DEALER's connection since the last call; an empty list if a sidecar holds the socket."""
-
-    def close(self) -> None:
-        """Close the socket. Messages that are still queued are discarded."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
 class SocketPoller(Protocol):

@@ -9,12 +9,12 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rl4sys_zmq.errors import Closed, ProtocolError, RefusalReason, TransportError
+from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.liveness import PING_S
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MonitorEvent
-from rl4sys_zmq.transports.network import ConnectingSocket
 from rl4sys_zmq.transports.poller import HasFileno
 from rl4sys_zmq.transports.sidecar_pipe import (
     MAX_MESSAGE_BYTES,

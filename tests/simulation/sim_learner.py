@@ -36,8 +36,8 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.delivery.journal_rows import CountSegmentsLostByJournal, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
+from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
-from rl4sys_zmq.learner.engines.base import LearnerThreadHandle
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core import LearnerCore

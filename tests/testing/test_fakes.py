@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm import Algorithm
+from rl4sys_zmq.interfaces import Algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, fake_spec, fake_weights
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rl4sys_zmq.config import RelayAddress
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.limits import RELAY_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import (
     FOLLOW_S,
@@ -22,7 +23,7 @@ from rl4sys_zmq.liveness import (
     jittered,
 )
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address
-from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
+from rl4sys_zmq.transports.network import Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import FetchWeights, FollowWeights, Message, WeightsSource
 

@@ -34,6 +34,7 @@ from rl4sys_zmq.delivery import (
     StreamRestarted,
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, LearnerUnavailable, ProtocolError, RefusalReason, RL4SysError
+from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import IO_RESTART, SILENCE_S
 from rl4sys_zmq.logs import get_logger
@@ -41,7 +42,7 @@ from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.greeting import explain_silence
-from rl4sys_zmq.transports.network import ConnectingSocket, Keys, LocalSocketFactory, SocketFactory, SocketPoller
+from rl4sys_zmq.transports.network import Keys, LocalSocketFactory, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome

@@ -27,6 +27,7 @@ from rl4sys_zmq.errors import (
     TransportError,
     WeightsError,
 )
+from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.liveness import (
     BEACON_TOPIC,
     FETCH_RETRY_S,
@@ -39,7 +40,7 @@ from rl4sys_zmq.liveness import (
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.policies import Policy, RandomSource, build_policy, local_only_reason, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
-from rl4sys_zmq.transports.network import ConnectingSocket, Keys, SocketFactory, SocketPoller
+from rl4sys_zmq.transports.network import Keys, SocketFactory, SocketPoller
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import TAG_KEY_BYTES, TRAILER_BYTES, WeightsHeader, apply_update, is_tag_of
 from rl4sys_zmq.wire import decode, spec_from_document

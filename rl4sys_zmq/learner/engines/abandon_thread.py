@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner.engines.base import LearnerThreadHandle
+from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore
 from rl4sys_zmq.resource import Worker
 

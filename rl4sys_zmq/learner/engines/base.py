@@ -6,19 +6,19 @@ and a worker exchange encoded messages only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.interfaces import Engine
 from rl4sys_zmq.names import check_name
-from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.thread_messages import AssignClient, ThreadFailed
+from rl4sys_zmq.wire.thread_messages import AssignClient
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 
-__all__ = ["Engine", "EngineEntry", "GatewayEndpoints", "LearnerThreadHandle", "WorkerAssignment"]
+__all__ = ["EngineEntry", "GatewayEndpoints", "WorkerAssignment"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,83 +63,6 @@ class GatewayEndpoints:
     up: str
     listen: Callable[[str], str]
     connect_worker: Callable[[WorkerAssignment, str, str], WorkerLink]
-
-
-class LearnerThreadHandle(Protocol):
-    """A handle to one worker: the thread or the process that trains one client.
-
-    A restart of the client creates a new one.
-    """
-
-    @property
-    def crash(self) -> str:
-        """A description of how a worker process ended by itself, without reporting an error; empty in all other cases.
-
-        A new worker can continue from the checkpoint.
-        """
-
-    @property
-    def failure(self) -> ThreadFailed | None:
-        """The error that the worker has reported at its end, if the report does not arrive as a message."""
-
-    @property
-    def silent_s(self) -> float:
-        """The time since the last sign of life of a worker process, in seconds; 0 for a thread."""
-
-    @property
-    def alive(self) -> bool:
-        """True while the thread can still train, write files or send messages."""
-
-    def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for the thread. Return False if its queue is full, or `end` was called before."""
-
-    def end(self, *, replaced: bool) -> None:
-        """Tell the thread to finish its queue and end. A second call can add ``replaced=True``.
-
-        Args:
-            replaced: True if another thread takes over the client, or the client was removed. This thread then writes no more
-                checkpoints.
-        """
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the thread. Any thread can call this.
-
-        Args:
-            timeout_s: Longest time to wait, in seconds; None for no limit.
-
-        Returns:
-            False if the learner thread is still alive after that time, else True.
-        """
-
-    def abort(self) -> bool:
-        """End the worker by force if it is a process. Return True if it has ended. Any thread can call this."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return the part of the learner's status about this worker, as JSON: ``engine``, and for a process ``pid``."""
-
-
-class Engine(Protocol):
-    """A way to run workers, such as threads or processes. Only the gateway thread (the learner's network thread) uses it."""
-
-    def start(self, assignment: WorkerAssignment) -> LearnerThreadHandle:
-        """Start a worker that trains one client, without waiting for it.
-
-        Raises:
-            TransportError: If a socket cannot be bound, or no thread or process can be started. The gateway takes any other
-                exception, except a ConfigError, as this one. The client then gets another worker after a pause, or fails after
-                several attempts.
-        """
-
-    def wait_ready(self) -> None:
-        """Wait until workers can be started. `Learner.start` calls this in its thread, while the gateway thread runs.
-
-        Raises:
-            ConfigError: If what the configuration asks for is impossible.
-            TransportError: If what runs the workers cannot be reached.
-        """
-
-    def close(self) -> None:
-        """Release what the engine itself holds, such as a folder. Call this after the end of all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from rl4sys_zmq.delivery import (
     stall_reason,
 )
 from rl4sys_zmq.delivery.weight_history import WeightHistory
+from rl4sys_zmq.interfaces import LearnerThreadHandle
 from rl4sys_zmq.learner.alarms import Alarms
-from rl4sys_zmq.learner.engines.base import LearnerThreadHandle
 from rl4sys_zmq.learner.gateway.admission import ClientSettings
 from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown

@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import STALL_S, Journal, JournalEntry, JournalPage
 from rl4sys_zmq.errors import restart_command
+from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
-from rl4sys_zmq.learner.run.recorder import EventSink
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.thread_messages import CheckpointResult, SaveCheckpoint, StreamEnded

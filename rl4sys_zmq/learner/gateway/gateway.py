@@ -22,8 +22,9 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.delivery.weight_history import WeightHistory
 from rl4sys_zmq.errors import Closed, RL4SysError, TransportError
+from rl4sys_zmq.interfaces import Engine, EventSink, LearnerThreadHandle
 from rl4sys_zmq.learner.engines.abandon_thread import AbandonCheckpointsThread
-from rl4sys_zmq.learner.engines.base import Engine, GatewayEndpoints, LearnerThreadHandle, WorkerAssignment
+from rl4sys_zmq.learner.engines.base import GatewayEndpoints, WorkerAssignment
 from rl4sys_zmq.learner.engines.registry import ENGINES
 from rl4sys_zmq.learner.engines.worker_link import WorkerLinks
 from rl4sys_zmq.learner.gateway.client import LearnerThreadState
@@ -33,7 +34,6 @@ from rl4sys_zmq.learner.gateway.core_callbacks import SYSTEM_CLOCK, CoreCallback
 from rl4sys_zmq.learner.gateway.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.gateway.evaluators import PolicyEvaluators
 from rl4sys_zmq.learner.gateway.inference import InferenceService
-from rl4sys_zmq.learner.run.recorder import EventSink
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger

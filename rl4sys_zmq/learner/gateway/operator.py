@@ -20,6 +20,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
+from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core_callbacks import AbandonCheckpointsTask, CoreCallbacks
@@ -27,7 +28,6 @@ from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.gateway.static_check import require_fraction
-from rl4sys_zmq.learner.run.recorder import EventSink
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.wire.messages import OperatorCommand, OperatorCommandDone
 

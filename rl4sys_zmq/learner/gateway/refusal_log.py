@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from rl4sys_zmq.errors import RefusalReason
-from rl4sys_zmq.learner.run.recorder import EventSink
+from rl4sys_zmq.interfaces import EventSink
 from rl4sys_zmq.logs import get_logger, printable
 from rl4sys_zmq.wire.messages import Hello
 

@@ -3,8 +3,8 @@
 `networks` has the same for kinds of networks; `like` the names and meanings of other libraries' parameters.
 """
 
+from rl4sys_zmq.interfaces import Algorithm
 from rl4sys_zmq.learner.registry.algorithm import (
-    Algorithm,
     CloneOptions,
     CloningAlgorithm,
     DemonstrationAlgorithm,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, runtime_checkable
 
 from numpy.typing import NDArray
 
-from rl4sys_zmq.values import PolicySpec, Segment
+from rl4sys_zmq.values import Segment
 
 if TYPE_CHECKING:
     from rl4sys_zmq.learner.registry.compute import Compute
@@ -39,84 +39,6 @@ class CloneOptions:
 
 PACING_LAG = {"onpolicy": 0, "offpolicy": 1}
 """The default of ``pacing_lag``, by kind of algorithm: the batches that actors can collect ahead of training."""
-
-
-@runtime_checkable
-class Algorithm(Protocol):
-    """A learning rule for one policy. It receives segments and updates the weights.
-
-    The learner thread uses an algorithm like this::
-
-        algorithm.observe(segment)               # for each segment that is fresh enough
-        while (metrics := algorithm.update()) is not None:
-            ...                                  # one update was done; the weights of every n-th are published
-
-    Attributes:
-        kind: ``"onpolicy"`` if a segment is used by the next update only; ``"offpolicy"`` if segments go into a replay. A segment
-            of an off-policy algorithm counts as trained as soon as `observe` has returned.
-        rollout_length: Largest number of steps that an actor should put into one segment.
-        publish_every_updates: Number of updates from one published version to the next, unless the configuration has another.
-        max_policy_lag: Largest number of versions by which a segment can be behind the newest one, unless the configuration has
-            another; None for no limit.
-    """
-
-    kind: ClassVar[str]
-    rollout_length: int
-    publish_every_updates: int
-    max_policy_lag: int | None
-
-    def spec(self) -> PolicySpec:
-        """Return the specification from which actors build the policy. Every call returns the same."""
-
-    def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Accept one segment for training.
-
-        Args:
-            segment: The segment. It fits the spaces, and its numbers are finite. Only an off-policy algorithm gets segments of
-                overridden actions (`Segment.source`), whose log-probabilities can be NaN or infinite.
-            correct: True if the segment is more than ``max_policy_lag`` versions old and must be corrected by importance weights.
-                This happens only with the option ``on_lag: correct``.
-        """
-
-    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Do one update if there is enough data, and return its metrics by TensorBoard tag; otherwise return None.
-
-        An on-policy update uses all segments observed since the last update.
-
-        Args:
-            partial: True if no more data will come for this batch. An on-policy algorithm then trains on the data that it has,
-                even a single step, and returns None only without any. An off-policy algorithm ignores it. The learner thread
-                passes this argument only if it is True.
-        """
-
-    def demand(self) -> int:
-        """Return how many more environment steps, at least 0, the algorithm can use before its next policy version.
-
-        Actors are allowed to collect this many steps now.
-        """
-
-    def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Return copies of the policy's weights after the last update: the tensors of ``spec().tensors``, by name.
-
-        For a float32 tensor, any dtype that converts to float32 is accepted. All others must have the dtype of the specification.
-        """
-
-    def state(self) -> dict[str, Any]:
-        """Return copies of everything that is needed to continue exactly: tensors, optimizer, random state, replay, schedules.
-
-        A checkpoint stores the result. It can consist of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays,
-        numbers, str, bytes, bool, None and `rl4sys_zmq.replay.StatePiece`.
-
-        The learner thread can call this at any time. An on-policy algorithm returns its state after the last update, without the
-        segments that wait for the next one: after a restart, these are delivered again.
-        """
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` returned for an algorithm with the same parameters.
-
-        After this call, the same segments must lead to bit-identical weights. An on-policy algorithm discards the segments that
-        wait for its next update.
-        """
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import overload
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.registry.algorithm import Algorithm
+from rl4sys_zmq.interfaces import Algorithm
 from rl4sys_zmq.learner.registry.algorithm_entry import AlgorithmEntry, AlgorithmFactory
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.plugins import Registry

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RunDirectoryError
@@ -153,22 +153,6 @@ def log_event(name: str, fields: Mapping[str, Any]) -> None:
     """Log an event with `logging`, except the events in `LOGGED_BY_CALLER`, which the caller itself logs as a sentence."""
     if name not in LOGGED_BY_CALLER:
         log.info("%s %s", name, dict(fields))
-
-
-class EventSink(Protocol):
-    """The interface of an object that records a learner's metrics and events for people to read. No method blocks."""
-
-    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Record the training metrics of a client: scalars by name, and ended episodes."""
-
-    def event(self, name: str, **fields: Any) -> None:
-        """Record an event, such as the start of the learner. The fields are JSON values."""
-
-    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Record a quarantined segment: accepted by the learner, but unfit for training."""
-
-    def forget(self, client_id: str) -> None:
-        """Release what is kept for a client that has been removed, such as open files."""
 
 
 class NullEventSink:

@@ -1,0 +1,273 @@
+"""The seams of the library. Each class is the only definition of its term; mypy checks those who implement it against it.
+
+An actor asks a `Policy` for actions and sends segments (`rl4sys_zmq.values.Segment`) over a `ConnectingSocket`. The gateway
+appends them to the `Journal`, acknowledges them, and sends them to the worker of their client, which an `Engine` has started.
+The worker trains an `Algorithm` and publishes its weights as versions of the policy (`rl4sys_zmq.values.PolicySnapshot`). An
+`EventSink` records metrics and events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalHealth, JournalPage, StreamRow
+    from rl4sys_zmq.learner.engines.base import WorkerAssignment
+    from rl4sys_zmq.policies.base import Action
+    from rl4sys_zmq.policies.sampler import RandomSource
+    from rl4sys_zmq.transports.frames import Frame, Frames, SendResult
+    from rl4sys_zmq.transports.monitor import MonitorEvent
+    from rl4sys_zmq.values import PolicySnapshot, PolicySpec, Segment
+    from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, ThreadFailed, TrainingMetrics
+
+__all__ = ["Algorithm", "ConnectingSocket", "Engine", "EventSink", "Journal", "LearnerThreadHandle", "Policy"]
+
+
+class Policy(Protocol):
+    """An object with fixed weights that chooses actions for observations.
+
+    Threads share it, each with its own `RandomSource`. Optional: ``bind(rng, explore) -> Act``, a faster form of `act` for one
+    thread, and the methods of `rl4sys_zmq.policies.AssessingPolicy` and `ExtraColumnPolicy`.
+    """
+
+    @property
+    def snapshot(self) -> PolicySnapshot:
+        """The weights of this version. The policy can use views of their buffer."""
+
+    @property
+    def generation(self) -> int:
+        """The number of the worker that published the weights. Later workers have higher ones."""
+
+    @property
+    def version(self) -> int:
+        """The number of the publication within the generation."""
+
+    def act(
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Choose one action.
+
+        Args:
+            observation: ``[*obs]``, finite, or a tree of such arrays; the policy casts it to float32.
+            mask: ``[n]`` for ``n`` discrete actions, nonzero where one is allowed; None allows all.
+            rng: The source of random numbers.
+            explore: True to sample, False for the most probable action.
+
+        Returns:
+            The raw action, which is trained on (an int64 scalar with the space's `start` added, or float32 ``[*shape]``); the
+            action for the environment, within its bounds and in its dtype; and the log-probability of the raw action. NaN: the
+            policy cannot choose, and the agent goes back to the version before.
+
+        Raises:
+            MaskError: If `mask` forbids every action.
+        """
+
+    def act_batch(
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: RandomSource, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """Choose ``N`` actions with one forward pass: as `act`, with ``N`` in front of each shape, and other random draws."""
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """A learning rule for one policy. The learner thread calls `observe` with each fresh segment, then `update` until it is None.
+
+    `rl4sys_zmq.algorithms` has the optional methods, such as those of `UndoableAlgorithm`.
+
+    Attributes:
+        kind: ``"onpolicy"`` if the next update only uses a segment; ``"offpolicy"`` if it goes into a replay and so is trained.
+        rollout_length: Largest number of steps that an actor should put into one segment.
+        publish_every_updates: Number of updates between published versions. The configuration can override this and the next.
+        max_policy_lag: Largest number of versions by which a segment can be behind the newest one; None for no limit.
+    """
+
+    kind: ClassVar[str]
+    rollout_length: int
+    publish_every_updates: int
+    max_policy_lag: int | None
+
+    def spec(self) -> PolicySpec:
+        """Return the specification from which actors build the policy. Every call returns the same."""
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Accept one segment for training. It fits the spaces, and its numbers are finite.
+
+        Log-probabilities of overridden actions (`Segment.source`, off-policy algorithms only) can be NaN or infinite. `correct`:
+        the segment is older than ``max_policy_lag`` and is corrected by importance weights (the option ``on_lag: correct``).
+        """
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        """Do one update if there is enough data, and return its metrics by TensorBoard tag; otherwise return None.
+
+        `partial`: no more data will come for this batch, so an on-policy algorithm trains on what it has, if that is a step.
+        """
+
+    def demand(self) -> int:
+        """Return how many more steps, at least 0, actors may collect now for the next policy version."""
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the policy's weights: the tensors of ``spec().tensors``, by name, each in its dtype."""
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of everything that is needed to continue exactly: tensors, optimizer, random state, replay, schedules.
+
+        It can have dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays, numbers, str, bytes, bool, None and
+        `rl4sys_zmq.replay.StatePiece`. Segments that wait for an on-policy update are not in it: they are delivered again.
+        """
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of equal parameters, and drop waiting segments. The same segments then give bit-identical weights."""
+
+
+class Engine(Protocol):
+    """A way to run workers, such as threads or processes. Only the gateway thread uses it."""
+
+    def start(self, assignment: WorkerAssignment) -> LearnerThreadHandle:
+        """Start the worker of one client, without waiting for it. TransportError: the gateway tries again after a pause."""
+
+    def wait_ready(self) -> None:
+        """Wait, in the thread of `Learner.start`, until workers can be started. ConfigError or TransportError: they cannot."""
+
+    def close(self) -> None:
+        """Release what the engine itself holds, such as a folder. Call this after the end of all workers."""
+
+
+class LearnerThreadHandle(Protocol):
+    """The gateway's handle to one worker, which trains one client. A restart of the client creates a new one."""
+
+    @property
+    def crash(self) -> str:
+        """How a worker process ended by itself, without reporting an error; else empty. A new worker can continue."""
+
+    @property
+    def failure(self) -> ThreadFailed | None:
+        """The error that the worker has reported at its end, if the report does not arrive as a message."""
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the last sign of life of a worker process, in seconds; 0 for a thread."""
+
+    @property
+    def alive(self) -> bool:
+        """True while the worker can still train, write files or send messages."""
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the worker. Return False if its queue is full, or `end` was called before."""
+
+    def end(self, *, replaced: bool) -> None:
+        """Tell the worker to finish its queue and end. With `replaced`, also in a second call, it writes no more checkpoints."""
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, in any thread. Return False if the worker is still alive after `timeout_s` seconds."""
+
+    def abort(self) -> bool:
+        """End the worker by force if it is a process, in any thread. Return True if it has ended."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the part of the learner's status about this worker, as JSON: ``engine``, and for a process ``pid``."""
+
+
+class Journal(Protocol):
+    """The record of accepted segments. What it has committed, the learner acknowledges.
+
+    One thread makes all calls except `stop` and `join`, and none waits for a disk. They take effect in their order.
+
+    Attributes:
+        journal_id: From 1 to 2^63 - 1. Sequence numbers of two journals cannot be compared.
+        durable: True if the journal survives a restart of the learner.
+    """
+
+    journal_id: int
+    durable: bool
+
+    def append(self, batch: Sequence[JournalEntry]) -> None:
+        """Append entries. Each also advances the sequence number and the totals of its stream and of its client."""
+
+    def committed(self) -> list[JournalEntry | JournalPage]:
+        """Return, in order, the entries that became durable and the pages that were read since the last call."""
+
+    def put_client(self, row: ClientRow) -> None:
+        """Add the record of a client, or change the settings and the generation of a known one. Its totals stay the same."""
+
+    def put_stream(self, row: StreamRow) -> None:
+        """Add the record of a stream, or update it after the actor opened a session. Sequence numbers never decrease."""
+
+    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
+        """Remove a stream and its entries, not from the totals. With `expires`, raise `ClientRow.expired` to `origin`."""
+
+    def drop_client(self, client_id: str) -> None:
+        """Remove all data of a client: its record, its streams and its entries."""
+
+    def drop_entries(self, client_id: str) -> None:
+        """Remove all entries of a client that were appended before this call. Totals and sequence numbers stay the same."""
+
+    def retire_actor(self, client_id: str, actor_id: str) -> None:
+        """Release the streams of an actor that an operator dropped: any later start can use the actor's id."""
+
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
+        """Count segments as accepted that an earlier journal acknowledged and that this one lacks, and put the stream."""
+
+    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
+        """Remove the entries whose segments are all below the mark of their stream, by (actor_id, origin)."""
+
+    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
+        """Request the page of a client's entries after a row; `committed` returns it with `token`. It has at least one entry."""
+
+    def state(self) -> JournalHealth:
+        """Return a report of the journal's condition."""
+
+    def queued(self, client_id: str) -> int:
+        """Return the number of a client's operations that are not done. At 0, all its entries are committed."""
+
+    def stop(self) -> None:
+        """Make the journal end after one attempt to commit all queued operations."""
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the journal to end. Return False if it has not ended after `timeout_s` seconds."""
+
+
+class ConnectingSocket(Protocol):
+    """A socket of an actor, in this process or in a sidecar: frames go through it, no messages and no arrays."""
+
+    def send(self, frames: Frames) -> SendResult:
+        """Queue one message, as a whole or not at all, without blocking."""
+
+    def recv(self, max_frames: int = ...) -> list[Frame] | None:
+        """Receive one message without blocking. Return None if no message is waiting."""
+
+    def subscribe(self, prefix: bytes) -> None:
+        """Subscribe to all messages whose first frame starts with `prefix`. Only for a SUB socket."""
+
+    def unsubscribe(self, prefix: bytes) -> None:
+        """Cancel one earlier `subscribe` of the same prefix."""
+
+    def events(self) -> list[MonitorEvent]:
+        """Return the events of a DEALER's connection since the last call; empty if a sidecar holds the socket."""
+
+    def close(self) -> None:
+        """Close the socket. Messages that are still queued are discarded."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class EventSink(Protocol):
+    """A record of metrics and events for people to read. No method blocks."""
+
+    def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
+        """Record the training metrics of a client: scalars by name, and ended episodes."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Record an event, such as the start of the learner. The fields are JSON values."""
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        """Record a quarantined segment."""
+
+    def forget(self, client_id: str) -> None:
+        """Release what is kept for a client that has been removed, such as open files."""

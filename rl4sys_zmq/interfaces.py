@@ -142,7 +142,7 @@ class LearnerThreadHandle(Protocol):
 
     @property
     def crash(self) -> str:
-        """How a worker process ended by itself, without reporting an error; else empty. A new worker can continue."""
+        """The way in which a worker process ended by itself, without reporting an error; else empty."""
 
     @property
     def failure(self) -> ThreadFailed | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq._lazy import lazy_getattr
+from rl4sys_zmq.interfaces import Journal
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditAllocator
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from rl4sys_zmq.delivery.stream import Key, SegmentStream
     from rl4sys_zmq.delivery.table import OpenedSession, StreamTable
     from rl4sys_zmq.delivery.transit import DataAmount, LearnerThreadBacklog
-    from rl4sys_zmq.interfaces import Journal
 
 __all__ = [
     "FIELD_RATE",
@@ -95,7 +95,6 @@ __getattr__ = lazy_getattr(
         "journal": (
             "ClientRow",
             "JournalEntry",
-            "Journal",
             "JournalHealth",
             "MemoryJournal",
             "JournalPage",

@@ -88,11 +88,8 @@ def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dic
     views: dict[str, NDArray[Any]] = {}
     start = 0
     for tensor in others:
-        array = np.frombuffer(buffer, TENSOR_DTYPES[tensor.dtype], tensor.size, start) if tensor.size else _empty(tensor)
+        dtype = TENSOR_DTYPES[tensor.dtype]
+        array = np.frombuffer(buffer, dtype, tensor.size, start) if tensor.size else np.empty(0, dtype)
         views[tensor.name] = array.reshape(tensor.shape)
         start += tensor.nbytes
     return views
-
-
-def _empty(tensor: TensorSpec) -> NDArray[Any]:
-    return np.empty(0, TENSOR_DTYPES[tensor.dtype])

@@ -149,8 +149,8 @@ class SegmentBatchReader:
         if self._undecodable is None:
             if self.has_images and not has_pillow():
                 raise ProtocolError(RefusalReason.FEATURE, NEEDS_PILLOW)
-            found = ((group, group.columns[0].decode()) for group in self._groups)
-            self._undecodable = {int(group.members[place]): why for group, bad in found for place, why in bad.items()}
+            decoded = ((group, group.columns[0].decode()) for group in self._groups)
+            self._undecodable = {int(group.members[place]): why for group, bad in decoded for place, why in bad.items()}
         return self._undecodable
 
     def release_images(self) -> None:
@@ -207,15 +207,15 @@ class SegmentBatchReader:
             first_version: The first version of this generation. In segments of an earlier generation, larger versions count as
                 this version.
         """
-        found = self.heads["version"].copy()
+        lowest = self.heads["version"].copy()
         for group in self._groups:
             mixed = np.flatnonzero(self.heads["flags"][group.members] & SegmentFlag.VERSIONS)
             if len(mixed):
                 sent = group.columns[group.layout.versions].each()
                 for place in mixed.tolist():
-                    found[group.members[place]] = sent[place].min(initial=_NEVER)
-        first = np.uint64(first_version)
-        return np.where(self.heads["generation"] == generation, found, np.minimum(found, first)).astype(np.int64)
+                    lowest[group.members[place]] = sent[place].min(initial=_NEVER)
+        earlier = np.minimum(lowest, np.uint64(first_version))
+        return np.where(self.heads["generation"] == generation, lowest, earlier).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
         """Return the return and length of each episode that ends in the given segments, as a list of tuples.
@@ -307,14 +307,13 @@ class SegmentBatchReader:
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
         names = self._names(group.layout)
-        found = [(name, views) for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter]
-        if not found:
+        named = {name: views for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter}
+        if not named:
             return [NO_EXTRAS] * count
-        keys = [name for name, _ in found]
-        columns = [
-            views.each() if letter == "x" else [one.reshape(views.column.row) for one in views.each()] for _, views in found
-        ]
-        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+        columns = [views.each() for views in named.values()]
+        if letter == "i":
+            columns = [[one[0, ...] for one in each] for each in columns]
+        return [dict(zip(named, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
         """Return the policy version that chose each step's action, as one array for each segment.

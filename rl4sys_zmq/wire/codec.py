@@ -1,6 +1,6 @@
 """Encoding and decoding of messages: pure functions that check every field.
 
-`decode` reads the messages of actors, relays and operators. `rl4sys_zmq.wire.thread_codec` reads those between the threads of a
+`decode` reads the messages of actors, relays and operators. `rl4sys_zmq.wire.thread_messages` reads those between the threads of a
 learner, so that an actor does not import them.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
-from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, Prefix
+from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_header
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
     seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
     size = sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in body)
-    prefix = Prefix(message.KIND, len(body), len(packed), size, seq, count)
+    prefix = pack_prefix(message.KIND, len(body), len(packed), size, seq, count)
     digests = message.digests if isinstance(message, Submit) else ()
-    return [prefix.join(packed, body, digests), *body]
+    return [seal(prefix, packed, body, digests), *body]
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
@@ -135,18 +135,18 @@ def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: 
     total = sum(len(f) for f in frames)
     if total > max_bytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
-    prefix = Prefix.unpack(frames, verify=verify)
-    cls = kinds.get(prefix.kind)
+    kind, _, _, _, seq, count, _, minor = read_prefix(frames, verify=verify)
+    cls = kinds.get(kind)
     if cls is None:
-        raise ProtocolError(RefusalReason.KIND, f"message kind {prefix.kind} is unknown")
+        raise ProtocolError(RefusalReason.KIND, f"message kind {kind} is unknown")
     shape = _fields_of(cls)
     if not shape.body and len(frames) > 1:
         raise ProtocolError(RefusalReason.FRAMES, f"{cls.__name__} has no body, but {len(frames) - 1} body frames were received")
-    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), prefix.minor)
+    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), minor)
     if shape.sequenced:
-        if prefix.seq > MAX_COUNT:
-            raise ProtocolError(RefusalReason.RANGE, f"sequence number {prefix.seq}; the limit is {MAX_COUNT}")
-        values.update(first_seq=prefix.seq, count=prefix.count)
+        if seq > MAX_COUNT:
+            raise ProtocolError(RefusalReason.RANGE, f"sequence number {seq}; the limit is {MAX_COUNT}")
+        values.update(first_seq=seq, count=count)
     if shape.body:
         values["body"] = tuple(frames[1:])
     return cls(**values)

@@ -16,7 +16,7 @@ requests images.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,20 +165,16 @@ def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
     """
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")
-    found = list(_triples(numbers))
-    if sum(coded for coded, _, _ in found) != size:
+    sections = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
+    if sum(coded for coded, _, _ in sections) != size:
         raise ProtocolError(RefusalReason.MALFORMED, f"codings {numbers!r:.80} do not add up to their frame of {size} bytes")
-    for coded, plain, itemsize in found:
-        alone = itemsize in _FORMATS and len(found) == 1
+    for coded, plain, itemsize in sections:
+        alone = itemsize in _FORMATS and len(sections) == 1
         if (itemsize not in _SIZES and not alone) if itemsize else coded != plain:
             raise ProtocolError(
                 RefusalReason.MALFORMED, f"invalid section: {coded} coded bytes, {plain} plain, elements of {itemsize}"
             )
-    return found
-
-
-def _triples(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
-    return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    return sections
 
 
 def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFrame:

@@ -44,16 +44,16 @@ class ColumnView:
 
     def decode(self) -> dict[int, str]:
         """Decode the image files of all segments. Their pixels become rows of the column, in `large`."""
-        out = {}
+        undecodable = {}
         for place, images in self.coded.items():
             try:
                 pixels = images.decode(self.column.row, self.column.row_bytes)
             except BadImage as exc:
-                out[place] = str(exc)
+                undecodable[place] = str(exc)
                 pixels = np.zeros((len(images) // self.column.row_bytes, *self.column.row), np.uint8)
             pixels.flags.writeable = False
             self.large[place] = pixels
-        return out
+        return undecodable
 
     def each(self) -> list[NDArray[Any]]:
         """Return one array for each segment: its rows of this column."""
@@ -159,7 +159,7 @@ class ColumnReader:
         The keys are pairs of a segment's index in the message and a column's index in its layout. The values are indices of
         frames. The order of the frames is segment by segment, and within a segment in the order of the columns.
         """
-        found = []
+        keys = []
         for layout, places, rows in zip(layouts, members, sized, strict=True):
             for position, column in enumerate(layout.columns):
                 counted = rows[_COUNTED[column.letter]]
@@ -170,8 +170,8 @@ class ColumnReader:
                     )
                 if most >= LARGE_BYTES:
                     large = places[counted.each * column.row_bytes >= LARGE_BYTES]
-                    found += [(place, position) for place in large.tolist()]
-        return {key: n for n, key in enumerate(sorted(found))}
+                    keys += [(place, position) for place in large.tolist()]
+        return {key: n for n, key in enumerate(sorted(keys))}
 
     def _column(self, position: int, layout: SegmentLayout, rows: SegmentRowCounts, members: NDArray[np.int64]) -> ColumnView:
         column = layout.columns[position]
@@ -182,7 +182,7 @@ class ColumnReader:
             small = rows.each.copy()
             for place in np.flatnonzero(small * column.row_bytes >= LARGE_BYTES).tolist():
                 index = self._frames[int(members[place]), position]
-                frame = self._take(index, int(small[place]) * column.row_bytes, column, layout.leaves == 1)
+                frame = self._large_frame(index, int(small[place]) * column.row_bytes, column, layout.leaves == 1)
                 if isinstance(frame, EncodedImages):
                     coded[place] = frame
                 else:
@@ -197,7 +197,7 @@ class ColumnReader:
         self._at += size + (-size % ALIGN)
         return ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
-    def _take(self, index: int, size: int, column: ColumnLayout, single: bool) -> BodyFrame:
+    def _large_frame(self, index: int, size: int, column: ColumnLayout, single: bool) -> BodyFrame:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
             raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")

@@ -86,11 +86,6 @@ class SegmentLayout:
     source: str = ""
 
     @property
-    def column_text(self) -> str:
-        """The text without the source."""
-        return self.text.partition(" @")[0]
-
-    @property
     def versions(self) -> int:
         """The index of the column with the policy versions."""
         return self.leaves + self.actions + 2
@@ -115,8 +110,8 @@ def parse_layout(text: str) -> SegmentLayout:
     columns, mark, source = text.partition(" @")
     if mark and not is_source(source):
         raise ProtocolError(RefusalReason.MALFORMED, f"the source of overridden actions is {source!r:.60}; {SOURCE_RULE}")
-    found = [_COLUMN.fullmatch(part) for part in columns.split(" ")]
-    letters = "".join(match[1] if match else "?" for match in found)
+    matches = [_COLUMN.fullmatch(part) for part in columns.split(" ")]
+    letters = "".join(match[1] if match else "?" for match in matches)
     leaves, standard = letters.find("a"), letters.find("v") + 1 + ("m" in letters)
     actions = letters.find("r") - leaves
     if _ORDER.fullmatch(letters) is None or max(leaves, actions) > MAX_LEAVES or len(letters) > standard + MAX_COLUMNS:
@@ -124,7 +119,7 @@ def parse_layout(text: str) -> SegmentLayout:
             f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o and as many a, and at most {MAX_COLUMNS} extra columns"
         )
         raise ProtocolError(RefusalReason.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
-    described = tuple(_column(match) for match in found if match)
+    described = tuple(_column(match) for match in matches if match)
     return SegmentLayout(text, described, leaves, actions, "m" in letters, standard, source)
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import xxhash
 
@@ -43,38 +42,6 @@ _FIELDS = struct.Struct("<4s4B2I2Q2I")
 _CHECKSUM = struct.Struct("<Q")
 
 Frame = bytes | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """The 48-byte prefix of every message, as numbers: kind, lengths, first sequence number, count and flags.
-
-    The table in this module's docstring describes the fields.
-    """
-
-    kind: int
-    frames: int
-    header_bytes: int
-    body_bytes: int
-    seq: int = 0
-    count: int = 0
-    flags: int = 0
-    minor: int = MINOR
-
-    def pack(self) -> bytes:
-        """Return the first 40 bytes of the prefix, which are all except the checksum."""
-        return pack_prefix(
-            self.kind, self.frames, self.header_bytes, self.body_bytes, self.seq, self.count, self.flags, self.minor
-        )
-
-    @staticmethod
-    def unpack(frames: Sequence[Frame], *, verify: bool = True) -> Prefix:
-        """Return the prefix of a message, after checks of magic, version, flags, lengths and, with `verify`, the checksum."""
-        return Prefix(*read_prefix(frames, verify=verify))
-
-    def join(self, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-        """Return the whole first frame: 40 bytes of prefix, checksum, header."""
-        return seal(self.pack(), header, body, digests)
 
 
 def pack_prefix(

@@ -118,7 +118,7 @@ class SegmentSchema:
 
     def check_layout(self, layout: SegmentLayout) -> ProtocolError | None:
         """Return an error if segments with this layout (columns, dtypes, row shapes) do not fit the schema, else None."""
-        if layout.column_text in self.layouts:
+        if layout.text.partition(" @")[0] in self.layouts:
             return None
         if layout.has_masks and not self.actions.logits:
             return ProtocolError(RefusalReason.SPEC, "masks for a continuous action space")

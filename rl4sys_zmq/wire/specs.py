@@ -23,10 +23,10 @@ from rl4sys_zmq.values import (
     space_from,
     space_to_json,
 )
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.tensors import FLOAT32
 from rl4sys_zmq.wire.messages import Frame
 
-MAX_DIMENSIONS = 8
 MAX_TENSORS = 4096
 _KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list, "columns": list}
 _BLOB = "blob"
@@ -84,10 +84,7 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
             form["document"],
             tensors,
             blob=_blob(form.get(_BLOB, [0, ""]), body),
-            columns=tuple(
-                ColumnSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), dtype, per)
-                for name, shape, dtype, per in form["columns"]
-            ),
+            columns=tuple(ColumnSpec(_string(name), _sizes(shape), dtype, per) for name, shape, dtype, per in form["columns"]),
         )
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {exc}") from exc
@@ -119,7 +116,7 @@ def _how(tensor: TensorSpec) -> list[str | bool]:
 def _tensor(name: object, shape: object, dtype: object = FLOAT32, exact: object = False) -> TensorSpec:
     if type(exact) is not bool:
         raise TypeError(f"{exact!r:.80} is not true or false")
-    return TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), _string(dtype), exact)
+    return TensorSpec(_string(name), _sizes(shape), _string(dtype), exact)
 
 
 def _blob(announced: object, body: Sequence[Frame]) -> bytes:
@@ -143,7 +140,7 @@ def _string(value: object) -> str:
     return value
 
 
-def _sizes(value: object, at_most: int) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > at_most or any(type(n) is not int or n < 1 for n in value):
+def _sizes(value: object) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > MAX_DIMENSIONS or any(type(n) is not int or n < 1 for n in value):
         raise TypeError(f"{value!r:.80} is not a list of sizes")
     return tuple(value)

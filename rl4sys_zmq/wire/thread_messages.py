@@ -9,10 +9,13 @@ A field named ``body`` holds the frames after the first one. The other fields ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rl4sys_zmq.wire.codec import decode_as, kinds_of
 from rl4sys_zmq.wire.messages import Document, Frame
+from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
 
 class ToLearnerThread:
@@ -600,3 +603,10 @@ ThreadMessage = (
     | RecordTraining
     | CheckpointPart
 )
+
+_KINDS: dict[int, type[ThreadMessage]] = kinds_of(ThreadMessage)
+
+
+def decode_thread_message(frames: Sequence[Frame], *, header: HeaderLimits = HEADER) -> ThreadMessage:
+    """Decode and check a message between the gateway and a learner thread or a remote worker."""
+    return decode_as(_KINDS, frames, 1 << 32, True, header)

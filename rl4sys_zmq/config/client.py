@@ -32,8 +32,6 @@ from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.values import ObservationSpace, Space
 
-__all__ = ["ClientConfig"]
-
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)

@@ -32,14 +32,13 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.relay import check_users_file
+from rl4sys_zmq.config.relay import check_reachable, check_users_file
 from rl4sys_zmq.config.relay_lists import RelayRule, check_relay_keys, relay_rules
 from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, algorithm_parameters, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.loopback import is_local
 
 _INHERITED = (
     "max_policy_lag",
@@ -224,13 +223,8 @@ class LearnerConfig:
                 "journal in memory; set run_dir and journal: sqlite, or leave resume out",
                 key="resume",
             )
-        for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
-            if uri not in (None, "auto") and not is_local(uri) and not self.insecure and self.keys is None:
-                message = (
-                    f"{key}: other machines can reach {uri} without keys; give --keys DIR (keys), "
-                    "or allow it with --insecure (insecure: true)"
-                )
-                raise ConfigError(message, key=key)
+        uris = {"bind": self.bind, "pub": self.pub, "inference": self.inference}
+        check_reachable(uris, self.keys, self.insecure)
         check_users_file(self.users_file, self.keys)
         if self.keys is not None:
             check_relay_keys(self.relays)

@@ -309,18 +309,13 @@ def path(value: object) -> Path:
     return Path(cast(str, value))
 
 
-def space(value: object) -> Space:
-    """Convert a Gymnasium space or a space in JSON form to a space of this library. Return a space of this library unchanged."""
-    return space_from(value)
-
-
 TIMEOUT_S: Check[float] = number(0)
 """The check for a time to wait, in seconds: at most ten years. As in configuration files, infinity and NaN are refused."""
 CALL_TIMEOUT_S: Check[float] = number(0, 86_400, above=True)
 """The check for the time to wait for an answer over the network, in seconds: at most one day."""
 CALL_TIMEOUT_MS: Check[float] = number(0, 86_400_000, above=True)
 """As `CALL_TIMEOUT_S`, in milliseconds."""
-SPACE: Check[Space | None] = optional(space)
+SPACE: Check[Space | None] = optional(space_from)
 """The check for an option that holds an action space or None."""
 OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_from)
 """The check for an option that holds an observation space or None."""

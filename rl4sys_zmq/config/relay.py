@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from rl4sys_zmq.config.addresses import bind_uri, connect_uri, host_name
 from rl4sys_zmq.config.options import (
-    check_fields,
     checked_arguments,
     flag,
     integer,
     number,
     option,
     optional,
-    parse_options,
     path,
 )
+from rl4sys_zmq.config.section import ConfigSection
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
@@ -34,9 +32,20 @@ def check_users_file(users_file: Path | None, keys: Path | None) -> None:
         )
 
 
+def check_reachable(uris: Mapping[str, str | None], keys: Path | None, insecure: bool) -> None:
+    """Check that other machines cannot reach an address without keys, unless the configuration allows it."""
+    for key, uri in uris.items():
+        if uri not in (None, "auto") and not is_local(uri) and keys is None and not insecure:
+            message = (
+                f"{key}: other machines can reach {uri} without keys; give --keys DIR (keys), "
+                "or allow it with --insecure (insecure: true)"
+            )
+            raise ConfigError(message, key=key)
+
+
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class RelayConfig:
+class RelayConfig(ConfigSection):
     """The configuration of one relay, which receives weights from an upstream and passes them on.
 
     Its peers, actors and other relays, are its *children*.
@@ -74,21 +83,6 @@ class RelayConfig:
     """Limit on the resident memory of the process. Above it the relay closes connections, then ends. Default: no limit."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for key, uri in (("bind", self.bind), ("pub", self.pub)):
-            if uri is not None and not is_local(uri) and not self.insecure and self.keys is None:
-                message = (
-                    f"{key}: other machines can reach {uri} without keys; give --keys DIR (keys), "
-                    "or allow it with --insecure (insecure: true)"
-                )
-                raise ConfigError(message, key=key)
+        super().__post_init__()
+        check_reachable({"bind": self.bind, "pub": self.pub}, self.keys, self.insecure)
         check_users_file(self.users_file, self.keys)
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Create a configuration from a mapping of options.
-
-        Raises:
-            ConfigError: If a key is unknown or a value is invalid.
-        """
-        return cls(**parse_options(cls, given))  # type: ignore[arg-type]

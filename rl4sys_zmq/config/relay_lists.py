@@ -14,15 +14,12 @@ from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.config.options import (
     Check,
     InvalidValue,
-    as_json,
-    check_fields,
     checked_arguments,
-    mapping,
     option,
     optional,
-    parse_options,
     text,
 )
+from rl4sys_zmq.config.section import ConfigSection
 from rl4sys_zmq.errors import ConfigError
 
 _KEY_CHARS = 40
@@ -56,7 +53,7 @@ def _patterns(value: object) -> tuple[str, ...]:
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class RelayAddress:
+class RelayAddress(ConfigSection):
     """The address of a relay and its public key.
 
     Raises:
@@ -68,9 +65,6 @@ class RelayAddress:
     key: str | None = option(optional(_key), None)
     """The relay's public key, from the file ``learner.public`` of its folder of keys. Needed if the relay has keys."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @classmethod
     def from_value(cls, value: object) -> Self:
         """Create an entry from the value in a file: an address, or a mapping with the options.
@@ -78,14 +72,7 @@ class RelayAddress:
         Raises:
             ConfigError: If a key is unknown or a value is invalid.
         """
-        if isinstance(value, cls):
-            return value
-        given = {"address": value} if isinstance(value, str) else mapping(value)
-        return cls(**parse_options(cls, given))  # type: ignore[arg-type]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the entry as JSON values that `from_value` can read."""
-        return as_json(self)
+        return cls.read({"address": value} if isinstance(value, str) else value)
 
 
 @checked_arguments

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
 from rl4sys_zmq.replay.pieces import RowPieces
-from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
+from rl4sys_zmq.replay.priorities import PrioritisedReplay, PriorityOptions
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.scratch import ScratchArrays
 from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
@@ -87,7 +86,7 @@ def _joined(one: Tree, other: Tree) -> Tree:
     return unflatten(structure, map(np.concatenate, zip(leaves, flatten(other, by_key=True)[0], strict=True)))
 
 
-class ReplayMemory:
+class ReplayMemory(PrioritisedReplay):
     """The last `capacity` transitions of a client. New transitions overwrite the oldest ones.
 
     A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`.
@@ -100,7 +99,10 @@ class ReplayMemory:
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, options: ReplayOptions) -> None:
         """Create an empty replay for these spaces. The first transition allocates the memory."""
+        ring = RowRingBuffer(options.capacity)
+        super().__init__(ring, options.priority)
         self.options = options
+        self._ring = ring
         self._spaces = SpaceColumns(observation_space, action_space)
         self._plain = self._spaces.actions() | {
             _RETURNS: ArraySpec((), np.dtype(np.float32)),
@@ -114,14 +116,8 @@ class ReplayMemory:
                 self._shared[name, successor] = leaf
             else:
                 self._plain[name] = self._plain[successor] = leaf
-        self._ring = ring = RowRingBuffer(options.capacity)
-        self._priorities = None if options.priority is None else RowPriorities(self._ring, options.priority)
         self._pieces = RowPieces(ring)
         self._segments = 0
-
-    def __len__(self) -> int:
-        """Return the number of transitions in the replay."""
-        return self._ring.end - self._ring.begin
 
     @property
     def nbytes(self) -> int:
@@ -193,10 +189,6 @@ class ReplayMemory:
             return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity
         return self._priorities.draw(count, draws) % self.options.capacity
 
-    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
-        return importance_weights(self._sampling.masses(self._ring.numbers(rows)), beta)
-
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
         """Set the priorities of rows to the absolute values of their TD errors, ``[B]``. Only with the option `priority`.
 
@@ -204,15 +196,6 @@ class ReplayMemory:
         """
         finite = np.isfinite(errors)
         self._sampling.update(self._ring.numbers(rows[finite]), np.abs(errors[finite]))
-
-    def checkpoint(self) -> KeptPriorities | None:
-        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
-        return None if self._priorities is None else self._priorities.keep()
-
-    def restore(self, kept: KeptPriorities | None) -> None:
-        """Return to the priorities that `checkpoint` has copied. Transitions that were added since then count as new."""
-        if kept is not None:
-            self._sampling.restore(kept)
 
     def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         """Return copies of the transitions in these rows."""
@@ -266,8 +249,7 @@ class ReplayMemory:
         Args:
             stored: Names of pieces of the state that need not be copied; see `StatePiece`.
         """
-        state = self._pieces.state(stored)
-        return state if self._priorities is None else state | {"priorities": self._priorities.state()}
+        return self._state(self._pieces.state(stored))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned for a replay with the same options and spaces.
@@ -275,23 +257,15 @@ class ReplayMemory:
         Raises:
             ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
         """
-        if self._priorities is not None and "priorities" not in state:
-            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
+        self._check_priorities(state)
         self._allocate()
         self._pieces.load(state, {_MASKS: True})
-        if self._priorities is not None:
-            self._priorities.load(state["priorities"])
+        self._load_priorities(state)
 
     @property
     def _from_zero(self) -> bool:
         """True if the rows are 0 to ``len(self) - 1``: always, except after `load` of a full replay with a smaller capacity."""
         return self._ring.begin == 0 or len(self) == self.options.capacity
-
-    @property
-    def _sampling(self) -> RowPriorities:
-        if self._priorities is None:
-            raise ConfigError("this replay draws uniformly; give ReplayOptions a priority", key="prioritised")
-        return self._priorities
 
     def _free(self, rows: int) -> NDArray[np.bool_]:
         """Return masks that allow every action, ``[rows, n]``."""

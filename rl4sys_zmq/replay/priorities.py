@@ -219,3 +219,44 @@ class RowPriorities:
             ids = np.arange(max(self._known, self._ring.begin), self._ring.end)
             self._tree.set(ids % self._ring.capacity, self._greatest)
             self._known = self._ring.end
+
+
+class PrioritisedReplay:
+    """The draws of a replay, uniform or by priority. Subclasses define what a row of `ring` is."""
+
+    def __init__(self, ring: RowRingBuffer, options: PriorityOptions | None) -> None:
+        self._drawn = ring
+        self._priorities = None if options is None else RowPriorities(ring, options)
+
+    def __len__(self) -> int:
+        return self._drawn.end - self._drawn.begin
+
+    @property
+    def _sampling(self) -> RowPriorities:
+        if self._priorities is None:
+            raise ConfigError("this replay draws uniformly; give its options a priority", key="prioritised")
+        return self._priorities
+
+    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
+        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
+        return importance_weights(self._sampling.masses(self._drawn.numbers(rows)), beta)
+
+    def checkpoint(self) -> KeptPriorities | None:
+        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
+        return None if self._priorities is None else self._priorities.keep()
+
+    def restore(self, kept: KeptPriorities | None) -> None:
+        """Return to the priorities that `checkpoint` has copied. Rows that were added since then count as new."""
+        if kept is not None:
+            self._sampling.restore(kept)
+
+    def _state(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return rows if self._priorities is None else rows | {"priorities": self._priorities.state()}
+
+    def _check_priorities(self, state: Mapping[str, Any]) -> None:
+        if self._priorities is not None and "priorities" not in state:
+            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
+
+    def _load_priorities(self, state: Mapping[str, Any]) -> None:
+        if self._priorities is not None:
+            self._priorities.load(state["priorities"])

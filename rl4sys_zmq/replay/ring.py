@@ -40,10 +40,10 @@ class RowRingBuffer:
         shared_names: For each column that `share` has created, the names of all columns of that call.
     """
 
-    def __init__(self, capacity: int, folder: StoreFolder | None = None, make: Make = zeros) -> None:
+    def __init__(self, capacity: int, folder: StoreFolder | None = None) -> None:
         self.capacity = capacity
         self._folder = folder
-        self.make = make
+        self.make: Make = zeros
         self._columns: dict[str, NDArray[Any]] = {}
         self._shared: dict[str, FrameColumn] = {}
         self.shared_names: dict[str, tuple[str, ...]] = {}

@@ -15,7 +15,7 @@ from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.pieces import RowPieces
-from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
+from rl4sys_zmq.replay.priorities import PrioritisedReplay, PriorityOptions
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.scratch import ScratchArrays
 from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
@@ -85,7 +85,7 @@ class SequenceBatch:
     initial: dict[str, NDArray[Any]]
 
 
-class SequenceMemory:
+class SequenceMemory(PrioritisedReplay):
     """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest ones.
 
     The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The last
@@ -111,10 +111,11 @@ class SequenceMemory:
             options: The options.
             columns: The extra columns of the policy (`PolicySpec.columns`). Those that are recorded once per segment are stored.
         """
+        self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
+        super().__init__(self._sequences, options.priority)
         self.options = options
         self._spaces = SpaceColumns(observation_space, action_space)
         self._initial = tuple(column.name for column in columns if column.per == "segment")
-        self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
         self._plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
         self._shared: dict[str, ArraySpec] = {}
         for name, leaf in self._spaces.observations().items():
@@ -123,13 +124,8 @@ class SequenceMemory:
         self._described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), number)
         self._described[_TERMINATED] = ArraySpec((), np.dtype(np.bool_))
         self._described |= {_INITIAL + c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
-        self._priorities = None if options.priority is None else RowPriorities(self._sequences, options.priority)
         self._pieces = (RowPieces(self._steps), RowPieces(self._sequences))
         self._segments = 0
-
-    def __len__(self) -> int:
-        """Return the number of sequences in the replay."""
-        return self._sequences.end - self._sequences.begin
 
     @property
     def nbytes(self) -> int:
@@ -197,10 +193,6 @@ class SequenceMemory:
             numbers = draws.integers(0, len(self), count) + self._sequences.begin
         return numbers % self.options.capacity
 
-    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return the importance weights of drawn sequences, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
-        return importance_weights(self._sampling.masses(self._sequences.numbers(rows)), beta)
-
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]], share: float = 0.9) -> None:
         """Set the priorities of sequences to a mean of their largest and their mean absolute TD error (R2D2, section 2.3).
 
@@ -214,15 +206,6 @@ class SequenceMemory:
         mixed = share * sizes.max(axis=1) + (1 - share) * sizes.sum(axis=1) / np.maximum(trained.sum(axis=1), 1)
         finite = np.isfinite(mixed)
         self._sampling.update(self._sequences.numbers(rows[finite]), mixed[finite])
-
-    def checkpoint(self) -> KeptPriorities | None:
-        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
-        return None if self._priorities is None else self._priorities.keep()
-
-    def restore(self, kept: KeptPriorities | None) -> None:
-        """Return to the priorities that `checkpoint` has copied. Sequences that were added since then count as new."""
-        if kept is not None:
-            self._sampling.restore(kept)
 
     def gather(self, rows: NDArray[np.int64]) -> SequenceBatch:
         """Return copies of the sequences in these rows."""
@@ -274,8 +257,7 @@ class SequenceMemory:
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
         """Return copies of all sequences and priorities. `stored`: see `ReplayMemory.state`."""
         steps, sequences = (pieces.state(stored) for pieces in self._pieces)
-        state: dict[str, Any] = {"steps": steps, "sequences": sequences}
-        return state if self._priorities is None else state | {"priorities": self._priorities.state()}
+        return self._state({"steps": steps, "sequences": sequences})
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state` has returned for a replay with the same options and spaces.
@@ -283,19 +265,11 @@ class SequenceMemory:
         Raises:
             ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
         """
-        if self._priorities is not None and "priorities" not in state:
-            raise ConfigError("the replay state has no priorities", key="prioritised")
+        self._check_priorities(state)
         self._allocate()
         for pieces, part in zip(self._pieces, (state["steps"], state["sequences"]), strict=True):
             pieces.load(part, {_MASKS: True})
-        if self._priorities is not None:
-            self._priorities.load(state["priorities"])
-
-    @property
-    def _sampling(self) -> RowPriorities:
-        if self._priorities is None:
-            raise ConfigError("this replay draws uniformly; give SequenceOptions a priority", key="prioritised")
-        return self._priorities
+        self._load_priorities(state)
 
     def _describe(self, segment: Segment, first: int, steps: int) -> None:
         """Store the sequences of a segment, of which `steps` steps are stored. The first one is row `first`."""

@@ -1,8 +1,4 @@
-"""Encoding and decoding of messages: pure functions that check every field.
-
-`decode` reads the messages of actors, relays and operators. `rl4sys_zmq.wire.thread_messages` reads those between the threads of a
-learner, so that an actor does not import them.
-"""
+"""Encoding and decoding of messages, with a check of every field."""
 
 from __future__ import annotations
 
@@ -22,12 +18,12 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 _IN_PREFIX = ("first_seq", "count")
-"""The fields of `Submit` that are sent in the prefix, so that the receiver can read them without decoding the header."""
+"""Fields of `Submit` that are in the prefix, so that the receiver can read them without decoding the header."""
 
 _NO_VALUES = ("body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
-"""The largest integer in a message, except for hashes. The sum of two such integers fits 64 bits."""
+"""The largest integer in a message, except for hashes. The sum of two fits 64 bits."""
 _UNBOUNDED = {"digest", "seed"}
 Checker = Callable[[Any], bool]
 
@@ -46,8 +42,6 @@ _SIGNED = {"max_policy_lag", "pacing_lag"}
 
 @dataclass(frozen=True, slots=True)
 class _FieldRule:
-    """The name of one header field, the check of its value, and whether the field must be present."""
-
     name: str
     check: Checker
     required: bool
@@ -55,15 +49,12 @@ class _FieldRule:
 
 @dataclass(frozen=True, slots=True)
 class _MessageFields:
-    """The fields of one kind of message, with their checks."""
-
     header: tuple[_FieldRule, ...]
     sequenced: bool
     body: bool
 
 
 _FIELDS: dict[type[Any], _MessageFields] = {}
-"""The fields of each kind of message that this process has sent or received."""
 
 
 def _fields_of(cls: type[Any]) -> _MessageFields:
@@ -87,7 +78,7 @@ def _derive_fields(cls: type[Any]) -> _MessageFields:
 
 
 def kinds_of(union: object) -> dict[int, type[Any]]:
-    """Return the classes of a union of messages by their ``KIND``, for `decode_as`."""
+    """Return the classes of a union of messages by their ``KIND``."""
     return {cls.KIND: cls for cls in get_args(union)}
 
 
@@ -95,11 +86,7 @@ _KINDS: dict[int, type[Message]] = kinds_of(Message)
 
 
 def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -> list[Frame]:
-    """Return the frames to send for a message: one with prefix (48 bytes) and msgpack header, then the frames of its body.
-
-    Args:
-        message: The message.
-        header: The receiver's limits on the header.
+    """Return the frames to send for a message: prefix and msgpack header in the first, then the frames of its body.
 
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.
@@ -115,12 +102,12 @@ def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
-    """Decode and check a message. Its frames can come from an untrusted peer.
+    """Decode and check a message, which can come from an untrusted peer.
 
     Args:
         frames: All frames of the message.
-        max_bytes: Largest message to accept, in bytes. A larger message is refused before anything is read.
-        verify: True to check the checksum; False if this process has already checked it.
+        max_bytes: A larger message is refused before anything is read.
+        verify: False if this process has already checked the checksum.
 
     Raises:
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.

@@ -1,10 +1,4 @@
-"""The conversion of policy specs to documents for message headers, and back.
-
-A policy spec is the description from which an actor builds a policy.
-
-The blob of a spec (further bytes for the code that builds the policy) is not part of the document. It is sent as the body of the
-message.
-"""
+"""Policy specs as documents for message headers, and back. The blob of a spec is sent as the body of the message."""
 
 from __future__ import annotations
 
@@ -33,10 +27,7 @@ _BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return a policy spec (from which an actor builds a policy) as a document: a dict of JSON values.
-
-    Of the blob (further bytes of the spec), the document has only the length and the digest.
-    """
+    """Return a policy spec as a document of JSON values. Of the blob, it has only the length and the digest."""
     form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
@@ -49,24 +40,24 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
-    """Return the body of a message with this policy spec: one frame with the spec's blob, or no frame if the blob is empty."""
+    """Return the body of a message with this policy spec: its blob, if it has one."""
     return (spec.blob,) if spec.blob else ()
 
 
 def blob_digest(blob: Frame) -> str:
-    """Return the checksum (xxh3-128, hexadecimal) of a policy spec's blob; an empty string for an empty blob."""
+    """Return the xxh3-128 of a blob, hexadecimal; empty for an empty blob."""
     return xxhash.xxh3_128_hexdigest(blob) if len(blob) else ""
 
 
 def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: PolicySpec | None = None) -> PolicySpec:
-    """Return the policy spec (from which an actor builds a policy) that a received document and body describe.
+    """Return the policy spec that a received document and body describe.
 
     The function that builds the policy checks `PolicySpec.document` and the blob later.
 
     Args:
         form: The document, as `spec_to_document` returns it.
         body: The body, as `spec_body` returns it.
-        held: A spec that the receiver already has. If the body was left out, the blob of this spec is used.
+        held: A spec whose blob is used if the body was left out.
 
     Raises:
         ProtocolError: If document or body do not have these forms.
@@ -91,9 +82,8 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
 
 
 def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a policy that a received list describes.
-
-    For each tensor the list has ``[name, shape]``, ``[name, shape, dtype]`` or ``[name, shape, dtype, exact]``.
+    """Return the tensors of a policy from a list of ``[name, shape]``, ``[name, shape, dtype]`` or ``[name, shape, dtype,
+    exact]``.
 
     Raises:
         ProtocolError: If the list does not have this form, or has more than `MAX_TENSORS` entries.
@@ -107,7 +97,6 @@ def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
 
 
 def _how(tensor: TensorSpec) -> list[str | bool]:
-    """Return the dtype of a tensor and whether it is exact, for the list in a document; empty for a usual float32 tensor."""
     if tensor.exact:
         return [tensor.dtype, True]
     return [tensor.dtype] if tensor.dtype != FLOAT32 else []
@@ -120,7 +109,6 @@ def _tensor(name: object, shape: object, dtype: object = FLOAT32, exact: object 
 
 
 def _blob(announced: object, body: Sequence[Frame]) -> bytes:
-    """Return the blob of a policy spec from a received message body, after checks of its length and digest."""
     if type(announced) is not list or list(map(type, announced)) != [int, str]:
         raise TypeError(f"{announced!r:.80} is not the length and the digest of a blob")
     size, digest = announced

@@ -42,13 +42,13 @@ class Verdict:
 
 
 class ToLearner:
-    """From an actor, a relay or an operator to the learner. A relay receives some of these messages too, from its own peers."""
+    """Messages from an actor, a relay or an operator to the learner. A relay receives some of them too, from its own peers."""
 
     __slots__ = ()
 
 
 class ToActor:
-    """From the learner, or from a relay, to an actor, a relay or an operator."""
+    """Messages from the learner, or from a relay, to an actor, a relay or an operator."""
 
     __slots__ = ()
 

@@ -17,25 +17,25 @@ from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
 
 class ToLearnerThread:
-    """From the gateway to a learner thread."""
+    """Messages from the gateway to a learner thread."""
 
     __slots__ = ()
 
 
 class FromLearnerThread:
-    """From a learner thread to the gateway."""
+    """Messages from a learner thread to the gateway."""
 
     __slots__ = ()
 
 
 class ToRemoteWorker(ToLearnerThread):
-    """From the gateway to the connection of a remote worker, not to its learner thread."""
+    """Messages from the gateway to the connection of a remote worker, not to its learner thread."""
 
     __slots__ = ()
 
 
 class FromRemoteWorker(FromLearnerThread):
-    """From the connection of a remote worker to the gateway."""
+    """Messages from the connection of a remote worker to the gateway."""
 
     __slots__ = ()
 

@@ -15,14 +15,11 @@ from rl4sys_zmq.errors import ConfigError
 _SUFFIXES = (".json", ".yaml", ".yml")
 MAX_NESTED = 64
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
-"""Pattern of floats for the YAML reader. Without it, pyyaml follows YAML 1.1 and reads ``3e-4`` as text."""
+"""Floats for the YAML reader. Without this, pyyaml follows YAML 1.1 and reads ``3e-4`` as text."""
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Read a JSON or YAML file whose top level is a mapping; the suffix determines the format.
-
-    Keys that begin with ``_comment`` are removed at every level, because RL4Sys's own files use them.
-    """
+    """Read a JSON or YAML file whose top level is a mapping, without keys that begin with ``_comment`` (RL4Sys's comments)."""
     file = Path(path)
     source = str(file)
     if file.suffix.lower() not in _SUFFIXES:
@@ -90,7 +87,7 @@ def _read_yaml(text: str, source: str) -> object:
 
 
 def _strict_loader(yaml: ModuleType, source: str) -> type[Any]:
-    """Return a subclass of PyYAML's safe loader that reads floats such as ``3e-4`` as JSON does, and refuses duplicate keys."""
+    """Return PyYAML's safe loader, which reads floats such as ``3e-4`` as JSON does, and refuses duplicate keys."""
 
     class StrictLoader(yaml.SafeLoader):  # type: ignore[misc,name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -1,7 +1,4 @@
-"""The configuration of one relay, a process that receives the weights of policies and passes them on.
-
-The weights come from a learner or from another relay.
-"""
+"""The configuration of one relay process."""
 
 from __future__ import annotations
 
@@ -46,9 +43,7 @@ def check_reachable(uris: Mapping[str, str | None], keys: Path | None, insecure:
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
 class RelayConfig(ConfigSection):
-    """The configuration of one relay, which receives weights from an upstream and passes them on.
-
-    Its peers, actors and other relays, are its *children*.
+    """The configuration of one relay. Its peers, actors and other relays, are its *children*.
 
     Raises:
         ConfigError: If the value of an option is invalid, or if other machines can reach an address although neither `keys` nor
@@ -64,8 +59,8 @@ class RelayConfig(ConfigSection):
     advertise: str | None = option(optional(host_name), None)
     """The host name or IP address that children use to reach `pub`. Default: the host through which a child reached `bind`."""
     upstream_keys: Path | None = option(optional(path), None)
-    """The relay's key file for the upstream, created by ``rl4sys-learner keys DIR --user NAME --role relay`` with the upstream's
-    folder of keys. Default: no encryption."""
+    """The relay's key file for the upstream, created by ``rl4sys-learner keys DIR --user NAME --role relay`` with the
+    upstream's folder of keys. Default: no encryption."""
     keys: Path | None = option(optional(path), None)
     """The folder with the relay's own keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)

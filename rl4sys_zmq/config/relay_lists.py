@@ -1,7 +1,4 @@
-"""The lists of relays in the configurations of learners and actors.
-
-A relay is a process that receives the weights of policies from a learner, or from another relay, and passes them on.
-"""
+"""The lists of relays in the configurations of learners and actors."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from rl4sys_zmq.errors import ConfigError
 
 _KEY_CHARS = 40
 MAX_RELAYS = 256
-"""The largest number of relays in the configuration of a learner or an actor."""
+"""The largest number of relays in a list."""
 
 
 def _key(value: object) -> str:
@@ -124,13 +121,11 @@ def _list_of(kind: type[T]) -> Check[tuple[T, ...]]:
 
 
 relay_addresses: Check[tuple[RelayAddress, ...]] = _list_of(RelayAddress)
-"""The check for an option that holds a list of relays."""
 relay_rules: Check[tuple[RelayRule, ...]] = _list_of(RelayRule)
-"""The check for an option that holds a list of relays, each with the actors that it serves."""
 
 
 def check_relay_keys(relays: tuple[RelayAddress, ...]) -> None:
-    """Check that each relay of a learner or an actor with keys has a public key. Over inproc, keys have no effect."""
+    """Check that each relay has a public key, which actors and learners with keys need. Over inproc, keys have no effect."""
     for place, relay in enumerate(relays):
         if relay.key is None and not relay.address.startswith("inproc:"):
             key = f"relays[{place}].key"

@@ -20,10 +20,9 @@ FLAT_KEYS = tuple(_CHECKS)
 
 
 def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
-    """Set ``observation_space``, ``action_space`` and ``act_limit`` of a configuration from sizes such as ``input_size``.
+    """Set ``observation_space``, ``action_space`` and ``act_limit`` of a configuration from the keys in `FLAT_KEYS`.
 
-    These keys (`FLAT_KEYS`) come from `flat` and from ``config.algorithm_parameters``. They are removed from the parameters,
-    because the spaces then contain the same information.
+    The keys come from `flat` and from ``config.algorithm_parameters``, from which they are removed.
     """
     parameters = dict(config.algorithm_parameters)
     found: dict[str, Any] = {}

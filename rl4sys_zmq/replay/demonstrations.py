@@ -47,7 +47,7 @@ _DAMAGE = (
     OverflowError,
     MemoryError,
 )
-"""The exceptions of numpy, zipfile and json for a file that they cannot read."""
+"""What numpy, zipfile and json raise for a file that they cannot read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,8 @@ class Demonstration:
     """One recorded episode of ``T`` steps.
 
     Attributes:
-        observations: The observations ``[T + 1, *obs]``, with the one after the last step: one array for each leaf of the space.
+        observations: The observations ``[T + 1, *obs]``, with the one after the last step: one array for each leaf of the
+            space.
         actions: The actions ``[T, *act]``, as the environment gets them.
         rewards: The rewards, float32 ``[T]``; None if they are unknown.
         terminated: True if the episode ended in a terminal state.
@@ -170,11 +171,7 @@ def demonstrations_of(observation_space: object, action_space: object, episodes:
 def _checked(
     observation_space: object, action_space: object, episodes: Sequence[Demonstration]
 ) -> tuple[dict[str, NDArray[Any]], Demonstrations]:
-    """Return the arrays of a file of these episodes, and what `read_demonstrations` would return for it.
-
-    Raises:
-        ConfigError: If there is no episode, or the arrays do not fit together or to the spaces.
-    """
+    """Return the arrays of a file of these episodes, and what `read_demonstrations` would return for it."""
     try:
         arrays = _arrays(observation_space_from(observation_space), space_from(action_space), episodes)
         return arrays, _parse(arrays)
@@ -185,11 +182,6 @@ def _checked(
 def _arrays(
     observation_space: ObservationSpace, action_space: Space, episodes: Sequence[Demonstration]
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file of these episodes.
-
-    Raises:
-        ConfigError: If there is no episode.
-    """
     if not episodes:
         raise ConfigError("there is no episode to write", key="demonstrations")
     names = leaves_of(observation_space).names
@@ -273,7 +265,6 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
 
 
 def _check_masks(masks: NDArray[Any], action_space: Space) -> None:
-    """Check the shape and the dtype of the masks of all observations."""
     options = action_layout(action_space).logits
     if masks.dtype != np.bool_ or masks.shape[1:] != (options,) or not options:
         wanted = f"{action_space} needs bool[{options}]" if options else f"{action_space} has no masks"

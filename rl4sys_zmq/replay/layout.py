@@ -39,13 +39,13 @@ class DataShape:
     dtype: str = "float32"
 
     def leaf(self) -> ArraySpec:
-        """Check the shape and the dtype of one value of an item, and return them as an `ArraySpec`."""
+        """Check the shape and the dtype, and return them as an `ArraySpec`."""
         return _leaf(self.name, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The shape and dtype of one value of an item, or of a whole column of such values."""
+    """The shape and dtype of one value of an item, or of a whole column."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -63,7 +63,7 @@ class StoreLayout:
     """The shape and dtype of each value of a data store's items. It validates items and packs them into arrays.
 
     Attributes:
-        leaves: Shape and dtype of each value, by key; a nested value has a path like ``observations/camera``.
+        leaves: By key; a nested value has a path like ``observations/camera``.
     """
 
     def __init__(self, leaves: Mapping[str, ArraySpec]) -> None:
@@ -118,7 +118,6 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
 
 
 def flag(path: str, value: object) -> bool:
-    """Convert a value to a bool."""
     if type(value) is bool:
         return value
     array = as_leaf(path, value)
@@ -144,7 +143,7 @@ def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
 
 
 def copy_payload(value: object) -> Any:
-    """Return a copy of an item, with copies of its arrays, so that the caller can change the original."""
+    """Return a copy of an item and its arrays, so that the caller can change the original."""
     return map_tree(_copy_leaf, value, _data_error, STORED_DEPTH)
 
 
@@ -181,7 +180,6 @@ def _copy_array(array: Any, value: object, path: Path) -> Any:
 
 
 def zeros(leaf: ArraySpec) -> NDArray[Any]:
-    """Create an array in memory, filled with zeros."""
     try:
         return np.zeros(leaf.shape, leaf.dtype)
     except (MemoryError, ValueError) as exc:
@@ -206,10 +204,7 @@ def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
 
 
 def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:
-    """Convert an array to the dtype of a column (the array that stores the values).
-
-    Only rounding to a float dtype can change values.
-    """
+    """Convert an array to the dtype of a column. Only rounding to a float dtype can change values."""
     target = leaf.dtype
     if array.dtype == target:
         return array

@@ -24,7 +24,7 @@ from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
 _RETURNS, _DISCOUNTS, _SUCCESSORS, _MASKS = "returns", "discounts", "successors", "masks"
 _SEGMENT = "/segment"
-"""The column with the number of each row's segment, or -1 if it is unknown. It is not part of the state."""
+"""The number of each row's segment, or -1 if it is unknown. It is not part of the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransitionBatch:
-    """``B`` transitions, copied from the replay. `ReplayMemory` describes the dtypes.
+    """``B`` transitions, copied from the replay.
 
     Attributes:
         observations: The observations before the actions, ``[B, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays.
-        actions: The actions ``[B, *act]``.
-        returns: The n-step returns, float32 ``[B]`` (see `NStepReturns`).
-        discounts: The factors of the values of `successors`, float32 ``[B]`` (see `NStepReturns`).
+        actions: ``[B, *act]``.
+        returns: The n-step returns, float32 ``[B]`` (`NStepReturns`).
+        discounts: The factors of the values of `successors`, float32 ``[B]``.
         successors: The observations whose estimated values are added to the returns, in the form of `observations`.
         masks: True for each action that is allowed in `successors`, bool ``[B, n]``; None if no segment has had a mask.
     """
@@ -89,16 +89,16 @@ def _joined(one: Tree, other: Tree) -> Tree:
 class ReplayMemory(PrioritisedReplay):
     """The last `capacity` transitions of a client. New transitions overwrite the oldest ones.
 
-    A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`.
+    A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`. The
+    first transition allocates the memory.
 
-    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, however many transitions
-    they are in. The same holds for each frame of a stack of images (`stack_axis`).
+    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, however many
+    transitions they are in. The same holds for each frame of a stack of images (`stack_axis`).
 
     One thread uses the object. It has no random state; see `Draws`.
     """
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, options: ReplayOptions) -> None:
-        """Create an empty replay for these spaces. The first transition allocates the memory."""
         ring = RowRingBuffer(options.capacity)
         super().__init__(ring, options.priority)
         self.options = options
@@ -133,7 +133,7 @@ class ReplayMemory(PrioritisedReplay):
         return self._ring.stored_frames
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder. Call this before the first transition; see `ScratchArrays`.
+        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first transition.
 
         Raises:
             ConfigError: If the disk has too little space.
@@ -143,7 +143,6 @@ class ReplayMemory(PrioritisedReplay):
         self._ring.reserve()
 
     def _allocate(self) -> None:
-        """Create the arrays, if they do not exist so far."""
         if _SEGMENT not in self._ring:
             self._ring.allocate({}, self._plain)
             for names, leaf in self._shared.items():
@@ -180,10 +179,7 @@ class ReplayMemory(PrioritisedReplay):
         self._segments += 1
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``.
-
-        They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
-        """
+        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. There must be one."""
         if self._priorities is None:
             rows = draws.integers(0, len(self), count)
             return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity
@@ -215,13 +211,9 @@ class ReplayMemory(PrioritisedReplay):
         Copies of the remaining transitions overwrite the removed ones, so the number of transitions does not change. If no
         transition remains, the replay becomes empty.
 
-        Args:
-            rows: Rows of the transitions, int64.
-
         Returns:
             The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of transitions
-            that came with `load` are unknown. Of these transitions, only the ones in `rows` are removed, and no number is
-            returned for them.
+            that came with `load` are unknown: only the transitions in `rows` are removed.
         """
         held = np.arange(len(self))
         if not self._from_zero:
@@ -244,18 +236,14 @@ class ReplayMemory(PrioritisedReplay):
         return [int(n) for n in sources]
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all transitions and priorities.
-
-        Args:
-            stored: Names of pieces of the state that need not be copied; see `StatePiece`.
-        """
+        """Return copies of all transitions and priorities, except of the pieces (`StatePiece`) with names in `stored`."""
         return self._state(self._pieces.state(stored))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned for a replay with the same options and spaces.
+        """Restore a `state` of a replay with the same options and spaces.
 
         Raises:
-            ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
+            ConfigError: If the arrays have other shapes than those of this replay, or priorities are missing.
         """
         self._check_priorities(state)
         self._allocate()

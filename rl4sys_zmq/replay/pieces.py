@@ -1,4 +1,4 @@
-"""The state of a ring buffer in pieces, so that a checkpoint writes only the pieces that are new since the last one."""
+"""The state of a ring buffer in pieces, of which a checkpoint writes only those that are new since the last one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 
 _PIECES = 64
-"""Number of pieces of a full ring. The newest piece is usually incomplete, and is written again by each checkpoint."""
+"""Pieces of a full ring. The newest piece is usually incomplete, and is written again by each checkpoint."""
 _AT_ONCE = 1024
 """Largest number of rows that `RowPieces.load` copies at once."""
 _FRAMES, _SLOTS = "frames/", "slots/"
@@ -35,7 +35,6 @@ class StatePiece:
 
 
 def make_piece(arrays: Mapping[str, NDArray[Any]]) -> StatePiece:
-    """Return arrays as a `StatePiece`, with the name that belongs to them."""
     digest = xxhash.xxh3_128()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
@@ -44,12 +43,10 @@ def make_piece(arrays: Mapping[str, NDArray[Any]]) -> StatePiece:
 
 
 class RowPieces:
-    """The rows of a ring buffer as pieces of equal numbers of consecutive rows. Only the newest piece can be incomplete.
+    """The rows of a ring buffer, which are only appended, as pieces of equal numbers of rows. Only the newest can be
+    incomplete.
 
     Columns whose names begin with ``/`` are not part of the state. Large values are in a piece once (`RowRingBuffer.share`).
-
-    Args:
-        ring: The ring buffer, whose rows are only appended.
     """
 
     def __init__(self, ring: RowRingBuffer) -> None:
@@ -66,7 +63,7 @@ class RowPieces:
         return {"begin": begin, "end": end, "pieces": pieces}
 
     def load(self, state: Mapping[str, Any], fill: Mapping[str, object]) -> None:
-        """Restore a state that `state` has returned, with all arrays."""
+        """Restore a `state` with all arrays."""
         ring, begin, end = self._ring, int(state["begin"]), int(state["end"])
         if not 0 <= begin <= end <= begin + ring.capacity:
             raise ConfigError(

@@ -63,17 +63,17 @@ class SequenceBatch:
     """``B`` sequences of ``W = burn_in + length`` steps, copied from the replay. The first `burn_in` steps are not trained on.
 
     Attributes:
-        observations: ``[B, W + 1, *obs]``, the observation before each step, and the one after the last step. For a Dict or Tuple
-            space, a dict or tuple of such arrays.
+        observations: ``[B, W + 1, *obs]``, the observation before each step, and the one after the last step. For a Dict or
+            Tuple space, a dict or tuple of such arrays.
         actions: ``[B, W, *act]``.
         rewards: Float32 ``[B, W]``.
         terminated: Bool ``[B, W]``. True for a step after which the episode ended in a terminal state. The observation after it
             has no meaning.
-        valid: Bool ``[B, W]``. False for a step outside of the segment: before its beginning, in the burn-in, or after its end.
-            The other values of such a step have no meaning. The recurrent state must not change at such a step.
+        valid: Bool ``[B, W]``. False for a step outside of the segment, whose other values have no meaning, and at which the
+            recurrent state must not change.
         masks: True for each allowed action, bool ``[B, W + 1, n]``; None if no segment has had a mask.
-        initial: For each column that the policy records once per segment, its values ``[B, *row]``. They belong to the first
-            valid step. Zeros if that step is not the first of the segment; the burn-in then has to produce the recurrent state.
+        initial: The columns with one row per segment, ``[B, *row]``. They belong to the first valid step. Zeros if that step is
+            not the first of the segment; the burn-in then has to produce the recurrent state.
     """
 
     observations: Tree
@@ -86,14 +86,21 @@ class SequenceBatch:
 
 
 class SequenceMemory(PrioritisedReplay):
-    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest ones.
+    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest
+    ones.
 
-    The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The last
-    one can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the beginning of
-    a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
+    The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The
+    last one can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the
+    beginning of a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
 
     A sequence has a *row*, its index in the replay, as a transition in `ReplayMemory` has. The dtypes are those of
-    `SpaceColumns`, and large observations are stored once. One thread uses the object.
+    `SpaceColumns`, and large observations are stored once. One thread uses the object. The first segment allocates the memory.
+
+    Args:
+        observation_space: Space of the observations.
+        action_space: Space of the actions.
+        options: The options.
+        columns: The extra columns of the policy, of which those with one row per segment are stored.
     """
 
     def __init__(
@@ -103,14 +110,6 @@ class SequenceMemory(PrioritisedReplay):
         options: SequenceOptions,
         columns: tuple[ColumnSpec, ...] = (),
     ) -> None:
-        """Create an empty replay. The first segment allocates the memory.
-
-        Args:
-            observation_space: Space of the observations.
-            action_space: Space of the actions.
-            options: The options.
-            columns: The extra columns of the policy (`PolicySpec.columns`). Those that are recorded once per segment are stored.
-        """
         self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
         super().__init__(self._sequences, options.priority)
         self.options = options
@@ -136,7 +135,7 @@ class SequenceMemory(PrioritisedReplay):
         return capacity * row + sum(pool_bytes(capacity, leaf) for leaf in shared)
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder. Call this before the first segment; see `ScratchArrays`.
+        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first segment.
 
         Raises:
             ConfigError: If the disk has too little space.
@@ -175,7 +174,6 @@ class SequenceMemory(PrioritisedReplay):
         self._segments += 1
 
     def _allocate(self) -> None:
-        """Create the arrays, if they do not exist so far."""
         if _FIRST not in self._sequences:
             self._steps.allocate({}, self._plain)
             for name, leaf in self._shared.items():
@@ -183,10 +181,7 @@ class SequenceMemory(PrioritisedReplay):
             self._sequences.allocate({}, self._described)
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``.
-
-        They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
-        """
+        """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``. There must be one."""
         if self._priorities is not None:
             numbers = self._priorities.draw(count, draws)
         else:
@@ -237,8 +232,7 @@ class SequenceMemory(PrioritisedReplay):
         """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
 
         Returns:
-            The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of sequences that
-            came with `load` have no number.
+            The numbers of the removed segments, as `ReplayMemory.discard`.
         """
         ring = self._sequences
         held = np.arange(ring.begin, ring.end)
@@ -255,15 +249,15 @@ class SequenceMemory(PrioritisedReplay):
         return gone
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all sequences and priorities. `stored`: see `ReplayMemory.state`."""
+        """Return copies of all sequences and priorities, as `ReplayMemory.state`."""
         steps, sequences = (pieces.state(stored) for pieces in self._pieces)
         return self._state({"steps": steps, "sequences": sequences})
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned for a replay with the same options and spaces.
+        """Restore a `state` of a replay with the same options and spaces.
 
         Raises:
-            ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
+            ConfigError: If the arrays have other shapes than those of this replay, or priorities are missing.
         """
         self._check_priorities(state)
         self._allocate()
@@ -302,6 +296,6 @@ class SequenceMemory(PrioritisedReplay):
 
 
 def _padded(block: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Return an array with its last row repeated, so that it has `rows` rows. Zeros could be outside of an observation space."""
+    """Repeat the last row of an array, up to `rows` rows. Zeros could be outside of an observation space."""
     missing = rows - len(block)
     return np.concatenate([block, np.repeat(block[-1:], missing, axis=0)]) if missing else block

@@ -77,7 +77,7 @@ class FeatureLayout:
         return features
 
     def batch(self, observations: Tree) -> NDArray[np.float32]:
-        """Return the features of ``N`` observations, float32 ``[N, F]``. A single Box is not copied if it is contiguous float32."""
+        """Return the features of ``N`` observations, float32 ``[N, F]``. A contiguous float32 Box is not copied."""
         arrays = self._leaves.flatten(observations)
         rows = len(arrays[0])
         if self._leaves.structure is None and self.parts[0].lowest is None:

@@ -52,7 +52,7 @@ class SpaceLeaves:
         return unflatten(self.structure, leaves)
 
     def rows(self, tree: Tree) -> Sequence[Any]:
-        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` elements. A single array is returned as it is."""
+        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` elements. A single array is one already."""
         if self.structure is None:
             return tree  # type: ignore[no-any-return]
         leaves = self.flatten(tree)

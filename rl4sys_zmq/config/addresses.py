@@ -28,15 +28,15 @@ def bind_uri(value: object) -> str:
 def host_name(value: object) -> str:
     """Accept a host name or an IP address, without scheme and port."""
     try:
-        found, _, _ = _uri(f"tcp://{value}:1" if isinstance(value, str) else value, least_port=1)[len("tcp://") :].rpartition(":")
-        if found.startswith("["):
-            ipaddress.IPv6Address(found[1:-1])
+        host, _, _ = _uri(f"tcp://{value}:1" if isinstance(value, str) else value, least_port=1)[len("tcp://") :].rpartition(":")
+        if host.startswith("["):
+            ipaddress.IPv6Address(host[1:-1])
     except ValueError:
         raise InvalidValue(
             "a host name or an IP address, without scheme and port, and an IPv6 address in brackets, such as plant.example.org, "
             "10.0.0.5 or [fd00::5]"
         ) from None
-    return found
+    return host
 
 
 def _uri(value: object, least_port: int) -> str:

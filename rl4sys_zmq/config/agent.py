@@ -196,8 +196,10 @@ class AgentConfig:
         if self.inference == "remote" and self.policy_cache is not None:
             raise ConfigError("policy_cache: inference: remote has no policy to store; remove one of them", key="policy_cache")
         if self.fallback == "random" and (self.observation_space is None or self.action_space is None):
-            words = "fallback: random actions need both spaces; set observation_space and action_space, or input_size and act_dim"
-            raise ConfigError(words, key="fallback")
+            raise ConfigError(
+                "fallback: random actions need both spaces; set observation_space and action_space, or input_size and act_dim",
+                key="fallback",
+            )
         if self.fallback == "random" and self.overflow == "wait":
             raise ConfigError("fallback: an actor with overflow: wait never acts without its learner; remove one", key="fallback")
         if self.images is not None and not has_pillow():
@@ -223,8 +225,8 @@ class AgentConfig:
         shape = observation_space.shape
         if observation_space.dtype != "|u1" or shape is None or image_size(shape) is None:
             wanted = "a uint8 box that ends in [height, width] or [height, width, 1 or 3], of 8 to 65500 pixels a side"
-            found = f"{observation_space!s:.80}" if shape is None else f"{observation_space.dtype} of shape {shape}"
-            raise ConfigError(f"image_codec: needs {wanted}, not {found}; or turn it off", key="image_codec")
+            actual = f"{observation_space!s:.80}" if shape is None else f"{observation_space.dtype} of shape {shape}"
+            raise ConfigError(f"image_codec: needs {wanted}, not {actual}; or turn it off", key="image_codec")
 
     @property
     def submits(self) -> bool:

@@ -31,19 +31,19 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot be read: {exc}", source=source) from exc
     try:
-        found = _read_json(text, source) if file.suffix.lower() == ".json" else _read_yaml(text, source)
-        if not isinstance(found, dict):
-            raise ConfigError(f"expected a mapping at the top level, not {type(found).__name__}", source=source)
-        return _without_comments(found, source)
+        document = _read_json(text, source) if file.suffix.lower() == ".json" else _read_yaml(text, source)
+        if not isinstance(document, dict):
+            raise ConfigError(f"expected a mapping at the top level, not {type(document).__name__}", source=source)
+        return _without_comments(document, source)
     except RecursionError as exc:
         raise ConfigError("is nested too deeply", source=source) from exc
 
 
-def _without_comments(found: Mapping[object, object], source: str, depth: int = 0) -> dict[str, object]:
+def _without_comments(given: Mapping[object, object], source: str, depth: int = 0) -> dict[str, object]:
     kept: dict[str, object] = {}
     if depth > MAX_NESTED:
         raise RecursionError
-    for key, value in found.items():
+    for key, value in given.items():
         if not isinstance(key, str):
             raise ConfigError(f"{key!r}: a key must be text; put it in quotes", key=str(key), source=source)
         if not key.startswith("_comment"):
@@ -53,12 +53,12 @@ def _without_comments(found: Mapping[object, object], source: str, depth: int = 
 
 def _read_json(text: str, source: str) -> object:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found: dict[str, object] = {}
+        out: dict[str, object] = {}
         for key, value in pairs:
-            if key in found:
+            if key in out:
                 raise ConfigError(f"{key}: given twice in one mapping", key=key, source=source)
-            found[key] = value
-        return found
+            out[key] = value
+        return out
 
     def no_constant(name: str) -> object:
         raise ConfigError(f"{name} is not a valid JSON number", source=source)

@@ -292,5 +292,5 @@ def _without_spaces(
     """Remove keys about spaces and actors, which RL4Sys's files have there, from the default parameters of each algorithm."""
     removed = {*FLAT_KEYS, *ACTOR_KEYS}
     kept = {name: {k: v for k, v in entry.items() if k not in removed} for name, entry in algorithms.items()}
-    found = dict.fromkeys(k for entry in algorithms.values() for k in entry if k in removed)
-    return kept, tuple(f"algorithms.*.{k}" for k in found)
+    dropped = dict.fromkeys(k for entry in algorithms.values() for k in entry if k in removed)
+    return kept, tuple(f"algorithms.*.{k}" for k in dropped)

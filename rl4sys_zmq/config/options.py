@@ -256,10 +256,10 @@ def parameters(value: object) -> dict[str, object]:
         InvalidValue: If the value is not a mapping with text keys.
         ConfigError: If a number is NaN or infinite, at any depth.
     """
-    found = mapping(value)
-    for key, item in found.items():
+    entries = mapping(value)
+    for key, item in entries.items():
         _check_finite(key, item)
-    return found
+    return entries
 
 
 def _check_finite(key: str, value: object) -> None:

@@ -25,10 +25,10 @@ MAX_RELAYS = 256
 
 
 def _key(value: object) -> str:
-    found = text(value)
-    if len(found) != _KEY_CHARS or " " in found:
+    key = text(value)
+    if len(key) != _KEY_CHARS or " " in key:
         raise InvalidValue(f"a public key: {_KEY_CHARS} characters of Z85, from the relay's learner.public")
-    return found
+    return key
 
 
 def _networks(value: object) -> tuple[str, ...]:
@@ -101,11 +101,11 @@ class RelayRule(RelayAddress):
         if any(fnmatch.fnmatchcase(actor_id, pattern) for pattern in self.actors):
             return True
         try:
-            found = ipaddress.ip_address(host) if host and self.networks else None
+            address = ipaddress.ip_address(host) if host and self.networks else None
         except ValueError:
             return False
-        mapped = getattr(found, "ipv4_mapped", None)
-        return found is not None and any((mapped or found) in ipaddress.ip_network(network) for network in self.networks)
+        mapped = getattr(address, "ipv4_mapped", None)
+        return address is not None and any((mapped or address) in ipaddress.ip_network(network) for network in self.networks)
 
 
 T = TypeVar("T", bound=RelayAddress)

@@ -35,13 +35,13 @@ def algorithm_name(value: object) -> str:
 
 def algorithm_parameters(value: object) -> dict[str, object]:
     """Return a copy of an algorithm's parameters, after the check `parameters`. Names of `_PARAMETER_NAMES` are translated."""
-    found = parameters(value)
+    entries = parameters(value)
     for theirs, ours in _PARAMETER_NAMES.items():
-        if theirs in found:
-            given = found.pop(theirs)
-            if found.setdefault(ours, given) != given:
-                raise ConfigError(f"{theirs}: {given!r} contradicts {ours!r}: {found[ours]!r}", key=theirs)
-    return found
+        if theirs in entries:
+            given = entries.pop(theirs)
+            if entries.setdefault(ours, given) != given:
+                raise ConfigError(f"{theirs}: {given!r} contradicts {ours!r}: {entries[ours]!r}", key=theirs)
+    return entries
 
 
 def default_client_id(given: Mapping[str, object], source: str) -> str | None:
@@ -74,8 +74,8 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
     """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level, unless it has them."""
     parameters = check_value("algorithm_parameters", given.get("algorithm_parameters", {}), mapping)
-    found = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
-    return {**found, **given, "algorithm_parameters": parameters} if found else dict(given)
+    lifted = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
+    return {**lifted, **given, "algorithm_parameters": parameters} if lifted else dict(given)
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:

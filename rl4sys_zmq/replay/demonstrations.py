@@ -224,9 +224,9 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
         if len(arrays[name]) != rows:
             raise ValueError(f"{name} has {len(arrays[name])} rows; {episodes} episodes of {steps} steps need {rows}")
     for name in {"lengths", "terminated", "rewards"} & arrays.keys():
-        found = arrays[name]
-        if found.ndim != 1 or found.dtype.kind not in "biuf":
-            raise ValueError(f"{name} has rows {found.dtype}{list(found.shape[1:])}; expected one number in each")
+        column = arrays[name]
+        if column.ndim != 1 or column.dtype.kind not in "biuf":
+            raise ValueError(f"{name} has rows {column.dtype}{list(column.shape[1:])}; expected one number in each")
     _check_columns([arrays[name] for name in leaves.names], leaves.spaces, leaves.names)
     _check_columns([actions], leaves_of(action_space).spaces, ("actions",))
     if masks is not None:

@@ -140,9 +140,9 @@ class StoreFolder:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 start = file.tell()
-            found, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
-            if found != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
-                raise StoreFileError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start again")
+            stored, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
+            if stored != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
+                raise StoreFileError(path, f"holds {stored} or less, not {leaf}; it is damaged; delete the folder to start again")
             array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
         self._maps.append(array)
         return array.view(np.ndarray)

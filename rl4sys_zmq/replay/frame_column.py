@@ -99,8 +99,8 @@ class FrameColumn:
 
     def slots(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slots of the frames of these rows, ``[*places.shape, frames]``."""
-        found: NDArray[np.int64] = self._slots[places]
-        return found
+        slots: NDArray[np.int64] = self._slots[places]
+        return slots
 
     def join(self, frames: NDArray[Any]) -> NDArray[Any]:
         """Return the values that consist of these frames, ``[..., *leaf.shape]`` for frames ``[..., frames, *frame]``."""

@@ -95,8 +95,8 @@ class FrameStore:
         return slot
 
     def _at(self, slot: int) -> NDArray[Any]:
-        found: NDArray[Any] = self._blocks[slot // self._block][slot % self._block, ...]
-        return found
+        frame: NDArray[Any] = self._blocks[slot // self._block][slot % self._block, ...]
+        return frame
 
     def _new_slot(self) -> int:
         if not self._free:

@@ -103,8 +103,8 @@ class StoreLayout:
 def as_leaf(path: str, value: object) -> NDArray[Any]:
     """Convert a value to an array in little-endian byte order."""
     try:
-        found = None if type(value) is np.ndarray and value.dtype.str in DTYPES else array_from(value)
-        array = np.asarray(value) if found is None else found
+        foreign = None if type(value) is np.ndarray and value.dtype.str in DTYPES else array_from(value)
+        array = np.asarray(value) if foreign is None else foreign
     except (ValueError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(path, f"not an array: {exc!s:.200}") from exc
     if array.dtype == BFLOAT16_BITS:
@@ -161,12 +161,12 @@ def _copy_leaf(value: Any, path: Path) -> Any:
     if isinstance(value, _PLAIN):
         return value
     try:
-        found = array_from(value)
+        array = array_from(value)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise _data_error(path, f"a {type(value).__name__} cannot be converted to an array: {exc!s:.200}") from exc
-    if found is None:
+    if array is None:
         raise _data_error(path, f"a value of type {type(value).__name__} cannot be sent")
-    return _copy_array(found, value, path)
+    return _copy_array(array, value, path)
 
 
 def _copy_array(array: Any, value: object, path: Path) -> Any:
@@ -193,14 +193,14 @@ def zeros(leaf: ArraySpec) -> NDArray[Any]:
 
 def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
     try:
-        found = ArraySpec(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
+        leaf = ArraySpec(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
     except (TypeError, ValueError) as exc:
         raise ConfigError(
             f"{name}: shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})", key=name
         ) from exc
-    if found.dtype.str not in DTYPES or any(n < 0 for n in found.shape):
-        raise ConfigError(f"{name}: {found} are invalid for a column; only numbers and booleans can be stored", key=name)
-    return found
+    if leaf.dtype.str not in DTYPES or any(n < 0 for n in leaf.shape):
+        raise ConfigError(f"{name}: {leaf} are invalid for a column; only numbers and booleans can be stored", key=name)
+    return leaf
 
 
 def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:

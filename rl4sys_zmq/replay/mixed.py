@@ -49,5 +49,5 @@ class DemonstrationReplay:
         count = int(np.count_nonzero(rows < 0))
         if not count:
             return own.gather(rows)
-        found = self._memory.gather(-1 - rows[:count])
-        return found if count == len(rows) else found.join(own.gather(rows[count:]))
+        demonstrations = self._memory.gather(-1 - rows[:count])
+        return demonstrations if count == len(rows) else demonstrations.join(own.gather(rows[count:]))

@@ -71,8 +71,8 @@ class RowPieces:
             )
         for part in state["pieces"]:
             for name in fill.keys() & part["piece"].arrays.keys() - ring.specs.keys():
-                found = part["piece"].arrays[name]
-                ring.add(name, ArraySpec(found.shape[1:], found.dtype), fill[name])
+                column = part["piece"].arrays[name]
+                ring.add(name, ArraySpec(column.shape[1:], column.dtype), fill[name])
         ring.skip_to(begin)
         self._known = {}
         for part in state["pieces"]:
@@ -145,7 +145,7 @@ class RowPieces:
                 continue
             shared = self._ring.shared_names.get(name)
             stored = _SLOTS + name if shared else name
-            found = arrays[stored].shape if stored in arrays else None
+            actual = arrays[stored].shape if stored in arrays else None
             expected = (rows, self._ring.frames_per_value(name)) if shared else (rows, *leaf.shape)
-            if found != expected:
-                raise ConfigError(f"{name} in the replay state has shape {found}; expected {expected}", key="buffer_size")
+            if actual != expected:
+                raise ConfigError(f"{name} in the replay state has shape {actual}; expected {expected}", key="buffer_size")

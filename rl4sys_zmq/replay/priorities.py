@@ -109,23 +109,23 @@ class RowPriorities:
     def draw(self, count: int, draws: Draws, allowed: DrawableSteps | None = None) -> Ids:
         """Draw `count` rows in proportion to their masses, with replacement. Rows that are not allowed are drawn again."""
         self._add_new()
-        found: list[Ids] = []
+        drawn: list[Ids] = []
         missing = count
         for _ in range(_ROUNDS):
             ids = self._draw_any(missing, draws)
             if allowed is None:
                 return ids
             ids = ids[allowed.allow(ids)]
-            found.append(ids)
+            drawn.append(ids)
             missing -= len(ids)
             if not missing:
-                return np.concatenate(found)
+                return np.concatenate(drawn)
         assert allowed is not None
         held = np.arange(self._ring.begin, self._ring.end)
         held = held[allowed.allow(held)]
         ends = np.cumsum(self._tree[held % self._ring.capacity])
         places = np.searchsorted(ends, draws.random(missing) * ends[-1], side="right")
-        return np.concatenate([*found, held[np.minimum(places, len(held) - 1)]])
+        return np.concatenate([*drawn, held[np.minimum(places, len(held) - 1)]])
 
     def keep(self) -> KeptPriorities:
         self._add_new()

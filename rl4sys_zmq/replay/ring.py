@@ -64,8 +64,8 @@ class RowRingBuffer:
             self._columns = {name: self.make(leaf) for name, leaf in whole.items()}
             return
         whole[_SPAN] = ArraySpec((2,), np.dtype("<i8"))
-        found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
-        self._span, self._columns = found.pop(_SPAN), found
+        opened = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
+        self._span, self._columns = opened.pop(_SPAN), opened
         if not 0 <= self.begin <= self.end <= self.begin + self.capacity:
             raise StoreFileError(
                 self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again"

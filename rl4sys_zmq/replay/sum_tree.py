@@ -82,5 +82,5 @@ class SumTree:
 
 def _last_positive(rows: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the index of the last positive number in each row; the last index if there is none."""
-    found: NDArray[np.int64] = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
-    return found
+    last: NDArray[np.int64] = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
+    return last

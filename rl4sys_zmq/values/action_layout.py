@@ -113,8 +113,8 @@ class ActionLayout:
     def indices(self, action: Tree) -> NDArray[np.int64]:
         """Return the index of each choice of one action, from 0, int64 ``[choices]``."""
         pairs = zip(self.parts, self.leaves.flatten(action), strict=True)
-        found = [np.asarray(leaf, np.int64).reshape(-1) - part.lowest for part, leaf in pairs if part.lowest is not None]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        indices = [np.asarray(leaf, np.int64).reshape(-1) - part.lowest for part, leaf in pairs if part.lowest is not None]
+        return np.concatenate(indices) if indices else np.empty(0, np.int64)
 
     def forbidden_choice(self, masks: NDArray[Any]) -> tuple[int, str] | None:
         """Return row and name of the first choice of which a mask forbids every option."""

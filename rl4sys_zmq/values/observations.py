@@ -138,14 +138,16 @@ def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> 
     kind, keys, parts = structure
     if kind is dict:
         if not isinstance(tree, Mapping) or len(tree) != len(keys) or not all(key in tree for key in keys):
-            found = f"a dict with the keys {sorted(map(str, tree))}" if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
+            received = (
+                f"a dict with the keys {sorted(map(str, tree))}" if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
+            )
             expected = f"a dict with the keys {list(keys)}"
-            raise _OtherStructure(f"{path} is {found}; expected {expected}")
+            raise _OtherStructure(f"{path} is {received}; expected {expected}")
         for key, part in zip(keys, parts, strict=True):
             _collect(part, tree[key], f"{path}[{key!r}]", leaves)
         return
     if not isinstance(tree, tuple | list) or len(tree) != len(parts):
-        found = f"a {type(tree).__name__}" + (f" of {len(tree)}" if isinstance(tree, tuple | list) else "")
-        raise _OtherStructure(f"{path} is {found}; expected a tuple of {len(parts)}")
+        received = f"a {type(tree).__name__}" + (f" of {len(tree)}" if isinstance(tree, tuple | list) else "")
+        raise _OtherStructure(f"{path} is {received}; expected a tuple of {len(parts)}")
     for index, part in enumerate(parts):
         _collect(part, tree[index], f"{path}[{index}]", leaves)

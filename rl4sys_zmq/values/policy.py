@@ -124,7 +124,7 @@ class PolicySpec:
             raise ConfigError(
                 f"the snapshot has {len(others)} bytes of tensors that are not float32; the policy has {other_bytes(specs)}"
             )
-        found = other_views(specs, others) if specs else {}
+        other_arrays = other_views(specs, others) if specs else {}
         out: dict[str, NDArray[Any]] = {}
         start = 0
         for tensor in self.tensors:
@@ -132,7 +132,7 @@ class PolicySpec:
                 out[tensor.name] = flat[start : start + tensor.size].reshape(tensor.shape)
                 start += tensor.size
             else:
-                out[tensor.name] = found[tensor.name]
+                out[tensor.name] = other_arrays[tensor.name]
         return out
 
     def flatten(self, tensors: Mapping[str, NDArray[Any]]) -> tuple[FlatWeights, bytes]:

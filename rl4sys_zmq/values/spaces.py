@@ -291,13 +291,13 @@ class _NestedSpace(_BaseSpace):
             if not isinstance(part, _BaseSpace):
                 raise ConfigError(f"a {self.KIND} space must consist of spaces, not of {part!r:.60}", key=key)
         count, depth, elements = _measure(self)
-        for found, limit, what in (
+        for number, limit, what in (
             (count, MAX_SPACES, "spaces"),
             (depth, MAX_DEPTH, "levels"),
             (elements, MAX_ELEMENTS, "elements"),
         ):
-            if found > limit:
-                raise ConfigError(f"a {self.KIND} space has {found} {what}; the limit is {limit}", key=key)
+            if number > limit:
+                raise ConfigError(f"a {self.KIND} space has {number} {what}; the limit is {limit}", key=key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,13 +331,13 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
 def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
     _, _, _, _, _, length, _, steps, flags, _, reserved = head
     if _ODD_FLAGS[flags] or reserved:
-        words = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"
+        problem = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"
     elif flags & _ENDED and length < steps:
-        words = f"an episode of {length} steps ends with a segment of {steps} steps"
+        problem = f"an episode of {length} steps ends with a segment of {steps} steps"
     elif length and not flags & _ENDED:
-        words = f"a segment has an episode length of {length} steps but does not end its episode"
+        problem = f"a segment has an episode length of {length} steps but does not end its episode"
     elif max_steps is not None and not 1 <= steps <= max_steps:
-        words = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
+        problem = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
     else:
         return None
-    return ProtocolError(RefusalReason.RANGE, words)
+    return ProtocolError(RefusalReason.RANGE, problem)

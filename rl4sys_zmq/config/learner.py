@@ -58,11 +58,7 @@ _INHERITED = (
 
 def _clients(value: object) -> dict[str, ClientConfig]:
     entries = mapping(value)
-    return {check_value(key, key, name): check_value(key, entry, _client) for key, entry in entries.items()}
-
-
-def _client(value: object) -> ClientConfig:
-    return value if isinstance(value, ClientConfig) else ClientConfig.from_mapping(mapping(value))
+    return {check_value(key, key, name): check_value(key, entry, ClientConfig.read) for key, entry in entries.items()}
 
 
 def _algorithms(value: object) -> dict[str, dict[str, object]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from rl4sys_zmq.values.spaces import (
     ObservationSpace,
     TupleSpace,
 )
-from rl4sys_zmq.values.trees import Structure, Tree, leaf_paths, unflatten, unflatten_each
+from rl4sys_zmq.values.trees import Structure, Tree, flatten, leaf_paths, unflatten, unflatten_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class SpaceLeaves:
 
 def leaves_of(space: ObservationSpace, name: str = "observations") -> SpaceLeaves:
     """Return the structure, names and spaces of the arrays of a space's elements."""
-    structure, spaces = _structure(space), tuple(_spaces(space))
-    return SpaceLeaves(structure, spaces, tuple(leaf_paths(structure, name)))
+    spaces, structure = flatten(_tree(space), by_key=True)
+    return SpaceLeaves(structure, tuple(spaces), tuple(leaf_paths(structure, name)))
 
 
 def flat_space(space: ObservationSpace, user: str, role: str = "observation") -> FlatSpace:
@@ -107,24 +107,11 @@ def integer_bounds(space: LeafSpace) -> tuple[NDArray[np.int64], NDArray[np.int6
     return start, start + np.array(space.nvec, np.int64).reshape(space.shape) - 1
 
 
-def _structure(space: ObservationSpace | Any) -> Structure:
+def _tree(space: ObservationSpace | Any) -> Tree:
+    """Return nested dicts and tuples of leaf spaces."""
     if isinstance(space, DictSpace):
-        keys = tuple(sorted(space.spaces))
-        return dict, keys, tuple(_structure(space.spaces[key]) for key in keys)
-    if isinstance(space, TupleSpace):
-        return tuple, (), tuple(map(_structure, space.spaces))
-    return None
-
-
-def _spaces(space: ObservationSpace | Any) -> Iterator[LeafSpace]:
-    if isinstance(space, DictSpace):
-        for key in sorted(space.spaces):
-            yield from _spaces(space.spaces[key])
-    elif isinstance(space, TupleSpace):
-        for part in space.spaces:
-            yield from _spaces(part)
-    else:
-        yield space
+        return {key: _tree(part) for key, part in space.spaces.items()}
+    return tuple(map(_tree, space.spaces)) if isinstance(space, TupleSpace) else space
 
 
 class _OtherStructure(Exception):

@@ -83,14 +83,12 @@ class Segment:
     @property
     def observation_leaves(self) -> list[NDArray[Any]]:
         """The arrays of `observations` as a flat list, in the order of sorted dict keys."""
-        observations = self.observations
-        return [observations] if isinstance(observations, np.ndarray) else flatten(observations, by_key=True)[0]
+        return _leaves(self.observations)
 
     @property
     def action_leaves(self) -> list[NDArray[Any]]:
         """The arrays of `actions` as a flat list, in the order of sorted dict keys."""
-        actions = self.actions
-        return [actions] if isinstance(actions, np.ndarray) else flatten(actions, by_key=True)[0]
+        return _leaves(self.actions)
 
     @property
     def ended(self) -> bool:
@@ -110,6 +108,10 @@ class Segment:
         if self.extras or self.initial:
             size += sum(c.nbytes for c in (*self.extras.values(), *self.initial.values()))
         return size
+
+
+def _leaves(tree: Tree) -> list[NDArray[Any]]:
+    return [tree] if isinstance(tree, np.ndarray) else flatten(tree, by_key=True)[0]
 
 
 def is_source(text: str) -> bool:

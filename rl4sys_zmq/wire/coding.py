@@ -130,21 +130,14 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
     return numbers, pieces
 
 
-def _shuffled(plain: memoryview, itemsize: int) -> Any:
+def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
     """Reorder bytes as the docstring of the module says. An incomplete last element stays at the end."""
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)
     whole = len(data) - len(data) % itemsize
-    return np.concatenate([data[:whole].reshape(-1, itemsize).T.ravel(), data[whole:]]).data
-
-
-def _turned_back(turned: bytes, itemsize: int) -> Any:
-    if itemsize == 1:
-        return turned
-    data = np.frombuffer(turned, np.uint8)
-    whole = len(data) - len(data) % itemsize
-    return np.concatenate([data[:whole].reshape(itemsize, -1).T.ravel(), data[whole:]]).data
+    table = data[:whole].reshape((itemsize, -1) if back else (-1, itemsize))
+    return np.concatenate([table.T.ravel(), data[whole:]]).data
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
@@ -176,7 +169,7 @@ def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFram
     for coded, plain, itemsize in sections:
         piece = view[begin : begin + coded]
         begin += coded
-        pieces.append(_turned_back(_decompressed(piece, plain), itemsize) if itemsize else piece)
+        pieces.append(_shuffled(_decompressed(piece, plain), itemsize, back=True) if itemsize else piece)
     return b"".join(pieces)
 
 

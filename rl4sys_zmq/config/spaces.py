@@ -35,13 +35,10 @@ def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
         sizes[key] = nested if top is None else top
     observation_space = _observation_space(config.observation_space, sizes["input_size"])
     action_space = _action_space(config.action_space, sizes)
-    for name, value in (
-        ("algorithm_parameters", parameters),
-        ("observation_space", observation_space),
-        ("action_space", action_space),
-        ("act_limit", sizes["act_limit"]),
-    ):
-        object.__setattr__(config, name, value)
+    object.__setattr__(config, "algorithm_parameters", parameters)
+    object.__setattr__(config, "observation_space", observation_space)
+    object.__setattr__(config, "action_space", action_space)
+    object.__setattr__(config, "act_limit", sizes["act_limit"])
 
 
 def _observation_space(given: ObservationSpace | None, size: int | None) -> ObservationSpace | None:

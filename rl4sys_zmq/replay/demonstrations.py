@@ -36,7 +36,7 @@ from rl4sys_zmq.private import open_private
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import leaves_of
-from rl4sys_zmq.values.spaces import LeafSpace
+from rl4sys_zmq.values.spaces import BoxSpace, LeafSpace
 
 __all__ = ["Demonstration", "Demonstrations", "demonstrations_of", "read_demonstrations", "write_demonstrations"]
 
@@ -110,10 +110,7 @@ class Demonstrations:
 def _form(space: ObservationSpace) -> tuple[object, ...]:
     """Return what must be equal for elements of a space to have the same meaning: structure, shapes, dtypes, choices."""
     leaves = leaves_of(space)
-    return leaves.structure, *[
-        (type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None), getattr(leaf, "start", None), getattr(leaf, "nvec", None))
-        for leaf in leaves.spaces
-    ]
+    return leaves.structure, *[(leaf.shape, leaf.dtype) if isinstance(leaf, BoxSpace) else leaf for leaf in leaves.spaces]
 
 
 def write_demonstrations(path: Path, observation_space: object, action_space: object, episodes: Sequence[Demonstration]) -> None:

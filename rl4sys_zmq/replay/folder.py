@@ -78,7 +78,7 @@ class StoreFolder:
                 )
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._take()
+            self._acquire()
             self._read_manifest()
             with _as_store_error(self.path / _LOCK):
                 boot = _boot_id()
@@ -183,7 +183,7 @@ class StoreFolder:
         with contextlib.suppress(OSError):
             (self.path / name).unlink()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:

@@ -18,11 +18,11 @@ from rl4sys_zmq.replay.pieces import RowPieces
 from rl4sys_zmq.replay.priorities import PrioritisedReplay, PriorityOptions
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.scratch import ScratchArrays
-from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
+from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
-_RETURNS, _DISCOUNTS, _SUCCESSORS, _MASKS = "returns", "discounts", "successors", "masks"
+_RETURNS, _DISCOUNTS, _SUCCESSORS = "returns", "discounts", "successors"
 _SEGMENT = "/segment"
 """The number of each row's segment, or -1 if it is unknown. It is not part of the state."""
 
@@ -169,10 +169,7 @@ class ReplayMemory(PrioritisedReplay):
         }
         blocks |= {name: leaf[keep] for name, leaf in self._spaces.observation_blocks(segment)}
         blocks |= {name: leaf[reach] for name, leaf in self._spaces.observation_blocks(segment, _SUCCESSORS)}
-        if segment.masks is not None and _MASKS not in ring:
-            self._add_masks(segment.masks.shape[1])
-        if _MASKS in ring:
-            blocks[_MASKS] = self._free(len(reach)) if segment.masks is None else usable_masks(segment.masks[reach])
+        add_masks(blocks, ring, None if segment.masks is None else segment.masks[reach], len(reach))
         blocks[_SEGMENT] = np.full(len(reach), self._segments)
         ring.make_room(len(reach))
         ring.append(blocks, len(reach))
@@ -202,7 +199,7 @@ class ReplayMemory(PrioritisedReplay):
             take(_RETURNS, rows),
             take(_DISCOUNTS, rows),
             self._spaces.tree(take, rows, _SUCCESSORS),
-            take(_MASKS, rows) if _MASKS in self._ring else None,
+            take(MASKS, rows) if MASKS in self._ring else None,
         )
 
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
@@ -247,17 +244,10 @@ class ReplayMemory(PrioritisedReplay):
         """
         self._check_priorities(state)
         self._allocate()
-        self._pieces.load(state, {_MASKS: True})
+        self._pieces.load(state, {MASKS: True})
         self._load_priorities(state)
 
     @property
     def _from_zero(self) -> bool:
         """True if the rows are 0 to ``len(self) - 1``: always, except after `load` of a full replay with a smaller capacity."""
         return self._ring.begin == 0 or len(self) == self.options.capacity
-
-    def _free(self, rows: int) -> NDArray[np.bool_]:
-        """Return masks that allow every action, ``[rows, n]``."""
-        return np.ones((rows, *self._ring.specs[_MASKS].shape), np.bool_)
-
-    def _add_masks(self, actions: int) -> None:
-        self._ring.add(_MASKS, ArraySpec((actions,), np.dtype(np.bool_)), fill=True)

@@ -18,12 +18,12 @@ from rl4sys_zmq.replay.pieces import RowPieces
 from rl4sys_zmq.replay.priorities import PrioritisedReplay, PriorityOptions
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.scratch import ScratchArrays
-from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
+from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.column_spec import ColumnSpec
 from rl4sys_zmq.values.trees import Tree
 
-_REWARDS, _MASKS, _SEGMENT = "rewards", "masks", "/segment"
+_REWARDS, _SEGMENT = "rewards", "/segment"
 _FIRST, _START, _STEPS, _TERMINATED = "first", "start", "steps", "terminated"
 _INITIAL = "initial/"
 
@@ -161,11 +161,7 @@ class SequenceMemory(PrioritisedReplay):
         rows = steps + 1
         blocks = {ACTIONS: self._spaces.action_block(segment.actions[:steps]), _REWARDS: segment.rewards[:steps]}
         blocks |= {name: leaf[:rows] for name, leaf in self._spaces.observation_blocks(segment)}
-        if segment.masks is not None and _MASKS not in self._steps:
-            self._steps.add(_MASKS, ArraySpec((segment.masks.shape[1],), np.dtype(np.bool_)), fill=True)
-        if _MASKS in self._steps:
-            free = np.ones((rows, *self._steps.specs[_MASKS].shape), np.bool_)
-            blocks[_MASKS] = free if segment.masks is None else usable_masks(segment.masks[:rows])
+        add_masks(blocks, self._steps, None if segment.masks is None else segment.masks[:rows], rows)
         first = self._steps.end
         self._steps.make_room(rows)
         self._steps.append({name: _padded(block, rows) for name, block in blocks.items()}, rows)
@@ -220,7 +216,7 @@ class SequenceMemory(PrioritisedReplay):
             take(_REWARDS, places[:, :-1]),
             terminated,
             self._valid(rows),
-            take(_MASKS, places) if _MASKS in self._steps else None,
+            take(MASKS, places) if MASKS in self._steps else None,
             initial,
         )
 
@@ -262,7 +258,7 @@ class SequenceMemory(PrioritisedReplay):
         self._check_priorities(state)
         self._allocate()
         for pieces, part in zip(self._pieces, (state["steps"], state["sequences"]), strict=True):
-            pieces.load(part, {_MASKS: True})
+            pieces.load(part, {MASKS: True})
         self._load_priorities(state)
 
     def _describe(self, segment: Segment, first: int, steps: int) -> None:

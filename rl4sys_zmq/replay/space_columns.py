@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.layout import ArraySpec
+from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.values import BoxSpace, DictSpace, ObservationSpace, Segment, Space, TupleSpace
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace, MultiBinarySpace
 from rl4sys_zmq.values.trees import Tree
 
-ACTIONS, OBSERVATIONS = "actions", "observations"
+ACTIONS, OBSERVATIONS, MASKS = "actions", "observations", "masks"
 T = TypeVar("T")
 
 
@@ -66,9 +67,17 @@ class SpaceColumns:
         return self._named[role]
 
 
-def usable_masks(masks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return masks ``[T, n]`` in which a row that forbids every action, because none was requested, allows every action."""
-    return masks | ~masks.any(axis=1, keepdims=True)
+def add_masks(blocks: dict[str, NDArray[Any]], ring: RowRingBuffer, masks: NDArray[np.bool_] | None, rows: int) -> None:
+    """Add a column of masks ``[rows, n]`` to the blocks that are stored next, once a segment has had masks.
+
+    A row that forbids every action, because none was requested, allows every action.
+    """
+    if masks is not None:
+        if MASKS not in ring:
+            ring.add(MASKS, ArraySpec((masks.shape[1],), np.dtype(np.bool_)), fill=True)
+        blocks[MASKS] = masks | ~masks.any(axis=1, keepdims=True)
+    elif MASKS in ring:
+        blocks[MASKS] = np.ones((rows, *ring.specs[MASKS].shape), np.bool_)
 
 
 def _observation_dtype(space: LeafSpace) -> np.dtype[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.replay.ring import Ids
 
@@ -36,12 +37,11 @@ class DrawableSteps:
         which = np.searchsorted(stops, marks, side="right")
         return self.firsts[which] + marks - (stops[which] - self.counts[which])
 
-    def allow(self, ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def allow(self, ids: Ids) -> NDArray[np.bool_]:
         """Return True for each of these stored rows that can be drawn."""
         which = self._which(ids)
-        allowed: np.ndarray[tuple[int], np.dtype[np.bool_]] = (ids >= self.firsts[which]) & (
-            ids < self.firsts[which] + self.counts[which]
-        )
+        first = self.firsts[which]
+        allowed: NDArray[np.bool_] = (ids >= first) & (ids < first + self.counts[which])
         return allowed
 
     def bounds_of(self, ids: Ids) -> tuple[Ids, Ids]:

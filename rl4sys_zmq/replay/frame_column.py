@@ -16,8 +16,8 @@ SHARED_BYTES = 1024
 _MOST_FRAMES = 16
 """Largest size of an axis along which frames are stacked."""
 _BLOCKS = 8
-"""A block of the pool has room for ``capacity / _BLOCKS`` frames. One block more than `_BLOCKS` is enough if segments have at
-least `_BLOCKS` steps, because each adds one frame.
+"""A block of the pool has room for ``capacity / _BLOCKS`` frames. One more than `_BLOCKS` is enough if segments have at least
+`_BLOCKS` steps, because each adds one frame.
 """
 
 Make = Callable[[ArraySpec], NDArray[Any]]

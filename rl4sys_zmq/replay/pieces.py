@@ -43,8 +43,7 @@ def make_piece(arrays: Mapping[str, NDArray[Any]]) -> StatePiece:
 
 
 class RowPieces:
-    """The rows of a ring buffer, which are only appended, as pieces of equal numbers of rows. Only the newest can be
-    incomplete.
+    """The rows of a ring buffer, which are only appended, as pieces of equal size. Only the newest can be incomplete.
 
     Columns whose names begin with ``/`` are not part of the state. Large values are in a piece once (`RowRingBuffer.share`).
     """

@@ -86,12 +86,11 @@ class SequenceBatch:
 
 
 class SequenceMemory(PrioritisedReplay):
-    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest
-    ones.
+    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New ones overwrite the oldest.
 
-    The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The
-    last one can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the
-    beginning of a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
+    The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The last
+    one can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the beginning of
+    a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
 
     A sequence has a *row*, its index in the replay, as a transition in `ReplayMemory` has. The dtypes are those of
     `SpaceColumns`, and large observations are stored once. One thread uses the object. The first segment allocates the memory.

@@ -54,8 +54,7 @@ class DrawableSteps:
 
 
 class TrajectorySpans:
-    """The first rows of the trajectories in a buffer. A trajectory ends where the next begins, and the last with the newest
-    row.
+    """The first rows of the trajectories in a buffer. A trajectory ends where the next begins, or with the newest row.
 
     Attributes:
         dropped: Number of trajectories that `drop_before` has removed.

@@ -19,8 +19,7 @@ BFLOAT16_BITS = np.dtype([("bfloat16", "<u2")])
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 FLOAT_ERRORS = (FloatingPointError, RuntimeWarning)
-"""What NumPy raises for floats that are too large, too small or undefined, if a host wants it (``np.seterr``, ``python -W
-error``).
+"""What NumPy raises for floats that are too large, too small or undefined, if a host wants it (``np.seterr``).
 
 A policy computes on tiny and on huge numbers as part of its work, and the results are checked where they matter. So the
 computation is repeated in ``np.errstate(all="ignore")``. To compute there from the beginning would take a microsecond of each

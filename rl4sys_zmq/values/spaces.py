@@ -36,8 +36,7 @@ _NO_ARRAY = (ValueError, TypeError, RuntimeError, OverflowError)
 
 
 class _BaseSpace:
-    """The base class of all spaces. Subclasses have `shape` and `dtype`, which are None if the elements are not arrays or
-    numbers.
+    """The base class of all spaces. Subclasses have `shape` and `dtype`: None if the elements are not arrays or numbers.
 
     Attributes:
         KIND: Gymnasium's name for this kind of space.

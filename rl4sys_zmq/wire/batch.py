@@ -316,8 +316,7 @@ def read_heads(message: Submit) -> NDArray[Any]:
 
 
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """Return the segments of a message, with an error in place of each invalid one. Columns are read-only views into its
-    frames.
+    """Return the segments of a message, with read-only views as columns, and an error in place of each invalid one.
 
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.

@@ -82,8 +82,7 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
 
 
 def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a policy from a list of ``[name, shape]``, ``[name, shape, dtype]`` or ``[name, shape, dtype,
-    exact]``.
+    """Return the tensors of a policy from a list of lists ``[name, shape, dtype, exact]``, whose last two can be left out.
 
     Raises:
         ProtocolError: If the list does not have this form, or has more than `MAX_TENSORS` entries.

@@ -31,7 +31,10 @@ MAX_PLAIN_BYTES = 64 << 20
 MAX_IMAGE_BYTES = MAX_PLAIN_BYTES - (1 << 16)
 """Largest size, in bytes, of a segment with images before they are encoded. It leaves room for padding in the body."""
 MOST_EXPANSION, FREE_BYTES = 256, 1 << 20
-"""The limit on the plain size that a body can claim: a multiple of its compressed size, plus a number of bytes."""
+"""The limit on the plain size that a body can claim: a multiple of its compressed size, plus a number of bytes.
+
+So a short message cannot cause the receiver much work.
+"""
 _LEAST_BYTES = 64
 _GAIN = 0.95
 _SIZES = (1, 2, 4, 8)

@@ -59,10 +59,10 @@ class SegmentFlag:
 
     TERMINATED = 1
     TRUNCATED = 2
-    CAPPED = 4
+    CAPPED = 4  # the episode continues, but the actor counts a trajectory as complete
     RETURN = 8  # `episode_return` is valid
     VERSIONS = 16  # the segment has a version column; else `version` applies to all steps
-    EVALUATION = 32  # only together with RETURN
+    EVALUATION = 32  # not to be trained on; only together with RETURN
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -67,7 +67,7 @@ class Hello(ToLearner):
         held_version: Version of that policy.
         algorithm_parameters: Parameters of the algorithm, as the user wrote them.
         algorithm_type: ``onpolicy``, ``offpolicy`` or empty. Informative only; `Welcome` has the value that is used.
-        observation_space: The space in JSON form, or empty. The same for `action_space`.
+        observation_space, action_space: The spaces in JSON form, or empty.
         submits: False for an actor that only receives weights.
         library: Name and version of the sender's library. Informative only.
         origin: 0 means this incarnation.

@@ -48,16 +48,19 @@ class AssignClient(ToLearnerThread):
     """The first message to a learner thread: the client that it trains, with all settings.
 
     Attributes:
-        policy_id: 8 bytes that identify the policy, as in `Welcome`.
+        client_id, policy_id: The client and its policy, as in `Welcome`.
         generation: The generation of all versions that this thread publishes.
-        observation_space: The space in JSON form. The same for `action_space`.
+        algorithm_name, parameters, seed: The algorithm.
+        observation_space, action_space: The spaces in JSON form.
         max_policy_lag: In versions; -1 for the algorithm's own limit.
         on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
         pacing_lag: Number of batches that actors can collect ahead of the training; -1 for the default of the algorithm's kind.
         publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
+        max_parameters: Largest number of parameters of a policy.
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
+        checkpoint_every_s: Time between two checkpoints.
         journal_id: The thread stores it in the checkpoints.
-        wire_dtype: ``fp32``, ``bf16`` or ``grid`` (multiples of a power of two).
+        wire_dtype, weights_level: `WeightsConfig`.
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
         torch_threads: Number of threads of torch in the learner thread; 0 leaves it unchanged.
@@ -102,6 +105,7 @@ class DeliverSegments(ToLearnerThread):
     """Segments of one actor, for training.
 
     Attributes:
+        actor_id, origin: The stream.
         skip: Number of segments at the beginning of the message that the thread has received before.
         refused: Number of the other segments that the gateway has refused. The thread finds them with the same check.
         body: The frames of the actor's `Submit`, as they were received.
@@ -138,7 +142,11 @@ class SaveCheckpoint(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded(ToLearnerThread):
-    """The journal has no segments of a stream any more, so the thread can leave the stream's mark out of the checkpoints."""
+    """The journal has no segments of a stream any more, so the thread can leave the stream's mark out of the checkpoints.
+
+    Attributes:
+        actor_id, origin: The stream.
+    """
 
     KIND: ClassVar[int] = 36
     actor_id: str
@@ -167,6 +175,7 @@ class ThreadReady(FromLearnerThread):
     Attributes:
         spec: The policy spec (`rl4sys_zmq.wire.specs`).
         kind: ``onpolicy`` or ``offpolicy``.
+        rollout_length: Longest segment that an actor should send, in steps.
         max_policy_lag: After the algorithm's default was applied.
         checkpoint: Number of the checkpoint that the thread resumed from; 0 if it resumed from none.
         marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream. The restored state includes the segments below
@@ -221,6 +230,7 @@ class SegmentVerdicts(FromLearnerThread):
     """The verdict of a learner thread for segments of one actor.
 
     Attributes:
+        actor_id, origin: The stream.
         ranges: Pairs ``[first, end]`` of sequence numbers, ``end`` exclusive.
         verdict: One of the values of `Verdict`.
         reason: For a person.
@@ -321,7 +331,7 @@ class QuarantinedSegment(FromLearnerThread):
     """A quarantined segment, to be kept as a dead letter.
 
     Attributes:
-        seq: Sequence number of the segment.
+        actor_id, origin, seq: The stream, and the segment's sequence number.
         reason: The fault in the segment, for a person.
         body: The frames of a `Submit` with only this segment.
     """
@@ -406,7 +416,7 @@ class CheckpointPartReply(ToRemoteWorker):
     """The answer to `FetchCheckpointPart`.
 
     Attributes:
-        offset: Position of the part in the file.
+        number, name, offset: As in the request.
         body: One frame with the bytes, at most 4 MiB.
     """
 
@@ -422,6 +432,7 @@ class CheckpointStored(ToRemoteWorker):
     """The answer to each `CheckpointPart`.
 
     Attributes:
+        number: Number of the checkpoint.
         done: True if the whole checkpoint is on the gateway's disk now. False if the part was taken.
         error: The reason why the checkpoint was not stored; empty if there is no error. Its parts are discarded.
     """
@@ -434,7 +445,11 @@ class CheckpointStored(ToRemoteWorker):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecorded(ToRemoteWorker):
-    """The answer to `RecordTraining`, with its `count`."""
+    """The answer to `RecordTraining`.
+
+    Attributes:
+        count: As in the request.
+    """
 
     KIND: ClassVar[int] = 69
     count: int
@@ -445,7 +460,7 @@ class WorkerAlive(FromRemoteWorker):
     """A sign of life of a remote worker, once a second.
 
     Attributes:
-        host: Name of the worker's machine.
+        host, pid: The worker's machine, and the id of its process there.
         busy_s: Time since the learner thread last looked for messages.
         ending: True if this is the last message of the worker. It ends when `GatewayAlive` counts this message.
         sent: Number of messages that the worker has sent before this one. If the gateway has received fewer, it replaces the
@@ -488,6 +503,7 @@ class FetchCheckpointPart(FromRemoteWorker):
     """A request of a remote worker for one part of a file of a checkpoint. The answer is `CheckpointPartReply`.
 
     Attributes:
+        number, name: The checkpoint and the file.
         offset: Position of the part in the file, in bytes.
     """
 
@@ -516,6 +532,7 @@ class CheckpointPart(FromRemoteWorker):
     """A part of one file of a checkpoint, to be stored on the gateway's disk. The answer is `CheckpointStored`.
 
     Attributes:
+        number, name: The checkpoint and the file.
         offset: Position of the part in the file, in bytes. The parts of a file are sent in order.
         last: True for the last part of the last file.
         body: One frame with the bytes, at most 4 MiB; no frame for an empty file.

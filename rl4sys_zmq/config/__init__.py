@@ -1,15 +1,11 @@
-"""Immutable configuration classes, validated when they are created. They can be read from JSON and YAML files.
+"""Immutable configuration classes, validated when they are created. They can be read from JSON and YAML files, also of RL4Sys.
 
-- `AgentConfig`: the options of one actor process.
-- `LearnerConfig`: the options of the learner process.
-- `ClientConfig`: the learner's options for one client.
-- `RelayConfig`: the options of a relay, a process that passes weights on. `RelayAddress`, `RelayRule`: relays in the options of
-  actors and learners.
-- `ResourcesConfig`: what the engine ``ray`` reserves for a client.
-- `WeightsConfig`: the encoding of weights, for both.
+- `AgentConfig`, `LearnerConfig`, `RelayConfig`: the options of an actor, a learner and a relay process.
+- `ClientConfig`: the learner's options for one client, with `EvaluationConfig` and `DemonstrationsConfig`.
+- `WeightsConfig`, `ResourcesConfig`, `RelayAddress`, `RelayRule`: options in the above.
 
-They also read the JSON files of RL4Sys. For an unknown key or an invalid value, each class raises a `ConfigError` with a
-message of one line: the key, the file, and the valid key that is spelled most similarly.
+For an unknown key or an invalid value, each class raises a `ConfigError` of one line: the key, the file, and the valid key that
+is spelled most similarly.
 """
 
 from __future__ import annotations

@@ -10,36 +10,33 @@ _FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
 
 
 def connect_uri(value: object) -> str:
-    """Return an address as the URI to connect to, or raise `InvalidValue` if the address is invalid."""
+    """Return an address as the URI to connect to."""
     return _uri(value, least_port=1)
 
 
 def dialled(value: object) -> str:
-    """Check an address to connect to, and return it unchanged. Raise `InvalidValue` if `connect_uri` cannot convert it."""
+    """Accept an address to connect to, and return it unchanged."""
     connect_uri(value)
     return str(value)
 
 
 def bind_uri(value: object) -> str:
-    """Return an address as the URI to bind to, or raise `InvalidValue` if the address is invalid.
-
-    Port ``*`` becomes port 0, for which the operating system picks a free port.
-    """
+    """Return an address as the URI to bind to. Port ``*`` becomes 0, for which the operating system picks a free port."""
     return _uri(value, least_port=0)
 
 
 def host_name(value: object) -> str:
-    """Check that a value is a host name or an IP address, without scheme and port. Return it, or raise `InvalidValue`."""
+    """Accept a host name or an IP address, without scheme and port."""
     try:
-        found, _, _ = _uri(f"tcp://{value}:1" if isinstance(value, str) else value, least_port=1)[len("tcp://") :].rpartition(":")
-        if found.startswith("["):
-            ipaddress.IPv6Address(found[1:-1])
+        host, _, _ = _uri(f"tcp://{value}:1" if isinstance(value, str) else value, least_port=1)[len("tcp://") :].rpartition(":")
+        if host.startswith("["):
+            ipaddress.IPv6Address(host[1:-1])
     except ValueError:
         raise InvalidValue(
             "a host name or an IP address, without scheme and port, and an IPv6 address in brackets, such as plant.example.org, "
             "10.0.0.5 or [fd00::5]"
         ) from None
-    return found
+    return host
 
 
 def _uri(value: object, least_port: int) -> str:

@@ -51,7 +51,7 @@ from rl4sys_zmq.values import ObservationSpace, Space
 log = get_logger(__name__)
 
 _PLANNED = ("guard_rails",)
-"""Keys of options that the documentation announces but that this version does not support. A file with one is refused."""
+"""Options that the pages announce but that this version refuses."""
 
 _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
 
@@ -96,9 +96,9 @@ class AgentConfig:
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
     """The learner's address, as host:port or as a URI. The property `address` converts it to a URI."""
     connect_timeout_s: float = option(number(0), 10.0, names=("timeout", "connection_timeout_seconds"))
-    """Longest time to wait for the learner at the start, in seconds. An actor that can act without a policy (by its baseline, or
-    with ``fallback: random``) then starts without the learner. Any other actor waits on while the learner answers that it starts
-    this client, up to 10 minutes."""
+    """Longest time to wait for the learner at the start, in seconds. An actor that can act without a policy (by its baseline,
+    or with ``fallback: random``) then starts without the learner. Any other actor waits on while the learner answers that it
+    starts this client, up to 10 minutes."""
     fallback: str = option(one_of("raise", "random"), "raise")
     """Behavior of an actor that starts without its learner, and has neither a cached policy nor a baseline. ``raise``: raise
     `LearnerUnavailable`. ``random``: take random actions of the action space until the first policy arrives. ``random`` needs
@@ -112,8 +112,8 @@ class AgentConfig:
     networks."""
     image_codec: str = option(one_of("off", "png", "jpeg"), "off")
     """Encoding of image observations, for segments whose observations take 64 KiB or more. ``png`` is lossless. ``jpeg`` is
-    smaller and changes the images slightly. The observation space must be a uint8 box whose shape ends in ``[height, width]`` or
-    ``[height, width, 1 or 3]``, with at least 8 pixels a side. Actor and learner need the extra ``images``."""
+    smaller and changes the images slightly. The observation space must be a uint8 box whose shape ends in ``[height, width]``
+    or ``[height, width, 1 or 3]``, with at least 8 pixels a side. Actor and learner need the extra ``images``."""
     jpeg_quality: int = option(integer(1, 100), 90)
     """Quality of ``jpeg`` images, from 1 (smallest) to 100 (best)."""
     max_traj_length: int = option(integer(1), 10_000)
@@ -146,8 +146,8 @@ class AgentConfig:
     reward_timeout_s: float = option(number(0), 60.0)
     """Longest time that a segment which ended without the host's request waits for rewards that are still missing, in seconds."""
     keys: Path | None = option(optional(path), None)
-    """The actor's key file, created by ``rl4sys-learner keys DIR --user NAME``. Default: no encryption. The learner must then run
-    without keys too."""
+    """The actor's key file, created by ``rl4sys-learner keys DIR --user NAME``. Default: no encryption. The learner must then
+    run without keys too."""
     spool: Path | None = option(optional(path), None)
     """The folder of the spool, the queue on disk of finished segments. A segment stays there until the learner has acknowledged
     it, so that it survives the end of this process. Default: the queue is in memory."""
@@ -172,8 +172,8 @@ class AgentConfig:
     inference_timeout_s: float = option(number(0, above=True), 0.1)
     """Longest time to wait for the learner's action, in seconds."""
     weights: WeightsConfig = option(WeightsConfig.read, WeightsConfig())
-    """Encoding of the weights that the learner sends. An option in the learner's entry for the client overrides it; the learner's
-    `weights` set the options that are set in neither."""
+    """Encoding of the weights that the learner sends. An option in the learner's entry for the client overrides it; the
+    learner's `weights` set the options that are set in neither."""
     relays: tuple[RelayAddress, ...] | None = option(optional(relay_addresses), None)
     """The relays (processes that pass weights on) from which this actor takes the weights, nearest first, each an address or a
     mapping with ``address`` and ``key``. If none answers, the actor takes them from the learner. An empty list: use no relay.
@@ -196,8 +196,10 @@ class AgentConfig:
         if self.inference == "remote" and self.policy_cache is not None:
             raise ConfigError("policy_cache: inference: remote has no policy to store; remove one of them", key="policy_cache")
         if self.fallback == "random" and (self.observation_space is None or self.action_space is None):
-            words = "fallback: random actions need both spaces; set observation_space and action_space, or input_size and act_dim"
-            raise ConfigError(words, key="fallback")
+            raise ConfigError(
+                "fallback: random actions need both spaces; set observation_space and action_space, or input_size and act_dim",
+                key="fallback",
+            )
         if self.fallback == "random" and self.overflow == "wait":
             raise ConfigError("fallback: an actor with overflow: wait never acts without its learner; remove one", key="fallback")
         if self.images is not None and not has_pillow():
@@ -213,20 +215,18 @@ class AgentConfig:
         return ImageFormat(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
 
     def check_images(self, observation_space: ObservationSpace) -> None:
-        """Check that the observations are images that `image_codec` can code.
-
-        The agent calls this again when it joins, because the space may come from the learner.
+        """Check that the observations, whose space may come from the learner, are images that `image_codec` can code.
 
         Raises:
-            ConfigError: If the observations are not such images.
+            ConfigError: If they are not.
         """
         if self.images is None:
             return
         shape = observation_space.shape
         if observation_space.dtype != "|u1" or shape is None or image_size(shape) is None:
             wanted = "a uint8 box that ends in [height, width] or [height, width, 1 or 3], of 8 to 65500 pixels a side"
-            found = f"{observation_space!s:.80}" if shape is None else f"{observation_space.dtype} of shape {shape}"
-            raise ConfigError(f"image_codec: needs {wanted}, not {found}; or turn it off", key="image_codec")
+            actual = f"{observation_space!s:.80}" if shape is None else f"{observation_space.dtype} of shape {shape}"
+            raise ConfigError(f"image_codec: needs {wanted}, not {actual}; or turn it off", key="image_codec")
 
     @property
     def submits(self) -> bool:
@@ -235,7 +235,7 @@ class AgentConfig:
 
     @property
     def cache_file(self) -> Path | None:
-        """The path of the file that keeps the newest policy, or None without such a file."""
+        """The file that keeps the newest policy, or None."""
         if self.inference == "remote":
             return None
         return self.policy_cache or (self.spool / "policy.cache" if self.spool is not None else None)
@@ -291,10 +291,7 @@ class AgentConfig:
 
 
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:
-    """Convert the keys of a file or of arguments to option names, and check each value.
-
-    Sections are expanded, and ignored keys are logged and removed. Required keys can be missing.
-    """
+    """Convert the keys of a file or of arguments to option names, and check each value. Required keys can be missing."""
     for key in given:
         if key in _PLANNED:
             raise ConfigError(f"{key}: this version does not have this option yet; leave it out", key=key)

@@ -13,8 +13,6 @@ from rl4sys_zmq.config.options import (
     OBSERVATION_SPACE,
     PARAMETER_HINT,
     SPACE,
-    as_json,
-    check_fields,
     checked_arguments,
     device_name,
     integer,
@@ -28,16 +26,15 @@ from rl4sys_zmq.config.options import (
 )
 from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import algorithm_name, algorithm_parameters, expand_sections
+from rl4sys_zmq.config.section import ConfigSection
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.values import ObservationSpace, Space
 
-__all__ = ["ClientConfig"]
-
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class ClientConfig:
+class ClientConfig(ConfigSection):
     """The options of one client in the configuration of a learner process.
 
     An option that is None takes its value from the learner's own options, or from the handshake message (HELLO) of the client's
@@ -103,7 +100,7 @@ class ClientConfig:
     """True: the action space that `act_dim` defines is a Box, bounded by `act_limit`. Otherwise it is Discrete."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
-        check_fields(self)
+        super().__post_init__()
         flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
         resolve_spaces(self, flat)
 
@@ -117,7 +114,3 @@ class ClientConfig:
         flat = tuple(key for key in FLAT_KEYS if key != "act_limit")
         expanded = expand_sections(given, ("network_architecture", "training"))
         return cls(**parse_options(cls, expanded, extra=flat, hint=PARAMETER_HINT))  # type: ignore[arg-type]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the configuration as JSON values that `from_mapping` can read."""
-        return as_json(self)

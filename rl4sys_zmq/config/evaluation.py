@@ -24,10 +24,7 @@ DEFAULT_EVERY_VERSIONS = 10
 
 
 def _environment(value: object) -> str | dict[str, object]:
-    """Check that an option's value is the ID of an environment, or a mapping with ``id``. Return it, the mapping as JSON has it.
-
-    The process that plays the episodes, and the record of the best policy, have the mapping as JSON. There a tuple is a list.
-    """
+    """Accept the ID of an environment, or a mapping with ``id``, which becomes what JSON has: a tuple is a list."""
     if not isinstance(value, Mapping):
         return text(value)
     given = parameters(value)

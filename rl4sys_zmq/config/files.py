@@ -15,14 +15,11 @@ from rl4sys_zmq.errors import ConfigError
 _SUFFIXES = (".json", ".yaml", ".yml")
 MAX_NESTED = 64
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
-"""Pattern of floats for the YAML reader. Without it, pyyaml follows YAML 1.1 and reads ``3e-4`` as text."""
+"""Floats for the YAML reader. Without this, pyyaml follows YAML 1.1 and reads ``3e-4`` as text."""
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Read a JSON or YAML file whose top level is a mapping; the suffix determines the format.
-
-    Keys that begin with ``_comment`` are removed at every level, because RL4Sys's own files use them.
-    """
+    """Read a JSON or YAML file whose top level is a mapping, without keys that begin with ``_comment`` (RL4Sys's comments)."""
     file = Path(path)
     source = str(file)
     if file.suffix.lower() not in _SUFFIXES:
@@ -34,19 +31,19 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot be read: {exc}", source=source) from exc
     try:
-        found = _read_json(text, source) if file.suffix.lower() == ".json" else _read_yaml(text, source)
-        if not isinstance(found, dict):
-            raise ConfigError(f"expected a mapping at the top level, not {type(found).__name__}", source=source)
-        return _without_comments(found, source)
+        document = _read_json(text, source) if file.suffix.lower() == ".json" else _read_yaml(text, source)
+        if not isinstance(document, dict):
+            raise ConfigError(f"expected a mapping at the top level, not {type(document).__name__}", source=source)
+        return _without_comments(document, source)
     except RecursionError as exc:
         raise ConfigError("is nested too deeply", source=source) from exc
 
 
-def _without_comments(found: Mapping[object, object], source: str, depth: int = 0) -> dict[str, object]:
+def _without_comments(given: Mapping[object, object], source: str, depth: int = 0) -> dict[str, object]:
     kept: dict[str, object] = {}
     if depth > MAX_NESTED:
         raise RecursionError
-    for key, value in found.items():
+    for key, value in given.items():
         if not isinstance(key, str):
             raise ConfigError(f"{key!r}: a key must be text; put it in quotes", key=str(key), source=source)
         if not key.startswith("_comment"):
@@ -56,12 +53,12 @@ def _without_comments(found: Mapping[object, object], source: str, depth: int = 
 
 def _read_json(text: str, source: str) -> object:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found: dict[str, object] = {}
+        out: dict[str, object] = {}
         for key, value in pairs:
-            if key in found:
+            if key in out:
                 raise ConfigError(f"{key}: given twice in one mapping", key=key, source=source)
-            found[key] = value
-        return found
+            out[key] = value
+        return out
 
     def no_constant(name: str) -> object:
         raise ConfigError(f"{name} is not a valid JSON number", source=source)
@@ -90,7 +87,7 @@ def _read_yaml(text: str, source: str) -> object:
 
 
 def _strict_loader(yaml: ModuleType, source: str) -> type[Any]:
-    """Return a subclass of PyYAML's safe loader that reads floats such as ``3e-4`` as JSON does, and refuses duplicate keys."""
+    """Return PyYAML's safe loader, which reads floats such as ``3e-4`` as JSON does, and refuses duplicate keys."""
 
     class StrictLoader(yaml.SafeLoader):  # type: ignore[misc,name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -32,14 +32,13 @@ from rl4sys_zmq.config.options import (
     text,
     with_source,
 )
-from rl4sys_zmq.config.relay import check_users_file
+from rl4sys_zmq.config.relay import check_reachable, check_users_file
 from rl4sys_zmq.config.relay_lists import RelayRule, check_relay_keys, relay_rules
 from rl4sys_zmq.config.resources import ResourcesConfig
 from rl4sys_zmq.config.rl4sys import ACTOR_KEYS, algorithm_name, algorithm_parameters, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.loopback import is_local
 
 _INHERITED = (
     "max_policy_lag",
@@ -54,16 +53,12 @@ _INHERITED = (
     "engine",
     "resources",
 )
-"""Options of `LearnerConfig` and of `ClientConfig`. The learner's value applies if a client's entry does not set one."""
+"""Options of `LearnerConfig` whose value applies if a client's entry does not set one."""
 
 
 def _clients(value: object) -> dict[str, ClientConfig]:
     entries = mapping(value)
-    return {check_value(key, key, name): check_value(key, entry, _client) for key, entry in entries.items()}
-
-
-def _client(value: object) -> ClientConfig:
-    return value if isinstance(value, ClientConfig) else ClientConfig.from_mapping(mapping(value))
+    return {check_value(key, key, name): check_value(key, entry, ClientConfig.read) for key, entry in entries.items()}
 
 
 def _algorithms(value: object) -> dict[str, dict[str, object]]:
@@ -79,7 +74,7 @@ def _inference(value: object) -> str:
 
 
 def ray_address(value: object) -> str:
-    """Check that an option's value is the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``. Return it."""
+    """Accept the address of a Ray cluster: ``auto``, ``local`` or ``HOST:PORT``."""
     if value in ("auto", "local"):
         return str(value)
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
@@ -112,16 +107,16 @@ class LearnerConfig:
     """The host name or IP address that actors use to reach `pub` and `inference`. Default: the host through which an actor
     reached `bind`."""
     relays: tuple[RelayRule, ...] = option(relay_rules, ())
-    """The relays, which pass weights on, so that this learner sends each version once per relay and not once per actor. For each:
-    ``address``, ``key`` (its public key), and the actors that take their weights from it: ``networks`` such as 10.1.0.0/16, or
-    ``actors``, patterns of their names. Default: all actors take the weights from `pub`."""
+    """The relays, which pass weights on, so that this learner sends each version once per relay and not once per actor. For
+    each: ``address``, ``key`` (its public key), and the actors that take their weights from it: ``networks`` such as
+    10.1.0.0/16, or ``actors``, patterns of their names. Default: all actors take the weights from `pub`."""
     run_dir: Path | None = option(optional(path), Path("runs/learner"))
     """The run directory, for all files of the learner. None (null): the learner writes no files."""
     clients: Mapping[str, ClientConfig] = option(_clients, {})
     """Options of individual clients, by client_id. They override what the client's actors send."""
     algorithms: Mapping[str, Mapping[str, object]] = option(_algorithms, {})
-    """Default parameters by name of the algorithm. They apply to new clients, for parameters that neither the client's entry nor
-    its first actor sets."""
+    """Default parameters by name of the algorithm. They apply to new clients, for parameters that neither the client's entry
+    nor its first actor sets."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client if neither its entry in `clients` nor its first actor names one."""
     engine: str = option(name, "thread")
@@ -155,8 +150,8 @@ class LearnerConfig:
     """Largest number of policy versions by which a segment's oldest step can be behind. Default: the algorithm's own limit
     (PPO: 4, IMPALA and off-policy algorithms: no limit)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
-    """Treatment of segments above `max_policy_lag`. ``drop``: drop and count the segment. ``correct``: train on the segment with
-    importance weights."""
+    """Treatment of segments above `max_policy_lag`. ``drop``: drop and count the segment. ``correct``: train on the segment
+    with importance weights."""
     max_magnitude: float = option(number(0, 1e39, above=True), 1e15)
     """Largest valid absolute value in an observation or in an action of the policy, where the space has no bound."""
     max_reward: float = option(number(0, 1e39, above=True), 1e12)
@@ -197,8 +192,8 @@ class LearnerConfig:
     insecure: bool = option(flag, False)
     """True to let other machines connect without keys."""
     torch_threads: int | None = option(optional(integer(1, 1024)), None)
-    """Number of threads that torch computes with, in the learner thread of each client. Default: unchanged. For small networks a
-    second thread doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
+    """Number of threads that torch computes with, in the learner thread of each client. Default: unchanged. For small networks
+    a second thread doubles the CPU time without a gain, so ``rl4sys-learner serve`` and ``demo`` use 1 by default."""
     device: str = option(device_name, "cpu")
     """Device on which clients train: ``cpu``; ``cuda`` or ``cuda:N`` for a GPU; ``auto`` for a GPU if torch finds one, else the
     CPU. Small networks train faster on the CPU."""
@@ -224,33 +219,24 @@ class LearnerConfig:
                 "journal in memory; set run_dir and journal: sqlite, or leave resume out",
                 key="resume",
             )
-        for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
-            if uri not in (None, "auto") and not is_local(uri) and not self.insecure and self.keys is None:
-                message = (
-                    f"{key}: other machines can reach {uri} without keys; give --keys DIR (keys), "
-                    "or allow it with --insecure (insecure: true)"
-                )
-                raise ConfigError(message, key=key)
+        uris = {"bind": self.bind, "pub": self.pub, "inference": self.inference}
+        check_reachable(uris, self.keys, self.insecure)
         check_users_file(self.users_file, self.keys)
         if self.keys is not None:
             check_relay_keys(self.relays)
 
     @property
     def durable(self) -> bool:
-        """True if the learner records accepted trajectories on disk, so that they survive the end of the process."""
+        """True if accepted segments survive the end of the process."""
         return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     @property
     def engines(self) -> list[str]:
-        """The names of all engines that this configuration uses, sorted. An engine runs the training of clients."""
+        """The names of all engines that this configuration uses, sorted."""
         return sorted({self.engine, *(entry.engine for entry in self.clients.values() if entry.engine is not None)})
 
     def client(self, client_id: str) -> ClientConfig:
-        """Return the options of one client.
-
-        Options for lag, pacing, publishing, bounds and computing that the entry does not set are taken from the learner's own
-        options.
-        """
+        """Return the options of one client, with the learner's own for those in `_INHERITED` that its entry does not set."""
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)
@@ -299,11 +285,8 @@ class LearnerConfig:
 def _without_spaces(
     algorithms: Mapping[str, Mapping[str, object]],
 ) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
-    """Remove keys about spaces and about actors from the default parameters of each algorithm.
-
-    RL4Sys's files have these keys there. Here, each client has its own spaces, and each actor its own options.
-    """
+    """Remove keys about spaces and actors, which RL4Sys's files have there, from the default parameters of each algorithm."""
     removed = {*FLAT_KEYS, *ACTOR_KEYS}
     kept = {name: {k: v for k, v in entry.items() if k not in removed} for name, entry in algorithms.items()}
-    found = dict.fromkeys(k for entry in algorithms.values() for k in entry if k in removed)
-    return kept, tuple(f"algorithms.*.{k}" for k in found)
+    dropped = dict.fromkeys(k for entry in algorithms.values() for k in entry if k in removed)
+    return kept, tuple(f"algorithms.*.{k}" for k in dropped)

@@ -1,7 +1,7 @@
 """Declaration of configuration options with checks of their values, and conversion of a mapping to options.
 
-A *check* is a function that converts a value from a file or an argument to the value that the configuration stores. If the value
-is invalid, the check raises `InvalidValue`. The text of the exception describes a valid value, such as "true or false".
+A *check* converts a value from a file or an argument to the stored value, or raises `InvalidValue`, whose text describes a
+valid value, such as "true or false".
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ T = TypeVar("T")
 Check = Callable[[object], T]
 
 SIMILAR = 0.65
-"""The lowest similarity of two words, from 0 to 1, at which an error message suggests one for the other. At 0.62, bytes_per_s
-would be suggested for steps_per_update."""
+"""The lowest similarity of two words at which a message suggests one for the other. At 0.62, bytes_per_s would be suggested for
+steps_per_update.
+"""
 MAX_TEXT = 256
 MAX_COUNT = 1 << 40
-"""Limit on counts and on numbers of bytes, for options that have no smaller limit."""
+"""Limit on counts and bytes, for options that have no smaller limit."""
 MAX_NUMBER = 1e9
 """Limit on the absolute value of numbers, for options that have no smaller limit."""
 MAX_SPAN_S = 10 * 365 * 86_400
-"""Limit on time spans: ten years, in seconds."""
+"""Ten years."""
 MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
-"""Limits on the length of a list of layers and on the width of a layer."""
 
 
 class InvalidValue(ValueError):
-    """Raised if the value of a configuration option is invalid. The text describes a valid value, such as "true or false"."""
+    """The value of an option is invalid. The text describes a valid value, such as "true or false"."""
 
 
 def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = (), doc: str = "", required: bool = False) -> T:
@@ -106,31 +106,28 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
 
 
 def text(value: object) -> str:
-    """Check that an option's value is text of 1 to `MAX_TEXT` printable characters, and return it, or raise `InvalidValue`."""
+    """Accept text of 1 to `MAX_TEXT` printable characters."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
         raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value
 
 
 def name(value: object) -> str:
-    """Check that an option's value is a valid name, and return it. Raise `InvalidValue` if it is not.
-
-    The rule for names is in `rl4sys_zmq.names`.
-    """
+    """Accept a name, as `rl4sys_zmq.names` defines it."""
     if not is_name(value):
         raise InvalidValue(NAME_RULE)
     return cast(str, value)
 
 
 def flag(value: object) -> bool:
-    """Check that an option's value is a bool, and return it. Raise `InvalidValue` if it is not."""
+    """Accept a bool."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidValue("true or false")
     return bool(value)
 
 
 def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a function that checks an option's value: it accepts an integer from `low` to `high`, but no bool."""
+    """Return a check that accepts an integer from `low` to `high`, but no bool."""
 
     def check(value: object) -> int:
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
@@ -141,10 +138,7 @@ def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
-    """Return a function that checks an option's value: it accepts an integer from `low` to `high`.
-
-    A float with a whole value, such as ``1e5``, is accepted too.
-    """
+    """Return a check that accepts an integer from `low` to `high`, also as a float such as ``1e5``."""
     plain = integer(low, high)
 
     def check(value: object) -> int:
@@ -154,7 +148,7 @@ def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def sizes(value: object) -> tuple[int, ...]:
-    """Convert a list of layer widths, positive integers, to a tuple, or raise `InvalidValue`."""
+    """Convert a list of layer widths, positive integers, to a tuple."""
     if not isinstance(value, list | tuple) or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in value):
         raise InvalidValue(f"a list of integers from 1 to {MAX_WIDTH}")
     if len(value) > MAX_LAYERS:
@@ -163,10 +157,7 @@ def sizes(value: object) -> tuple[int, ...]:
 
 
 def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
-    """Return a function that checks an option's value: it accepts a finite number from `low` to `high`.
-
-    With `above`, the number must be greater than `low`.
-    """
+    """Return a check that accepts a finite number from `low` to `high`. With `above`, it must be greater than `low`."""
 
     def check(value: object) -> float:
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -181,7 +172,7 @@ def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Chec
 
 
 def one_of(*choices: str) -> Check[str]:
-    """Return a function that checks an option's value: it accepts only one of the given words."""
+    """Return a check that accepts one of the given words."""
 
     def check(value: object) -> str:
         if value in choices:
@@ -193,31 +184,24 @@ def one_of(*choices: str) -> Check[str]:
 
 
 def compression(value: object) -> str:
-    """Convert the value of the option ``compression`` to ``off`` or ``zstd``, or raise `InvalidValue`.
-
-    False becomes ``off``, and true becomes ``zstd``.
-    """
+    """Convert the value of the option ``compression``, which can be a bool, to ``off`` or ``zstd``."""
     return ("zstd" if value else "off") if isinstance(value, bool) else one_of("off", "zstd")(value)
 
 
 def device_name(value: object) -> str:
-    """Check that an option's value names a device for torch (``auto``, ``cpu``, ``cuda`` or ``cuda:N``), and return it.
-
-    Raises:
-        InvalidValue: If it is something else.
-    """
+    """Accept the name of a device for torch: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     if isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value, re.ASCII):
         return value
     raise InvalidValue("'auto', 'cpu', 'cuda', or 'cuda:N' with the number N of a GPU")
 
 
 def log_level(value: object) -> str:
-    """Convert the name of a logging level, such as ``info``, to capitals, or raise `InvalidValue` if there is no such level."""
+    """Convert the name of a logging level, such as ``info``, to capitals."""
     return one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")(value.upper() if isinstance(value, str) else value)
 
 
 def logger_level(value: object) -> int | str:
-    """Convert a level of a logger, an integer or a name such as ``info``, to what `logging` takes, or raise `InvalidValue`."""
+    """Convert a level of a logger, an integer or a name such as ``info``, to what `logging` takes."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     try:
@@ -227,14 +211,14 @@ def logger_level(value: object) -> int | str:
 
 
 def callback(value: object) -> Callable[..., Any]:
-    """Check that an argument is a function or another callable object, and return it. Raise `InvalidValue` if it is not."""
+    """Accept a function or another callable object."""
     if not callable(value):
         raise InvalidValue("a function")
     return value
 
 
 def instance_of(cls: type[T]) -> Check[T]:
-    """Return a function that accepts objects of a class and returns them unchanged."""
+    """Return a check that accepts objects of a class."""
 
     def check(value: object) -> T:
         if not isinstance(value, cls):
@@ -245,7 +229,7 @@ def instance_of(cls: type[T]) -> Check[T]:
 
 
 def optional(check: Check[T]) -> Check[T | None]:
-    """Return a function that checks an option's value: it accepts None (null in a file) and all values that `check` accepts."""
+    """Return a check that accepts None (null in a file) and all values that `check` accepts."""
 
     def either(value: object) -> T | None:
         if value is None:
@@ -259,7 +243,7 @@ def optional(check: Check[T]) -> Check[T | None]:
 
 
 def mapping(value: object) -> dict[str, object]:
-    """Return a copy of a mapping with text keys, or raise `InvalidValue`."""
+    """Return a copy of a mapping with text keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidValue("a mapping")
     return dict(value)
@@ -272,14 +256,13 @@ def parameters(value: object) -> dict[str, object]:
         InvalidValue: If the value is not a mapping with text keys.
         ConfigError: If a number is NaN or infinite, at any depth.
     """
-    found = mapping(value)
-    for key, item in found.items():
+    entries = mapping(value)
+    for key, item in entries.items():
         _check_finite(key, item)
-    return found
+    return entries
 
 
 def _check_finite(key: str, value: object) -> None:
-    """Raise ConfigError, with the name of the parameter, if a number in `value` is NaN or infinite."""
     if isinstance(value, float | np.floating) and not math.isfinite(value):
         raise ConfigError(f"{key}: {float(value)} is not a finite number", key=key)
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and not np.isfinite(value).all():
@@ -293,7 +276,7 @@ def _check_finite(key: str, value: object) -> None:
 
 
 def modules(value: object) -> tuple[str, ...]:
-    """Convert one dotted module name, or a list of them, to a tuple, or raise `InvalidValue`."""
+    """Convert one dotted module name, or a list of them, to a tuple."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(m, str) for m in given):
         raise InvalidValue("a list of Python modules, such as my_package.plugin")
@@ -303,31 +286,23 @@ def modules(value: object) -> tuple[str, ...]:
 
 
 def path(value: object) -> Path:
-    """Convert text or a path-like object to a `Path`, or raise `InvalidValue`."""
+    """Convert text or a path-like object to a `Path`."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
         raise InvalidValue("a path")
     return Path(cast(str, value))
 
 
-def space(value: object) -> Space:
-    """Convert a Gymnasium space or a space in JSON form to a space of this library. Return a space of this library unchanged."""
-    return space_from(value)
-
-
 TIMEOUT_S: Check[float] = number(0)
-"""The check for a time to wait, in seconds: at most ten years. As in configuration files, infinity and NaN are refused."""
+"""A time to wait, in seconds: at most ten years. Infinity and NaN are refused."""
 CALL_TIMEOUT_S: Check[float] = number(0, 86_400, above=True)
-"""The check for the time to wait for an answer over the network, in seconds: at most one day."""
+"""A time to wait for an answer over the network, in seconds: at most one day."""
 CALL_TIMEOUT_MS: Check[float] = number(0, 86_400_000, above=True)
-"""As `CALL_TIMEOUT_S`, in milliseconds."""
-SPACE: Check[Space | None] = optional(space)
-"""The check for an option that holds an action space or None."""
+SPACE: Check[Space | None] = optional(space_from)
 OBSERVATION_SPACE: Check[ObservationSpace | None] = optional(observation_space_from)
-"""The check for an option that holds an observation space or None."""
 
 
 def check_value(key: str, value: object, check: Check[T]) -> T:
-    """Check and convert the value of the option `key` with the function `check`, and return the converted value.
+    """Return the value of the option `key`, as `check` converts it.
 
     Raises:
         ConfigError: If the check refuses the value. The message begins with `key`.
@@ -369,8 +344,8 @@ def parse_options(
         extra: Keys that are passed on unchecked.
         partial: True if required keys may be missing, because `given` is only a part.
         section: The key under which `given` stands in its file. Messages show ``section.key``.
-        problem: What is wrong with an unknown key, as text.
-        hint: What to do about an unknown key that resembles no valid one, as in `unknown_key`.
+        problem: As for `unknown_key`, and so is `hint`.
+        hint: Advice.
 
     Raises:
         ConfigError: If a key is unknown, a check refuses a value, a required key is missing, or two names of one option have
@@ -409,11 +384,11 @@ PARAMETER_HINT = "if it is a parameter of the algorithm, put it under 'algorithm
 """The advice about an unknown key of an actor or a client that resembles no valid key."""
 
 _MEANT = dict.fromkeys(("port", "host", "address", "server", "learner", "listen"), ("bind", "train_server_address"))
-"""Words that users try for options with other names, and the names of these options."""
+"""Words that users try for options with other names."""
 
 
 def closest(word: str, choices: Collection[str]) -> list[str]:
-    """Return a list with the choice that has the most similar spelling; an empty list if none is similar."""
+    """Return the choice that has the most similar spelling, in a list; an empty list if none is similar."""
     import difflib  # rarely needed: only for a message about a typing error
 
     near = difflib.get_close_matches(word, choices, n=3, cutoff=SIMILAR)
@@ -441,7 +416,7 @@ def unknown_key(
 def checked_arguments(cls: type[T]) -> type[T]:
     """Make the constructor of a dataclass raise `ConfigError`, not TypeError, for unknown and missing keyword arguments.
 
-    The name of an option in files (a synonym) is an unknown argument too. The message then names the option.
+    The message about a synonym, which is valid only in files, names the option.
     """
     known = {f.name: f for f in cls.__dataclass_fields__.values()}  # type: ignore[attr-defined]
     synonyms = {other: f.name for f in known.values() for other in f.metadata.get("names", ())}
@@ -468,7 +443,7 @@ def checked_arguments(cls: type[T]) -> type[T]:
 
 @contextmanager
 def with_source(source: str) -> Iterator[None]:
-    """Add `source`, usually the path of a file, to each `ConfigError` that the block raises without a source."""
+    """Add `source`, usually a path, to each `ConfigError` that the block raises without a source."""
     try:
         yield
     except ConfigError as exc:
@@ -478,10 +453,7 @@ def with_source(source: str) -> Iterator[None]:
 
 
 def as_json(config: DataclassInstance) -> dict[str, object]:
-    """Return a configuration as JSON values that its ``from_mapping`` can read.
-
-    An option is left out if its value and its default are None.
-    """
+    """Return a configuration as JSON values, without options whose value and default are None."""
 
     def plain(value: object) -> object:
         if isinstance(value, Mapping):

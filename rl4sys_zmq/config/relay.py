@@ -1,27 +1,22 @@
-"""The configuration of one relay, a process that receives the weights of policies and passes them on.
-
-The weights come from a learner or from another relay.
-"""
+"""The configuration of one relay process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from rl4sys_zmq.config.addresses import bind_uri, connect_uri, host_name
 from rl4sys_zmq.config.options import (
-    check_fields,
     checked_arguments,
     flag,
     integer,
     number,
     option,
     optional,
-    parse_options,
     path,
 )
+from rl4sys_zmq.config.section import ConfigSection
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.loopback import is_local
 
@@ -34,12 +29,21 @@ def check_users_file(users_file: Path | None, keys: Path | None) -> None:
         )
 
 
+def check_reachable(uris: Mapping[str, str | None], keys: Path | None, insecure: bool) -> None:
+    """Check that other machines cannot reach an address without keys, unless the configuration allows it."""
+    for key, uri in uris.items():
+        if uri not in (None, "auto") and not is_local(uri) and keys is None and not insecure:
+            message = (
+                f"{key}: other machines can reach {uri} without keys; give --keys DIR (keys), "
+                "or allow it with --insecure (insecure: true)"
+            )
+            raise ConfigError(message, key=key)
+
+
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class RelayConfig:
-    """The configuration of one relay, which receives weights from an upstream and passes them on.
-
-    Its peers, actors and other relays, are its *children*.
+class RelayConfig(ConfigSection):
+    """The configuration of one relay. Its peers, actors and other relays, are its *children*.
 
     Raises:
         ConfigError: If the value of an option is invalid, or if other machines can reach an address although neither `keys` nor
@@ -55,8 +59,8 @@ class RelayConfig:
     advertise: str | None = option(optional(host_name), None)
     """The host name or IP address that children use to reach `pub`. Default: the host through which a child reached `bind`."""
     upstream_keys: Path | None = option(optional(path), None)
-    """The relay's key file for the upstream, created by ``rl4sys-learner keys DIR --user NAME --role relay`` with the upstream's
-    folder of keys. Default: no encryption."""
+    """The relay's key file for the upstream, created by ``rl4sys-learner keys DIR --user NAME --role relay`` with the
+    upstream's folder of keys. Default: no encryption."""
     keys: Path | None = option(optional(path), None)
     """The folder with the relay's own keys, created by ``rl4sys-learner keys DIR``. Default: no encryption."""
     users_file: Path | None = option(optional(path), None)
@@ -74,21 +78,6 @@ class RelayConfig:
     """Limit on the resident memory of the process. Above it the relay closes connections, then ends. Default: no limit."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for key, uri in (("bind", self.bind), ("pub", self.pub)):
-            if uri is not None and not is_local(uri) and not self.insecure and self.keys is None:
-                message = (
-                    f"{key}: other machines can reach {uri} without keys; give --keys DIR (keys), "
-                    "or allow it with --insecure (insecure: true)"
-                )
-                raise ConfigError(message, key=key)
+        super().__post_init__()
+        check_reachable({"bind": self.bind, "pub": self.pub}, self.keys, self.insecure)
         check_users_file(self.users_file, self.keys)
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Create a configuration from a mapping of options.
-
-        Raises:
-            ConfigError: If a key is unknown or a value is invalid.
-        """
-        return cls(**parse_options(cls, given))  # type: ignore[arg-type]

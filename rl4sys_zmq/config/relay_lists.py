@@ -1,7 +1,4 @@
-"""The lists of relays in the configurations of learners and actors.
-
-A relay is a process that receives the weights of policies from a learner, or from another relay, and passes them on.
-"""
+"""The lists of relays in the configurations of learners and actors."""
 
 from __future__ import annotations
 
@@ -14,27 +11,24 @@ from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.config.options import (
     Check,
     InvalidValue,
-    as_json,
-    check_fields,
     checked_arguments,
-    mapping,
     option,
     optional,
-    parse_options,
     text,
 )
+from rl4sys_zmq.config.section import ConfigSection
 from rl4sys_zmq.errors import ConfigError
 
 _KEY_CHARS = 40
 MAX_RELAYS = 256
-"""The largest number of relays in the configuration of a learner or an actor."""
+"""The largest number of relays in a list."""
 
 
 def _key(value: object) -> str:
-    found = text(value)
-    if len(found) != _KEY_CHARS or " " in found:
+    key = text(value)
+    if len(key) != _KEY_CHARS or " " in key:
         raise InvalidValue(f"a public key: {_KEY_CHARS} characters of Z85, from the relay's learner.public")
-    return found
+    return key
 
 
 def _networks(value: object) -> tuple[str, ...]:
@@ -56,7 +50,7 @@ def _patterns(value: object) -> tuple[str, ...]:
 
 @checked_arguments
 @dataclass(frozen=True, kw_only=True)
-class RelayAddress:
+class RelayAddress(ConfigSection):
     """The address of a relay and its public key.
 
     Raises:
@@ -68,9 +62,6 @@ class RelayAddress:
     key: str | None = option(optional(_key), None)
     """The relay's public key, from the file ``learner.public`` of its folder of keys. Needed if the relay has keys."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @classmethod
     def from_value(cls, value: object) -> Self:
         """Create an entry from the value in a file: an address, or a mapping with the options.
@@ -78,14 +69,7 @@ class RelayAddress:
         Raises:
             ConfigError: If a key is unknown or a value is invalid.
         """
-        if isinstance(value, cls):
-            return value
-        given = {"address": value} if isinstance(value, str) else mapping(value)
-        return cls(**parse_options(cls, given))  # type: ignore[arg-type]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the entry as JSON values that `from_value` can read."""
-        return as_json(self)
+        return cls.read({"address": value} if isinstance(value, str) else value)
 
 
 @checked_arguments
@@ -117,11 +101,11 @@ class RelayRule(RelayAddress):
         if any(fnmatch.fnmatchcase(actor_id, pattern) for pattern in self.actors):
             return True
         try:
-            found = ipaddress.ip_address(host) if host and self.networks else None
+            address = ipaddress.ip_address(host) if host and self.networks else None
         except ValueError:
             return False
-        mapped = getattr(found, "ipv4_mapped", None)
-        return found is not None and any((mapped or found) in ipaddress.ip_network(network) for network in self.networks)
+        mapped = getattr(address, "ipv4_mapped", None)
+        return address is not None and any((mapped or address) in ipaddress.ip_network(network) for network in self.networks)
 
 
 T = TypeVar("T", bound=RelayAddress)
@@ -137,13 +121,11 @@ def _list_of(kind: type[T]) -> Check[tuple[T, ...]]:
 
 
 relay_addresses: Check[tuple[RelayAddress, ...]] = _list_of(RelayAddress)
-"""The check for an option that holds a list of relays."""
 relay_rules: Check[tuple[RelayRule, ...]] = _list_of(RelayRule)
-"""The check for an option that holds a list of relays, each with the actors that it serves."""
 
 
 def check_relay_keys(relays: tuple[RelayAddress, ...]) -> None:
-    """Check that each relay of a learner or an actor with keys has a public key. Over inproc, keys have no effect."""
+    """Check that each relay has a public key, which actors and learners with keys need. Over inproc, keys have no effect."""
     for place, relay in enumerate(relays):
         if relay.key is None and not relay.address.startswith("inproc:"):
             key = f"relays[{place}].key"

@@ -27,10 +27,10 @@ def _custom(value: object) -> dict[str, float]:
 
 
 def _gpus(value: object) -> float:
-    found = number(0, MAX_AMOUNT)(value)
-    if found > 1 and not found.is_integer():
+    gpus = number(0, MAX_AMOUNT)(value)
+    if gpus > 1 and not gpus.is_integer():
         raise InvalidValue("a fraction below 1 of one GPU, or a whole number of GPUs")
-    return found
+    return gpus
 
 
 @checked_arguments

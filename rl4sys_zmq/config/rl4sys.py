@@ -17,38 +17,35 @@ _SECTIONS: dict[str, dict[str, str]] = {
 """The keys of each section of an RL4Sys file, and the key under which each is stored instead. "" is the top level."""
 
 _PARAMETER_NAMES = {"entropy_coef": "ent_coef"}
-"""Names of parameters in RL4Sys's files that no algorithm has as a synonym, and the names here."""
+"""Names of parameters in RL4Sys's files that no algorithm has as a synonym."""
 
 _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "tensorboard")
 ACTOR_KEYS = ("max_traj_length", "type")
-"""Keys that RL4Sys's files have among the algorithm's parameters, but that are options of the actor here."""
+"""Keys among the algorithm's parameters in RL4Sys's files that are options of the actor here."""
 IGNORED_BY_ACTORS = {
     "request_timeout_seconds": "segments are acknowledged without a deadline; inference_timeout_s bounds remote inference",
 }
-"""Keys of RL4Sys's actors that this library ignores, and the reason for each."""
+"""Keys of RL4Sys's actors that this library ignores, and the reasons."""
 
 
 def algorithm_name(value: object) -> str:
-    """Return an algorithm's name in the form of `algorithm_key`. Raise `InvalidValue` for an invalid text."""
+    """Return an algorithm's name in the form of `algorithm_key`."""
     return algorithm_key(text(value))
 
 
 def algorithm_parameters(value: object) -> dict[str, object]:
     """Return a copy of an algorithm's parameters, after the check `parameters`. Names of `_PARAMETER_NAMES` are translated."""
-    found = parameters(value)
+    entries = parameters(value)
     for theirs, ours in _PARAMETER_NAMES.items():
-        if theirs in found:
-            given = found.pop(theirs)
-            if found.setdefault(ours, given) != given:
-                raise ConfigError(f"{theirs}: {given!r} contradicts {ours!r}: {found[ours]!r}", key=theirs)
-    return found
+        if theirs in entries:
+            given = entries.pop(theirs)
+            if entries.setdefault(ours, given) != given:
+                raise ConfigError(f"{theirs}: {given!r} contradicts {ours!r}: {entries[ours]!r}", key=theirs)
+    return entries
 
 
 def default_client_id(given: Mapping[str, object], source: str) -> str | None:
-    """Return the client of a file with RL4Sys's sections, whose form has no ``client_id``: the file's name without suffix.
-
-    Without such a name it is ``default``. Return None for a file without these sections, or with ``client_id``.
-    """
+    """Return the client of a file with RL4Sys's sections, which has no ``client_id``: the file's stem, or ``default``."""
     if "client_id" in given or not given.keys() & _SECTIONS.keys():
         return None
     stem = PurePath(source).stem
@@ -56,11 +53,7 @@ def default_client_id(given: Mapping[str, object], source: str) -> str | None:
 
 
 def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tuple(_SECTIONS)) -> dict[str, object]:
-    """Flatten the sections of a configuration file of the library RL4Sys, so that it has the keys of this library.
-
-    The keys of ``network_architecture`` and ``training`` move to ``algorithm_parameters``, those of ``communication`` to the
-    top level.
-    """
+    """Move the keys of the sections of an RL4Sys file to the top level or to ``algorithm_parameters``."""
     out = {key: value for key, value in given.items() if key not in sections}
     if "algorithm_parameters" in given:
         out["algorithm_parameters"] = check_value("algorithm_parameters", given["algorithm_parameters"], mapping)
@@ -79,22 +72,14 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
 
 
 def lift_actor_keys(given: Mapping[str, object]) -> dict[str, object]:
-    """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level of an actor's options.
-
-    Files of the library RL4Sys have options of the actor among the algorithm's parameters.
-    If the top level already has such a key, the value at the top level is kept.
-    """
+    """Move the keys in `ACTOR_KEYS` from ``algorithm_parameters`` to the top level, unless it has them."""
     parameters = check_value("algorithm_parameters", given.get("algorithm_parameters", {}), mapping)
-    found = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
-    return {**found, **given, "algorithm_parameters": parameters} if found else dict(given)
+    lifted = {key: parameters.pop(key) for key in ACTOR_KEYS if key in parameters}
+    return {**lifted, **given, "algorithm_parameters": parameters} if lifted else dict(given)
 
 
 def translate_global(given: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Translate the keys of the global configuration file of the library RL4Sys to those of a learner's configuration.
-
-    ``server.training_server`` becomes ``bind``, unless ``bind`` is given. All other keys are kept, except those without a
-    meaning.
-    """
+    """Translate RL4Sys's global file, in which ``server.training_server`` is ``bind``. Return options and meaningless keys."""
     out = {key: value for key, value in given.items() if key not in (*_NO_MEANING_HERE, "server")}
     ignored = [key for key in _NO_MEANING_HERE if key in given]
     servers = check_value("server", given.get("server", {}), mapping)

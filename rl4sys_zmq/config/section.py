@@ -1,4 +1,4 @@
-"""The base class of options that stand under one key of a configuration."""
+"""The base class of small groups of options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl4sys_zmq.config.options import as_json, check_fields, mapping, parse_opti
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSection:
-    """Options under one key of a configuration, such as ``evaluation``. A subclass is a dataclass of `option` fields.
+    """Options in one mapping, such as those under the key ``evaluation``. A subclass is a dataclass of `option` fields.
 
     Raises:
         ConfigError: If the value of an option is invalid.
@@ -22,7 +22,11 @@ class ConfigSection:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> Self:
-        """Create the options from a mapping, the value of their key in a configuration file."""
+        """Create the options from a mapping, such as the value of their key in a file.
+
+        Raises:
+            ConfigError: If a key is unknown or a value is invalid.
+        """
         return cls(**parse_options(cls, given))
 
     @classmethod

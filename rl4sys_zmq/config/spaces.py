@@ -20,29 +20,25 @@ FLAT_KEYS = tuple(_CHECKS)
 
 
 def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
-    """Set ``observation_space``, ``action_space`` and ``act_limit`` of a configuration from sizes such as ``input_size``.
+    """Set ``observation_space``, ``action_space`` and ``act_limit`` of a configuration from the keys in `FLAT_KEYS`.
 
-    These keys (`FLAT_KEYS`) come from `flat` and from ``config.algorithm_parameters``. They are removed from the parameters,
-    because the spaces then contain the same information.
+    The keys come from `flat` and from ``config.algorithm_parameters``, from which they are removed.
     """
     parameters = dict(config.algorithm_parameters)
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for key, check in _CHECKS.items():
         top = check_value(key, flat.get(key), check)
         nested_key = f"algorithm_parameters.{key}"
         nested = check_value(nested_key, parameters.pop(key, None), check)
         if top is not None and nested is not None and top != nested:
             raise ConfigError(f"{key}: {top!r} contradicts {nested_key!r}: {nested!r}", key=key)
-        found[key] = nested if top is None else top
-    observation_space = _observation_space(config.observation_space, found["input_size"])
-    action_space = _action_space(config.action_space, found)
-    for name, value in (
-        ("algorithm_parameters", parameters),
-        ("observation_space", observation_space),
-        ("action_space", action_space),
-        ("act_limit", found["act_limit"]),
-    ):
-        object.__setattr__(config, name, value)
+        sizes[key] = nested if top is None else top
+    observation_space = _observation_space(config.observation_space, sizes["input_size"])
+    action_space = _action_space(config.action_space, sizes)
+    object.__setattr__(config, "algorithm_parameters", parameters)
+    object.__setattr__(config, "observation_space", observation_space)
+    object.__setattr__(config, "action_space", action_space)
+    object.__setattr__(config, "act_limit", sizes["act_limit"])
 
 
 def _observation_space(given: ObservationSpace | None, size: int | None) -> ObservationSpace | None:
@@ -58,8 +54,8 @@ def _observation_space(given: ObservationSpace | None, size: int | None) -> Obse
     return given
 
 
-def _action_space(given: Space | None, found: Mapping[str, Any]) -> Space | None:
-    size, limit, continuous = found["act_dim"], found["act_limit"], found["continuous"]
+def _action_space(given: Space | None, sizes: Mapping[str, Any]) -> Space | None:
+    size, limit, continuous = sizes["act_dim"], sizes["act_limit"], sizes["continuous"]
     if given is not None:
         actual = action_layout(given).outputs
         if size is not None and size != actual:

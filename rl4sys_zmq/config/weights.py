@@ -21,13 +21,13 @@ class WeightsConfig(ConfigSection):
     """
 
     wire_dtype: str | None = option(optional(one_of("fp32", "bf16", "grid")), None)
-    """Precision of the weights that actors compute with. ``fp32``: the learner's float32 weights, unchanged. ``bf16``: rounded to
-    bfloat16. ``grid``: rounded to multiples of a power of two, chosen for each tensor. Numbers of a policy that are not
+    """Precision of the weights that actors compute with. ``fp32``: the learner's float32 weights, unchanged. ``bf16``: rounded
+    to bfloat16. ``grid``: rounded to multiples of a power of two, chosen for each tensor. Numbers of a policy that are not
     weights, such as statistics of observations and the amount of exploration, are never rounded."""
     level: int | None = option(optional(integer(0, 1)), None)
     """Encoding of each new version of the weights. 0: all weights; the fastest on a fast network. 1: the difference from an
     earlier version, which has fewer bytes."""
 
     def over(self, other: WeightsConfig) -> WeightsConfig:
-        """Return a copy of these options, in which options that are None take the value of `other`."""
+        """Return a copy in which options that are None take the value of `other`."""
         return WeightsConfig.from_mapping({**other.to_json(), **self.to_json()})

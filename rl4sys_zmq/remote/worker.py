@@ -30,7 +30,6 @@ from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointFound,
     CheckpointPartReply,
@@ -43,6 +42,7 @@ from rl4sys_zmq.wire.thread_messages import (
     TrainingRecorded,
     WorkerAlive,
     WorkerLog,
+    decode_thread_message,
 )
 
 log = get_logger(__name__)

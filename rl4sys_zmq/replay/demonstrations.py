@@ -36,7 +36,7 @@ from rl4sys_zmq.private import open_private
 from rl4sys_zmq.values import DiscreteSpace, ObservationSpace, Segment, Space, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.values.action_layout import action_layout
 from rl4sys_zmq.values.observations import leaves_of
-from rl4sys_zmq.values.spaces import LeafSpace
+from rl4sys_zmq.values.spaces import BoxSpace, LeafSpace
 
 __all__ = ["Demonstration", "Demonstrations", "demonstrations_of", "read_demonstrations", "write_demonstrations"]
 
@@ -47,7 +47,7 @@ _DAMAGE = (
     OverflowError,
     MemoryError,
 )
-"""The exceptions of numpy, zipfile and json for a file that they cannot read."""
+"""What numpy, zipfile and json raise for a file that they cannot read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,8 @@ class Demonstration:
     """One recorded episode of ``T`` steps.
 
     Attributes:
-        observations: The observations ``[T + 1, *obs]``, with the one after the last step: one array for each leaf of the space.
+        observations: The observations ``[T + 1, *obs]``, with the one after the last step: one array for each leaf of the
+            space.
         actions: The actions ``[T, *act]``, as the environment gets them.
         rewards: The rewards, float32 ``[T]``; None if they are unknown.
         terminated: True if the episode ended in a terminal state.
@@ -109,10 +110,7 @@ class Demonstrations:
 def _form(space: ObservationSpace) -> tuple[object, ...]:
     """Return what must be equal for elements of a space to have the same meaning: structure, shapes, dtypes, choices."""
     leaves = leaves_of(space)
-    return leaves.structure, *[
-        (type(leaf), leaf.shape, leaf.dtype, getattr(leaf, "n", None), getattr(leaf, "start", None), getattr(leaf, "nvec", None))
-        for leaf in leaves.spaces
-    ]
+    return leaves.structure, *[(leaf.shape, leaf.dtype) if isinstance(leaf, BoxSpace) else leaf for leaf in leaves.spaces]
 
 
 def write_demonstrations(path: Path, observation_space: object, action_space: object, episodes: Sequence[Demonstration]) -> None:
@@ -170,11 +168,7 @@ def demonstrations_of(observation_space: object, action_space: object, episodes:
 def _checked(
     observation_space: object, action_space: object, episodes: Sequence[Demonstration]
 ) -> tuple[dict[str, NDArray[Any]], Demonstrations]:
-    """Return the arrays of a file of these episodes, and what `read_demonstrations` would return for it.
-
-    Raises:
-        ConfigError: If there is no episode, or the arrays do not fit together or to the spaces.
-    """
+    """Return the arrays of a file of these episodes, and what `read_demonstrations` would return for it."""
     try:
         arrays = _arrays(observation_space_from(observation_space), space_from(action_space), episodes)
         return arrays, _parse(arrays)
@@ -185,11 +179,6 @@ def _checked(
 def _arrays(
     observation_space: ObservationSpace, action_space: Space, episodes: Sequence[Demonstration]
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file of these episodes.
-
-    Raises:
-        ConfigError: If there is no episode.
-    """
     if not episodes:
         raise ConfigError("there is no episode to write", key="demonstrations")
     names = leaves_of(observation_space).names
@@ -232,9 +221,9 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
         if len(arrays[name]) != rows:
             raise ValueError(f"{name} has {len(arrays[name])} rows; {episodes} episodes of {steps} steps need {rows}")
     for name in {"lengths", "terminated", "rewards"} & arrays.keys():
-        found = arrays[name]
-        if found.ndim != 1 or found.dtype.kind not in "biuf":
-            raise ValueError(f"{name} has rows {found.dtype}{list(found.shape[1:])}; expected one number in each")
+        column = arrays[name]
+        if column.ndim != 1 or column.dtype.kind not in "biuf":
+            raise ValueError(f"{name} has rows {column.dtype}{list(column.shape[1:])}; expected one number in each")
     _check_columns([arrays[name] for name in leaves.names], leaves.spaces, leaves.names)
     _check_columns([actions], leaves_of(action_space).spaces, ("actions",))
     if masks is not None:
@@ -273,7 +262,6 @@ def _parse(arrays: dict[str, NDArray[Any]]) -> Demonstrations:
 
 
 def _check_masks(masks: NDArray[Any], action_space: Space) -> None:
-    """Check the shape and the dtype of the masks of all observations."""
     options = action_layout(action_space).logits
     if masks.dtype != np.bool_ or masks.shape[1:] != (options,) or not options:
         wanted = f"{action_space} needs bool[{options}]" if options else f"{action_space} has no masks"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Draws(Protocol):
-    """The random numbers that a replay needs. `numpy.random.Generator` has these methods.
+    """The random numbers that a replay needs, such as a `numpy.random.Generator`.
 
     A replay has no random state of its own. Its user passes the source with each draw, and saves the state of the source.
     """

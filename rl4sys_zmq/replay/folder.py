@@ -1,9 +1,7 @@
 """A folder with the arrays of a data store in memory-mapped files.
 
-The folder contains:
-
-- ``.npy`` files in numpy's format, one for each column (array) of the store. The disk space of a file is reserved when the file
-  is created. Therefore a full disk raises an exception then, and does not kill the process with a signal later.
+- ``.npy`` files in numpy's format, one for each column. The space of a file is reserved when it is created, so that a full disk
+  raises an exception then, and does not kill the process with a signal later.
 - ``manifest.json``, which describes the columns. It is written once, after all columns exist.
 - ``lock``, which one process locks. A forked child gives the lock up, and must not use the store.
 
@@ -40,10 +38,7 @@ _NAME = "column-"
 
 
 def new_lineage() -> int:
-    """Return a new random number in 1 .. 2^63 - 1, the *lineage*, which identifies the numbering of a data store's items.
-
-    A receiver thereby distinguishes item 0 of a new store from item 0 of an earlier store.
-    """
+    """Return a new lineage, a random number in 1 .. 2^63 - 1."""
     return 1 + secrets.randbelow((1 << 63) - 1)
 
 
@@ -57,7 +52,6 @@ class StoreFolder:
 
     Attributes:
         layout: Shape and dtype of each value of an item, from the manifest. None for a new store.
-        lineage: Random number that identifies the numbering of the store's items.
 
     Raises:
         ConfigError: If the path is invalid.
@@ -84,7 +78,7 @@ class StoreFolder:
                 )
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._take()
+            self._acquire()
             self._read_manifest()
             with _as_store_error(self.path / _LOCK):
                 boot = _boot_id()
@@ -117,7 +111,7 @@ class StoreFolder:
         return made
 
     def columns(self, columns: Mapping[str, ArraySpec]) -> dict[str, NDArray[Any]]:
-        """Open the files of an existing store that `create` made, and return their arrays by name."""
+        """Open the files that `create` made, and return their arrays by name."""
         if self._files.keys() != columns.keys():
             raise StoreFileError(
                 self.path / _MANIFEST, "lists other files than such a store has; delete the folder to start again"
@@ -125,7 +119,7 @@ class StoreFolder:
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: ArraySpec) -> NDArray[Any]:
-        """Create a file of zeros and return it as an array. An existing file of that name is overwritten."""
+        """Create a file of zeros, in place of any other, and return it as an array."""
         path = self.path / name
         try:
             with _as_store_error(path), os.fdopen(open_private(path), "wb") as file:
@@ -146,15 +140,15 @@ class StoreFolder:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 start = file.tell()
-            found, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
-            if found != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
-                raise StoreFileError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start again")
+            stored, size = ArraySpec(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
+            if stored != leaf or path.stat().st_size < start + size:  # numpy would extend a short file
+                raise StoreFileError(path, f"holds {stored} or less, not {leaf}; it is damaged; delete the folder to start again")
             array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
         self._maps.append(array)
         return array.view(np.ndarray)
 
     def flush(self) -> None:
-        """Write all changes to the disk, and return when they are on the disk."""
+        """Write all changes to the disk."""
         with _as_store_error(self.path):
             for array in self._maps:
                 array.flush()
@@ -172,10 +166,7 @@ class StoreFolder:
             self.release()
 
     def release(self) -> None:
-        """Unlock the folder without writing to the disk, so that another store can open it.
-
-        A second call does nothing.
-        """
+        """Unlock the folder without writing to the disk. A second call does nothing."""
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a forked child can still have the descriptor
             os.close(self._lock)
@@ -192,7 +183,7 @@ class StoreFolder:
         with contextlib.suppress(OSError):
             (self.path / name).unlink()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
@@ -227,7 +218,6 @@ class StoreFolder:
 
 @contextlib.contextmanager
 def _as_store_error(path: Path) -> Any:
-    """Convert exceptions that a failing disk or a damaged file causes to `StoreFileError`."""
     try:
         yield
     except OSError as exc:
@@ -241,7 +231,7 @@ def _is_store_file(path: Path) -> bool:
 
 
 def _boot_id() -> bytes:
-    """Return the id of the machine's current boot, or ``unknown`` if the id cannot be read."""
+    """Return the id of the machine's current boot, or ``unknown`` if it cannot be read."""
     try:
         return _BOOT.read_bytes().strip()
     except OSError:

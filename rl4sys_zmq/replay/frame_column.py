@@ -1,4 +1,4 @@
-"""A column of a ring buffer whose values are large, such as images, and are stored once if they are equal."""
+"""A column of a ring buffer for large values, such as images. Equal values are stored once."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from rl4sys_zmq.replay.frame_store import FrameStore
 from rl4sys_zmq.replay.layout import ArraySpec
 
 SHARED_BYTES = 1024
-"""Smallest size of a value that is stored once. Below it, the references to the value cost more than they save."""
+"""Smallest size of a value that is stored once. Below it, the references cost more than they save."""
 _MOST_FRAMES = 16
 """Largest size of an axis along which frames are stacked."""
 _BLOCKS = 8
-"""Divisor that sets in which portions memory is allocated: each has room for ``capacity / _BLOCKS`` frames.
-
-One portion more than `_BLOCKS` is enough if segments have at least `_BLOCKS` steps, because each adds one frame.
+"""A block of the pool has room for ``capacity / _BLOCKS`` frames. One more than `_BLOCKS` is enough if segments have at least
+`_BLOCKS` steps, because each adds one frame.
 """
 
 Make = Callable[[ArraySpec], NDArray[Any]]
-"""A function that creates an array of zeros of a shape and dtype."""
+"""Creates an array of zeros."""
 
 
 def is_shared(leaf: ArraySpec) -> bool:
-    """Return True if values of this shape and dtype are stored once."""
     return leaf.nbytes >= SHARED_BYTES
 
 
 def stack_axis(leaf: ArraySpec) -> int | None:
     """Return the axis along which an image consists of frames, each of which is stored once; None for a whole image.
 
-    This is the first axis, if it has at most 16 frames. Otherwise it is the last axis of an image ``[H, W, frames]``, unless that
-    has one or three channels.
+    This is the first axis, if it has at most 16 frames. Otherwise it is the last axis of an image ``[H, W, frames]``, unless
+    that has one or three channels.
     """
     shape = leaf.shape
     if len(shape) in (3, 4) and 2 <= shape[0] <= _MOST_FRAMES:
@@ -45,13 +43,12 @@ def stack_axis(leaf: ArraySpec) -> int | None:
 
 
 def frames_per_value(leaf: ArraySpec) -> int:
-    """Return the number of frames of which a value of this shape consists."""
     axis = stack_axis(leaf)
     return 1 if axis is None else leaf.shape[axis]
 
 
 def pool_bytes(capacity: int, leaf: ArraySpec) -> int:
-    """Return the size in bytes that a pool of `capacity` values will usually have, and that `FrameColumn.reserve` reserves."""
+    """Return the size of the pool that `FrameColumn.reserve` reserves for `capacity` values."""
     frame = leaf.nbytes // frames_per_value(leaf)
     return (_BLOCKS + 1) * -(-capacity // _BLOCKS) * frame
 
@@ -69,17 +66,7 @@ def frame_pool(capacity: int, leaf: ArraySpec, make: Make) -> FrameStore:
 class FrameColumn:
     """A column of values that consist of frames. Equal frames of the same pool are stored once.
 
-    A row has the slots of its frames (their indices in the pool), or -1 before it is written for the first time.
-
-    Args:
-        capacity: Number of rows.
-        leaf: Shape and dtype of a value.
-        pool: The storage of the frames, from `frame_pool`.
-
-    Attributes:
-        leaf: Shape and dtype of a value.
-        pool: The storage of the frames.
-        frames_per_value: Number of frames of which a value consists.
+    A row has the slots of its frames, or -1 before it is written for the first time.
     """
 
     def __init__(self, capacity: int, leaf: ArraySpec, pool: FrameStore) -> None:
@@ -90,7 +77,7 @@ class FrameColumn:
         self._slots = np.full((capacity, self.frames_per_value), -1, np.int64)
 
     def reserve(self) -> None:
-        """Create the arrays for `pool_bytes` now, and not when they are needed. The pool must be empty."""
+        """Create the arrays for `pool_bytes` now. The pool must be empty."""
         self.pool.reserve(_BLOCKS + 1)
 
     def write(self, first: int, block: NDArray[Any]) -> None:
@@ -112,8 +99,8 @@ class FrameColumn:
 
     def slots(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slots of the frames of these rows, ``[*places.shape, frames]``."""
-        found: NDArray[np.int64] = self._slots[places]
-        return found
+        slots: NDArray[np.int64] = self._slots[places]
+        return slots
 
     def join(self, frames: NDArray[Any]) -> NDArray[Any]:
         """Return the values that consist of these frames, ``[..., *leaf.shape]`` for frames ``[..., frames, *frame]``."""

@@ -1,4 +1,4 @@
-"""Storage of images in which equal images are stored once."""
+"""Frames (images) in blocks of memory. Equal frames are stored once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 from rl4sys_zmq.replay.layout import ArraySpec
 
 _RECENT = 1024
-"""Number of recently stored frames that a new frame is compared with. This suffices for several hundred environments."""
+"""Number of recent frames that a new frame is compared with: enough for several hundred environments."""
 
 
 class FrameStore:
-    """A store of frames (images) of one shape and dtype. Equal frames share a *slot*, an index in the store.
+    """Frames of one shape and dtype. Equal frames share a *slot*, an index in the store.
 
-    The store counts the references to each slot. A slot without references is used again. Slots are allocated on demand, in
-    blocks (arrays of several frames).
+    A slot without references is used again. Blocks of several slots are allocated on demand.
 
     Args:
         leaf: Shape and dtype of a frame.
         block: Number of slots in a block.
-        make: Function that takes the number of a block (0, 1, ...) and creates its array ``[block, *leaf.shape]``.
+        make: Creates the array ``[block, *leaf.shape]`` of the block with this number (0, 1, ...).
     """
 
     def __init__(self, leaf: ArraySpec, block: int, make: Callable[[int], NDArray[Any]]) -> None:
@@ -41,25 +40,19 @@ class FrameStore:
         return int(np.count_nonzero(self._uses))
 
     def reserve(self, blocks: int) -> None:
-        """Create the first `blocks` blocks now, and not when they are needed. The store must be empty."""
+        """Create the first `blocks` blocks now. The store must be empty."""
         while len(self._blocks) < blocks:
             self._add_block()
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Use the frames of a store that was saved on disk.
-
-        A block is an array of frames. A slot is the index of a frame, counted over all blocks.
-        """
+        """Use the blocks of a store that was saved on disk, and the slots to which rows refer."""
         self._blocks = list(blocks)
         self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
         self._free = [int(slot) for slot in np.flatnonzero(self._uses == 0)[::-1]]
         self._recent = {_digest(self._at(slot)): slot for slot in slots[-1:].ravel().tolist()}
 
     def hold(self, frames: NDArray[Any]) -> NDArray[np.int64]:
-        """Store frames ``[n, *shape]``, and return their slots ``[n]`` (indices in the store). Equal frames share a slot.
-
-        The method adds a reference to the slot of each frame.
-        """
+        """Store frames ``[n, *shape]``, and return their slots ``[n]``, each with one more reference."""
         slots: list[int] = []
         try:
             for frame in frames:
@@ -70,20 +63,17 @@ class FrameStore:
         return np.asarray(slots, np.int64)
 
     def share(self, slots: NDArray[np.int64]) -> None:
-        """Add one reference to a slot (the index of a stored frame) for each of its occurrences in `slots`."""
+        """Add a reference for each occurrence of a slot."""
         np.add.at(self._uses, slots.ravel(), 1)
 
     def release(self, slots: NDArray[np.int64]) -> None:
-        """Remove one reference to a slot (the index of a frame) for each of its occurrences in `slots`.
-
-        A slot without references becomes free for new frames.
-        """
+        """Remove a reference for each occurrence of a slot."""
         flat = slots.ravel()
         np.subtract.at(self._uses, flat, 1)
         self._free.extend(int(slot) for slot in np.unique(flat) if not self._uses[slot])
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of the frames in the given slots (indices in the store), as an array ``[*slots.shape, *shape]``."""
+        """Return a copy of the frames in these slots, ``[*slots.shape, *shape]``."""
         out = np.empty((*slots.shape, *self.leaf.shape), self.leaf.dtype)
         blocks, rows = slots // self._block, slots % self._block
         for number in np.unique(blocks):
@@ -105,8 +95,8 @@ class FrameStore:
         return slot
 
     def _at(self, slot: int) -> NDArray[Any]:
-        found: NDArray[Any] = self._blocks[slot // self._block][slot % self._block, ...]
-        return found
+        frame: NDArray[Any] = self._blocks[slot // self._block][slot % self._block, ...]
+        return frame
 
     def _new_slot(self) -> int:
         if not self._free:

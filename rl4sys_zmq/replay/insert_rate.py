@@ -1,4 +1,4 @@
-"""The limit on how far the drawn samples and the inserted steps of a replay can be from their ratio."""
+"""The limit on the distance of drawn samples and inserted steps from their ratio."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import ceil, floor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesPerInsert:
-    """A ratio between drawn samples and inserted steps, which training and acting both wait for.
+    """A ratio between drawn samples and inserted steps, for which training and acting both wait.
 
     It is the rule of Reverb's rate limiter ``SampleToInsertRatio`` (Cassirer et al. 2021, section 3.4). The *difference*
     ``ratio * (inserted - least) - sampled`` stays between ``-tolerance`` and ``tolerance``. No sample is drawn before `least`
@@ -25,13 +25,13 @@ class SamplesPerInsert:
     least: int
 
     def samples(self, inserted: int) -> int:
-        """Return how many samples can have been drawn in all after `inserted` steps."""
+        """Return the number of samples that can have been drawn in all after `inserted` steps."""
         if inserted < max(1, self.least):
             return 0
         return max(0, floor(self.ratio * (inserted - self.least) + self.tolerance))
 
     def room(self, inserted: int, sampled: int) -> int:
-        """Return how many more steps can be inserted before more samples are drawn, at least 0."""
+        """Return the number of further steps that can be inserted before more samples are drawn."""
         return max(0, floor((sampled + self.tolerance) / self.ratio) + self.least - inserted)
 
     def inserts_for(self, samples: int) -> int:

@@ -39,13 +39,13 @@ class DataShape:
     dtype: str = "float32"
 
     def leaf(self) -> ArraySpec:
-        """Check the shape and the dtype of one value of an item, and return them as an `ArraySpec`."""
+        """Check the shape and the dtype, and return them as an `ArraySpec`."""
         return _leaf(self.name, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The shape and dtype of one value of an item, or of a whole column of such values."""
+    """The shape and dtype of one value of an item, or of a whole column."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -63,7 +63,7 @@ class StoreLayout:
     """The shape and dtype of each value of a data store's items. It validates items and packs them into arrays.
 
     Attributes:
-        leaves: Shape and dtype of each value, by key; a nested value has a path like ``observations/camera``.
+        leaves: By key; a nested value has a path like ``observations/camera``.
     """
 
     def __init__(self, leaves: Mapping[str, ArraySpec]) -> None:
@@ -103,8 +103,8 @@ class StoreLayout:
 def as_leaf(path: str, value: object) -> NDArray[Any]:
     """Convert a value to an array in little-endian byte order."""
     try:
-        found = None if type(value) is np.ndarray and value.dtype.str in DTYPES else array_from(value)
-        array = np.asarray(value) if found is None else found
+        foreign = None if type(value) is np.ndarray and value.dtype.str in DTYPES else array_from(value)
+        array = np.asarray(value) if foreign is None else foreign
     except (ValueError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(path, f"not an array: {exc!s:.200}") from exc
     if array.dtype == BFLOAT16_BITS:
@@ -118,7 +118,6 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
 
 
 def flag(path: str, value: object) -> bool:
-    """Convert a value to a bool."""
     if type(value) is bool:
         return value
     array = as_leaf(path, value)
@@ -144,7 +143,7 @@ def space_leaves(prefix: str, space: object) -> dict[str, ArraySpec]:
 
 
 def copy_payload(value: object) -> Any:
-    """Return a copy of an item, with copies of its arrays, so that the caller can change the original."""
+    """Return a copy of an item and its arrays, so that the caller can change the original."""
     return map_tree(_copy_leaf, value, _data_error, STORED_DEPTH)
 
 
@@ -162,12 +161,12 @@ def _copy_leaf(value: Any, path: Path) -> Any:
     if isinstance(value, _PLAIN):
         return value
     try:
-        found = array_from(value)
+        array = array_from(value)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise _data_error(path, f"a {type(value).__name__} cannot be converted to an array: {exc!s:.200}") from exc
-    if found is None:
+    if array is None:
         raise _data_error(path, f"a value of type {type(value).__name__} cannot be sent")
-    return _copy_array(found, value, path)
+    return _copy_array(array, value, path)
 
 
 def _copy_array(array: Any, value: object, path: Path) -> Any:
@@ -181,7 +180,6 @@ def _copy_array(array: Any, value: object, path: Path) -> Any:
 
 
 def zeros(leaf: ArraySpec) -> NDArray[Any]:
-    """Create an array in memory, filled with zeros."""
     try:
         return np.zeros(leaf.shape, leaf.dtype)
     except (MemoryError, ValueError) as exc:
@@ -195,21 +193,18 @@ def zeros(leaf: ArraySpec) -> NDArray[Any]:
 
 def _leaf(name: str, shape: object, dtype: object) -> ArraySpec:
     try:
-        found = ArraySpec(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
+        leaf = ArraySpec(tuple(int(n) for n in shape), np.dtype(dtype))  # type: ignore[attr-defined, call-overload]
     except (TypeError, ValueError) as exc:
         raise ConfigError(
             f"{name}: shape {shape!r:.60} and dtype {dtype!r:.60} are invalid for a column ({exc})", key=name
         ) from exc
-    if found.dtype.str not in DTYPES or any(n < 0 for n in found.shape):
-        raise ConfigError(f"{name}: {found} are invalid for a column; only numbers and booleans can be stored", key=name)
-    return found
+    if leaf.dtype.str not in DTYPES or any(n < 0 for n in leaf.shape):
+        raise ConfigError(f"{name}: {leaf} are invalid for a column; only numbers and booleans can be stored", key=name)
+    return leaf
 
 
 def _fit(path: str, array: NDArray[Any], leaf: ArraySpec) -> NDArray[Any]:
-    """Convert an array to the dtype of a column (the array that stores the values).
-
-    Only rounding to a float dtype can change values.
-    """
+    """Convert an array to the dtype of a column. Only rounding to a float dtype can change values."""
     target = leaf.dtype
     if array.dtype == target:
         return array

@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.n_step import n_step_columns
 from rl4sys_zmq.replay.pieces import RowPieces
-from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
+from rl4sys_zmq.replay.priorities import PrioritisedReplay, PriorityOptions
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.scratch import ScratchArrays
-from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
+from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
-_RETURNS, _DISCOUNTS, _SUCCESSORS, _MASKS = "returns", "discounts", "successors", "masks"
+_RETURNS, _DISCOUNTS, _SUCCESSORS = "returns", "discounts", "successors"
 _SEGMENT = "/segment"
-"""The column with the number of each row's segment, or -1 if it is unknown. It is not part of the state."""
+"""The number of each row's segment, or -1 if it is unknown. It is not part of the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +46,13 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransitionBatch:
-    """``B`` transitions, copied from the replay. `ReplayMemory` describes the dtypes.
+    """``B`` transitions, copied from the replay.
 
     Attributes:
         observations: The observations before the actions, ``[B, *obs]``. For a Dict or Tuple space, a dict or tuple of arrays.
-        actions: The actions ``[B, *act]``.
-        returns: The n-step returns, float32 ``[B]`` (see `NStepReturns`).
-        discounts: The factors of the values of `successors`, float32 ``[B]`` (see `NStepReturns`).
+        actions: ``[B, *act]``.
+        returns: The n-step returns, float32 ``[B]`` (`NStepReturns`).
+        discounts: The factors of the values of `successors`, float32 ``[B]``.
         successors: The observations whose estimated values are added to the returns, in the form of `observations`.
         masks: True for each action that is allowed in `successors`, bool ``[B, n]``; None if no segment has had a mask.
     """
@@ -87,20 +86,23 @@ def _joined(one: Tree, other: Tree) -> Tree:
     return unflatten(structure, map(np.concatenate, zip(leaves, flatten(other, by_key=True)[0], strict=True)))
 
 
-class ReplayMemory:
+class ReplayMemory(PrioritisedReplay):
     """The last `capacity` transitions of a client. New transitions overwrite the oldest ones.
 
-    A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`.
+    A transition has a *row*, its index in the replay. Rows are valid until the next call of `add`, `discard` or `load`. The
+    first transition allocates the memory.
 
-    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, however many transitions
-    they are in. The same holds for each frame of a stack of images (`stack_axis`).
+    `SpaceColumns` describes the dtypes. Observations of at least 1 KiB, such as images, are stored once, however many
+    transitions they are in. The same holds for each frame of a stack of images (`stack_axis`).
 
     One thread uses the object. It has no random state; see `Draws`.
     """
 
     def __init__(self, observation_space: ObservationSpace, action_space: Space, options: ReplayOptions) -> None:
-        """Create an empty replay for these spaces. The first transition allocates the memory."""
+        ring = RowRingBuffer(options.capacity)
+        super().__init__(ring, options.priority)
         self.options = options
+        self._ring = ring
         self._spaces = SpaceColumns(observation_space, action_space)
         self._plain = self._spaces.actions() | {
             _RETURNS: ArraySpec((), np.dtype(np.float32)),
@@ -114,14 +116,8 @@ class ReplayMemory:
                 self._shared[name, successor] = leaf
             else:
                 self._plain[name] = self._plain[successor] = leaf
-        self._ring = ring = RowRingBuffer(options.capacity)
-        self._priorities = None if options.priority is None else RowPriorities(self._ring, options.priority)
         self._pieces = RowPieces(ring)
         self._segments = 0
-
-    def __len__(self) -> int:
-        """Return the number of transitions in the replay."""
-        return self._ring.end - self._ring.begin
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +133,7 @@ class ReplayMemory:
         return self._ring.stored_frames
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder. Call this before the first transition; see `ScratchArrays`.
+        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first transition.
 
         Raises:
             ConfigError: If the disk has too little space.
@@ -147,7 +143,6 @@ class ReplayMemory:
         self._ring.reserve()
 
     def _allocate(self) -> None:
-        """Create the arrays, if they do not exist so far."""
         if _SEGMENT not in self._ring:
             self._ring.allocate({}, self._plain)
             for names, leaf in self._shared.items():
@@ -174,28 +169,18 @@ class ReplayMemory:
         }
         blocks |= {name: leaf[keep] for name, leaf in self._spaces.observation_blocks(segment)}
         blocks |= {name: leaf[reach] for name, leaf in self._spaces.observation_blocks(segment, _SUCCESSORS)}
-        if segment.masks is not None and _MASKS not in ring:
-            self._add_masks(segment.masks.shape[1])
-        if _MASKS in ring:
-            blocks[_MASKS] = self._free(len(reach)) if segment.masks is None else usable_masks(segment.masks[reach])
+        add_masks(blocks, ring, None if segment.masks is None else segment.masks[reach], len(reach))
         blocks[_SEGMENT] = np.full(len(reach), self._segments)
         ring.make_room(len(reach))
         ring.append(blocks, len(reach))
         self._segments += 1
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``.
-
-        They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
-        """
+        """Return the rows of `count` random transitions, drawn with replacement, int64 ``[count]``. There must be one."""
         if self._priorities is None:
             rows = draws.integers(0, len(self), count)
             return rows if self._from_zero else (rows + self._ring.begin) % self.options.capacity
         return self._priorities.draw(count, draws) % self.options.capacity
-
-    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
-        return importance_weights(self._sampling.masses(self._ring.numbers(rows)), beta)
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]]) -> None:
         """Set the priorities of rows to the absolute values of their TD errors, ``[B]``. Only with the option `priority`.
@@ -204,15 +189,6 @@ class ReplayMemory:
         """
         finite = np.isfinite(errors)
         self._sampling.update(self._ring.numbers(rows[finite]), np.abs(errors[finite]))
-
-    def checkpoint(self) -> KeptPriorities | None:
-        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
-        return None if self._priorities is None else self._priorities.keep()
-
-    def restore(self, kept: KeptPriorities | None) -> None:
-        """Return to the priorities that `checkpoint` has copied. Transitions that were added since then count as new."""
-        if kept is not None:
-            self._sampling.restore(kept)
 
     def gather(self, rows: NDArray[np.int64]) -> TransitionBatch:
         """Return copies of the transitions in these rows."""
@@ -223,7 +199,7 @@ class ReplayMemory:
             take(_RETURNS, rows),
             take(_DISCOUNTS, rows),
             self._spaces.tree(take, rows, _SUCCESSORS),
-            take(_MASKS, rows) if _MASKS in self._ring else None,
+            take(MASKS, rows) if MASKS in self._ring else None,
         )
 
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
@@ -232,13 +208,9 @@ class ReplayMemory:
         Copies of the remaining transitions overwrite the removed ones, so the number of transitions does not change. If no
         transition remains, the replay becomes empty.
 
-        Args:
-            rows: Rows of the transitions, int64.
-
         Returns:
             The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of transitions
-            that came with `load` are unknown. Of these transitions, only the ones in `rows` are removed, and no number is
-            returned for them.
+            that came with `load` are unknown: only the transitions in `rows` are removed.
         """
         held = np.arange(len(self))
         if not self._from_zero:
@@ -261,41 +233,21 @@ class ReplayMemory:
         return [int(n) for n in sources]
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all transitions and priorities.
-
-        Args:
-            stored: Names of pieces of the state that need not be copied; see `StatePiece`.
-        """
-        state = self._pieces.state(stored)
-        return state if self._priorities is None else state | {"priorities": self._priorities.state()}
+        """Return copies of all transitions and priorities, except of the pieces (`StatePiece`) with names in `stored`."""
+        return self._state(self._pieces.state(stored))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned for a replay with the same options and spaces.
+        """Restore a `state` of a replay with the same options and spaces.
 
         Raises:
-            ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
+            ConfigError: If the arrays have other shapes than those of this replay, or priorities are missing.
         """
-        if self._priorities is not None and "priorities" not in state:
-            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
+        self._check_priorities(state)
         self._allocate()
-        self._pieces.load(state, {_MASKS: True})
-        if self._priorities is not None:
-            self._priorities.load(state["priorities"])
+        self._pieces.load(state, {MASKS: True})
+        self._load_priorities(state)
 
     @property
     def _from_zero(self) -> bool:
         """True if the rows are 0 to ``len(self) - 1``: always, except after `load` of a full replay with a smaller capacity."""
         return self._ring.begin == 0 or len(self) == self.options.capacity
-
-    @property
-    def _sampling(self) -> RowPriorities:
-        if self._priorities is None:
-            raise ConfigError("this replay draws uniformly; give ReplayOptions a priority", key="prioritised")
-        return self._priorities
-
-    def _free(self, rows: int) -> NDArray[np.bool_]:
-        """Return masks that allow every action, ``[rows, n]``."""
-        return np.ones((rows, *self._ring.specs[_MASKS].shape), np.bool_)
-
-    def _add_masks(self, actions: int) -> None:
-        self._ring.add(_MASKS, ArraySpec((actions,), np.dtype(np.bool_)), fill=True)

@@ -18,7 +18,7 @@ class DemonstrationReplay:
     """The transitions of demonstrations, of which each batch has a fixed fraction. They are drawn uniformly.
 
     In a batch, the row ``r`` of the demonstrations has the number ``-1 - r``, and these numbers come first. The other rows are
-    those of another replay.
+    those of another replay, `own`.
 
     Attributes:
         digest: The number that identifies the demonstrations.
@@ -33,7 +33,6 @@ class DemonstrationReplay:
         fraction: float,
         digest: int,
     ) -> None:
-        """Store the demonstrations."""
         capacity = sum(segment.steps for segment in segments)
         self._memory = ReplayMemory(observation_space, action_space, replace(options, capacity=capacity, priority=None))
         for segment in segments:
@@ -41,14 +40,14 @@ class DemonstrationReplay:
         self._fraction, self.digest = fraction, digest
 
     def draw(self, own: ReplayMemory, size: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the numbers of a batch of `size` transitions, int64 ``[size]``. At least one is of the other replay, `own`."""
+        """Return the numbers of a batch of `size` transitions, int64 ``[size]``. At least one is of `own`."""
         count = min(round(size * self._fraction), size - 1)
         return np.concatenate([-1 - self._memory.draw(count, draws), own.draw(size - count, draws)])
 
     def gather(self, own: ReplayMemory, rows: NDArray[np.int64]) -> TransitionBatch:
-        """Return copies of the transitions with these numbers, in the order of `draw`: those of demonstrations first."""
+        """Return copies of the transitions with these numbers, in the order of `draw`."""
         count = int(np.count_nonzero(rows < 0))
         if not count:
             return own.gather(rows)
-        found = self._memory.gather(-1 - rows[:count])
-        return found if count == len(rows) else found.join(own.gather(rows[count:]))
+        demonstrations = self._memory.gather(-1 - rows[:count])
+        return demonstrations if count == len(rows) else demonstrations.join(own.gather(rows[count:]))

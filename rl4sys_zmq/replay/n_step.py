@@ -12,17 +12,16 @@ from rl4sys_zmq.values import Segment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NStepReturns:
-    """The n-step returns of a segment (``T`` consecutive steps of one episode). Row ``t`` belongs to step ``t``.
+    """The n-step returns of a segment of ``T`` steps, or of ``B`` sequences: then all arrays have the shape ``[B, T]``.
 
-    The target value of a step is ``returns + discounts * V(observations[reach])``. For ``B`` sequences, all arrays have the shape
-    ``[B, T]``.
+    The target value of step ``t`` is ``returns + discounts * V(observations[reach])``.
 
     Attributes:
         returns: The discounted sum of the rewards of the next ``n_t`` steps, float32 ``[T]``. ``n_t`` is `n_step`, or less near
             the end of the segment.
         discounts: ``gamma ** n_t``, float32 ``[T]``; 0 if the episode terminated within these steps.
-        reach: The row of ``segment.observations`` whose estimated value is added to the return, int64 ``[T]``. Where the discount
-            is 0, this is any valid row.
+        reach: The row of the observations whose value is added to the return, int64 ``[T]``; any valid row if the discount is
+            0.
     """
 
     returns: NDArray[np.float32]
@@ -34,10 +33,8 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepReturns:
     """Compute the n-step returns of all steps of a segment (Sutton & Barto, 2nd edition, equation 7.1).
 
     Only rewards of the same segment are used, because the next segment of the episode can arrive much later, or never. So step
-    ``t`` of ``T`` looks ahead ``n_t = min(n_step, T - t)`` steps.
-
-    If the episode terminated with the segment, the value after the last step is 0. Otherwise (truncated, or continued in
-    another segment) it is the estimated value of the observation after the last step.
+    ``t`` of ``T`` looks ahead ``n_t = min(n_step, T - t)`` steps. The value after the last step is 0 if the episode terminated
+    with it, and otherwise that of the observation after it.
     """
     steps = segment.steps
     rows = np.arange(steps)
@@ -59,10 +56,7 @@ def n_step_sequences(
     n_step: int,
     gamma: float,
 ) -> NStepReturns:
-    """Compute the n-step returns of all valid steps of ``B`` sequences. Those of the other steps have no meaning.
-
-    As in `n_step_columns`, only rewards of the same sequence are used, so a step near its end looks ahead fewer steps.
-    """
+    """Compute the n-step returns of the valid steps of ``B`` sequences, as `n_step_columns` does. The others have no meaning."""
     steps = valid.shape[1]
     rows = np.arange(steps)
     end = (steps - valid[:, ::-1].argmax(axis=1))[:, None]  # the step after the last valid one

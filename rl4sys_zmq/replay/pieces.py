@@ -1,4 +1,4 @@
-"""The state of a ring buffer in pieces, so that a checkpoint writes only the pieces that are new since the last one."""
+"""The state of a ring buffer in pieces, of which a checkpoint writes only those that are new since the last one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.ring import Ids, RowRingBuffer
 
 _PIECES = 64
-"""Number of pieces of a full ring. The newest piece is usually incomplete, and is written again by each checkpoint."""
+"""Pieces of a full ring. The newest piece is usually incomplete, and is written again by each checkpoint."""
 _AT_ONCE = 1024
 """Largest number of rows that `RowPieces.load` copies at once."""
 _FRAMES, _SLOTS = "frames/", "slots/"
@@ -35,7 +35,6 @@ class StatePiece:
 
 
 def make_piece(arrays: Mapping[str, NDArray[Any]]) -> StatePiece:
-    """Return arrays as a `StatePiece`, with the name that belongs to them."""
     digest = xxhash.xxh3_128()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
@@ -44,12 +43,9 @@ def make_piece(arrays: Mapping[str, NDArray[Any]]) -> StatePiece:
 
 
 class RowPieces:
-    """The rows of a ring buffer as pieces of equal numbers of consecutive rows. Only the newest piece can be incomplete.
+    """The rows of a ring buffer, which are only appended, as pieces of equal size. Only the newest can be incomplete.
 
     Columns whose names begin with ``/`` are not part of the state. Large values are in a piece once (`RowRingBuffer.share`).
-
-    Args:
-        ring: The ring buffer, whose rows are only appended.
     """
 
     def __init__(self, ring: RowRingBuffer) -> None:
@@ -66,7 +62,7 @@ class RowPieces:
         return {"begin": begin, "end": end, "pieces": pieces}
 
     def load(self, state: Mapping[str, Any], fill: Mapping[str, object]) -> None:
-        """Restore a state that `state` has returned, with all arrays."""
+        """Restore a `state` with all arrays."""
         ring, begin, end = self._ring, int(state["begin"]), int(state["end"])
         if not 0 <= begin <= end <= begin + ring.capacity:
             raise ConfigError(
@@ -74,8 +70,8 @@ class RowPieces:
             )
         for part in state["pieces"]:
             for name in fill.keys() & part["piece"].arrays.keys() - ring.specs.keys():
-                found = part["piece"].arrays[name]
-                ring.add(name, ArraySpec(found.shape[1:], found.dtype), fill[name])
+                column = part["piece"].arrays[name]
+                ring.add(name, ArraySpec(column.shape[1:], column.dtype), fill[name])
         ring.skip_to(begin)
         self._known = {}
         for part in state["pieces"]:
@@ -148,7 +144,7 @@ class RowPieces:
                 continue
             shared = self._ring.shared_names.get(name)
             stored = _SLOTS + name if shared else name
-            found = arrays[stored].shape if stored in arrays else None
+            actual = arrays[stored].shape if stored in arrays else None
             expected = (rows, self._ring.frames_per_value(name)) if shared else (rows, *leaf.shape)
-            if found != expected:
-                raise ConfigError(f"{name} in the replay state has shape {found}; expected {expected}", key="buffer_size")
+            if actual != expected:
+                raise ConfigError(f"{name} in the replay state has shape {actual}; expected {expected}", key="buffer_size")

@@ -16,12 +16,9 @@ from rl4sys_zmq.replay.spans import DrawableSteps
 from rl4sys_zmq.replay.sum_tree import SumTree
 
 _ROUNDS = 8
-"""Number of attempts to draw rows (steps) at random until enough of them can be sampled.
-
-After these, the missing rows are drawn from a list of all rows that can be sampled.
-"""
+"""Number of attempts to draw allowed rows, before the missing ones are drawn from a list of all allowed rows."""
 _LEAST = 1e-300
-"""Smallest mass (weight in random draws) of a row. It is above 0, so that every row can be drawn."""
+"""Smallest mass of a row, above 0 so that every row can be drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +65,9 @@ def importance_weights(masses: NDArray[np.float64], beta: float) -> NDArray[np.f
 
 
 class RowPriorities:
-    """The priorities of the rows (steps) in a buffer, and random draws of rows by priority.
+    """The priorities of the rows in a ring, and random draws of rows.
 
     A row is drawn in proportion to its *mass*, ``(priority + epsilon) ** alpha``. A new row gets the largest mass so far.
-
-    Args:
-        ring: The ring buffer that contains the rows.
-        options: The exponent, and the constant that is added to each priority.
-
-    Attributes:
-        options: The options.
     """
 
     def __init__(self, ring: RowRingBuffer, options: PriorityOptions) -> None:
@@ -89,15 +79,12 @@ class RowPriorities:
         self._lifetime = 0
 
     def masses(self, ids: Ids) -> NDArray[np.float64]:
-        """Return the mass (weight in random draws), ``(priority + epsilon) ** alpha``, of each of the given rows.
-
-        The rows must still be in the buffer.
-        """
+        """Return the mass of each of these rows, which must still be in the ring."""
         self._add_new()
         return self._tree[ids % self._ring.capacity]
 
     def update(self, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
-        """Set the priorities of rows (steps of the buffer). Ignore rows that were overwritten."""
+        """Set the priorities of rows, and ignore those that were overwritten. Return the number of the others."""
         ring = self._ring
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")
@@ -120,37 +107,32 @@ class RowPriorities:
         return int(np.count_nonzero(held))
 
     def draw(self, count: int, draws: Draws, allowed: DrawableSteps | None = None) -> Ids:
-        """Draw `count` rows (steps) in proportion to their masses, ``(priority + epsilon) ** alpha``, with replacement.
-
-        The method draws from all rows and replaces rows that are not allowed by further draws. If rows are still missing after
-        `_ROUNDS` attempts, they are drawn from a list of all allowed rows.
-        """
+        """Draw `count` rows in proportion to their masses, with replacement. Rows that are not allowed are drawn again."""
         self._add_new()
-        found: list[Ids] = []
+        drawn: list[Ids] = []
         missing = count
         for _ in range(_ROUNDS):
             ids = self._draw_any(missing, draws)
             if allowed is None:
                 return ids
             ids = ids[allowed.allow(ids)]
-            found.append(ids)
+            drawn.append(ids)
             missing -= len(ids)
             if not missing:
-                return np.concatenate(found)
+                return np.concatenate(drawn)
         assert allowed is not None
         held = np.arange(self._ring.begin, self._ring.end)
         held = held[allowed.allow(held)]
         ends = np.cumsum(self._tree[held % self._ring.capacity])
         places = np.searchsorted(ends, draws.random(missing) * ends[-1], side="right")
-        return np.concatenate([*found, held[np.minimum(places, len(held) - 1)]])
+        return np.concatenate([*drawn, held[np.minimum(places, len(held) - 1)]])
 
     def keep(self) -> KeptPriorities:
-        """Return a copy of all priorities, for `restore`."""
         self._add_new()
         return KeptPriorities(self._tree.masses(), self._greatest, self._known, self._lifetime)
 
     def restore(self, kept: KeptPriorities) -> None:
-        """Return to the priorities that `keep` has copied. Rows that were added since then get the largest mass of that time."""
+        """Return to the priorities that `keep` has copied. Later rows get the largest mass of that time."""
         ring = self._ring
         old = range(ring.begin, min(kept.end, ring.end) if kept.lifetime == self._lifetime else ring.begin)
         self._greatest = kept.greatest
@@ -176,13 +158,13 @@ class RowPriorities:
         self._lifetime += 1
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the masses, in the order of the rows, the largest mass so far, and the options."""
+        """Return a copy of the masses in the order of the rows, of the largest mass so far, and of the options."""
         held = np.arange(self._ring.begin, self._ring.end)
         options = {"alpha": self.options.alpha, "epsilon": self.options.epsilon}
         return {"masses": self.masses(held), "greatest": self._greatest, **options}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned for the same rows. With other options, compute the masses anew."""
+        """Restore a `state` of the same rows. With other options, compute the masses anew."""
         held, masses = np.arange(self._ring.begin, self._ring.end), np.asarray(state["masses"], np.float64)
         if masses.shape != held.shape or not np.all((masses > 0) & np.isfinite(masses)):
             raise ConfigError(
@@ -196,10 +178,7 @@ class RowPriorities:
         self._greatest = float(self._converted(np.array([float(state["greatest"])]), old)[0])
 
     def _converted(self, masses: NDArray[np.float64], old: PriorityOptions) -> NDArray[np.float64]:
-        """Return the masses of the priorities that have these masses with the options `old`.
-
-        Masses with an alpha of 0 do not depend on the priorities, which then count as 1.
-        """
+        """Convert masses with the options `old`. With an alpha of 0 they say nothing, so the priorities count as 1."""
         new = self.options
         if new == old:
             return masses
@@ -214,8 +193,49 @@ class RowPriorities:
         return np.minimum(begin + (slots - begin) % self._ring.capacity, self._ring.end - 1)
 
     def _add_new(self) -> None:
-        """Give the largest mass (weight in random draws) so far to rows that were added to the buffer since the last call."""
+        """Give the largest mass so far to rows that were added to the ring since the last call."""
         if self._known < self._ring.end:
             ids = np.arange(max(self._known, self._ring.begin), self._ring.end)
             self._tree.set(ids % self._ring.capacity, self._greatest)
             self._known = self._ring.end
+
+
+class PrioritisedReplay:
+    """The draws of a replay, uniform or by priority. Subclasses define what a row of `ring` is."""
+
+    def __init__(self, ring: RowRingBuffer, options: PriorityOptions | None) -> None:
+        self._drawn = ring
+        self._priorities = None if options is None else RowPriorities(ring, options)
+
+    def __len__(self) -> int:
+        return self._drawn.end - self._drawn.begin
+
+    @property
+    def _sampling(self) -> RowPriorities:
+        if self._priorities is None:
+            raise ConfigError("this replay draws uniformly; give its options a priority", key="prioritised")
+        return self._priorities
+
+    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
+        """Return the importance weights of drawn rows, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
+        return importance_weights(self._sampling.masses(self._drawn.numbers(rows)), beta)
+
+    def checkpoint(self) -> KeptPriorities | None:
+        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
+        return None if self._priorities is None else self._priorities.keep()
+
+    def restore(self, kept: KeptPriorities | None) -> None:
+        """Return to the priorities that `checkpoint` has copied. Rows that were added since then count as new."""
+        if kept is not None:
+            self._sampling.restore(kept)
+
+    def _state(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return rows if self._priorities is None else rows | {"priorities": self._priorities.state()}
+
+    def _check_priorities(self, state: Mapping[str, Any]) -> None:
+        if self._priorities is not None and "priorities" not in state:
+            raise ConfigError("the replay state has no priorities: it was saved without prioritised", key="prioritised")
+
+    def _load_priorities(self, state: Mapping[str, Any]) -> None:
+        if self._priorities is not None:
+            self._priorities.load(state["priorities"])

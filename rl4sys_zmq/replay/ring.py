@@ -20,30 +20,25 @@ _TURN = 64
 
 
 class RowRingBuffer:
-    """A ring buffer of rows (items of a data store), with one array (column) for each value of a row.
-
-    It has no lock. The data store that uses it has one.
+    """A ring buffer of rows, with one array (*column*) for each value of a row. It has no lock.
 
     The rows have consecutive numbers from `begin` up to, but without, `end`. Row ``id`` is at index ``id % capacity`` of every
-    column.
-
-    `begin` increases before a row is overwritten, and `end` increases after a row is written. Therefore a process that is
+    column. `begin` increases before a row is overwritten, and `end` increases after a row is written, so that a process that is
     killed at any point leaves only complete rows in a folder.
 
     Args:
         capacity: Number of rows.
         folder: Folder for the columns. None: `make` creates them.
-        make: Function that creates an array of zeros.
 
     Attributes:
-        make: Function that creates an array of zeros. It can be replaced before the columns are created.
+        make: Creates an array of zeros. It can be replaced before the columns are created.
         shared_names: For each column that `share` has created, the names of all columns of that call.
     """
 
-    def __init__(self, capacity: int, folder: StoreFolder | None = None, make: Make = zeros) -> None:
+    def __init__(self, capacity: int, folder: StoreFolder | None = None) -> None:
         self.capacity = capacity
         self._folder = folder
-        self.make = make
+        self.make: Make = zeros
         self._columns: dict[str, NDArray[Any]] = {}
         self._shared: dict[str, FrameColumn] = {}
         self.shared_names: dict[str, tuple[str, ...]] = {}
@@ -63,14 +58,14 @@ class RowRingBuffer:
         return name in self._columns or name in self._shared
 
     def allocate(self, layout: Mapping[str, ArraySpec], columns: Mapping[str, ArraySpec]) -> None:
-        """Create the columns, or open the columns in the folder."""
+        """Create the columns, or open those in the folder."""
         whole = {name: ArraySpec((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
         if self._folder is None:
             self._columns = {name: self.make(leaf) for name, leaf in whole.items()}
             return
         whole[_SPAN] = ArraySpec((2,), np.dtype("<i8"))
-        found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
-        self._span, self._columns = found.pop(_SPAN), found
+        opened = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)
+        self._span, self._columns = opened.pop(_SPAN), opened
         if not 0 <= self.begin <= self.end <= self.begin + self.capacity:
             raise StoreFileError(
                 self._folder.path, "its counters are impossible: it is damaged; delete the folder to start again"
@@ -94,7 +89,7 @@ class RowRingBuffer:
         self._columns[name][...] = fill
 
     def share(self, names: Iterable[str], leaf: ArraySpec) -> None:
-        """Create columns of large values. Values of these columns that are equal, or that have equal frames, are stored once."""
+        """Create columns of large values, of which equal values and equal frames are stored once."""
         pool, group = frame_pool(self.capacity, leaf, self.make), tuple(names)
         self._shared |= {name: FrameColumn(self.capacity, leaf, pool) for name in group}
         self.shared_names |= dict.fromkeys(group, group)
@@ -105,12 +100,12 @@ class RowRingBuffer:
         return sum(self._shared[group[0]].pool.used for group in set(self.shared_names.values()))
 
     def reserve(self) -> None:
-        """Create the arrays for the values of shared columns now, and not when they are needed. The ring must be empty."""
+        """Create the arrays of shared columns now. The ring must be empty."""
         for column in self._shared.values():
             column.reserve()
 
     def frames(self, names: tuple[str, ...], ids: Ids) -> tuple[NDArray[Any], list[NDArray[np.int32]]]:
-        """Return copies of the frames of rows in the columns of one call of `share`, each frame once."""
+        """Return the frames of rows in the columns of one call of `share`, each once, and the indices of each row's frames."""
         columns = [self._shared[name] for name in names]
         used = np.stack([c.slots(ids % self.capacity) for c in columns])
         slots, first, inverse = np.unique(used, return_index=True, return_inverse=True)
@@ -120,11 +115,10 @@ class RowRingBuffer:
         return columns[0].pool.gather(slots[order]), list(indices[inverse.reshape(used.shape)])
 
     def frames_per_value(self, name: str) -> int:
-        """Return the number of frames of which a value of a shared column consists."""
         return self._shared[name].frames_per_value
 
     def from_frames(self, name: str, frames: NDArray[Any], indices: NDArray[np.int32]) -> NDArray[Any]:
-        """Return values of a shared column, given frames and the indices of each value's frames, as `frames` returns them."""
+        """Return values of a shared column, given frames and indices as `frames` returns them."""
         return self._shared[name].join(frames[indices])
 
     def skip_to(self, number: int) -> None:
@@ -138,11 +132,10 @@ class RowRingBuffer:
         return np.arange(begin, self.begin)
 
     def drop_before(self, number: int) -> None:
-        """Drop the rows with numbers below `number`."""
         self._span[0] = max(self.begin, min(number, self.end))
 
     def append(self, blocks: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Write `count` rows to all columns. Call `make_room` first. `count` must not exceed the capacity."""
+        """Write `count` rows to all columns, after `make_room`. `count` must not exceed the capacity."""
         end = self.end
         first = end % self.capacity
         before = min(count, self.capacity - first)  # the rows before the end of the columns; the others are at their beginning
@@ -157,16 +150,16 @@ class RowRingBuffer:
         self._span[1] = end + count
 
     def gather(self, name: str, ids: Ids) -> NDArray[Any]:
-        """Return a copy of the rows with the given numbers in one column, as an array ``[*ids.shape, ...]``."""
+        """Return a copy of the rows with these numbers in one column, ``[*ids.shape, ...]``."""
         return self.take(name, ids % self.capacity)
 
     def numbers(self, places: Ids) -> Ids:
-        """Return the numbers of the rows at the given indices of the columns."""
+        """Return the numbers of the rows at these indices of the columns."""
         begin = self.begin
         return begin + (places - begin) % self.capacity
 
     def take(self, name: str, places: Ids) -> NDArray[Any]:
-        """Return a copy of the rows at the given indices of one column, as an array ``[*places.shape, ...]``."""
+        """Return a copy of the rows at these indices of one column, ``[*places.shape, ...]``."""
         if name in self._shared:
             return self._shared[name].take(places)
         taken: NDArray[Any] = self._columns[name][places]
@@ -180,10 +173,9 @@ class RowRingBuffer:
             shared.overwrite(places, sources)
 
     def _shared_pieces(self, before: int, count: int) -> Iterator[tuple[str, int, int]]:
-        """Yield the name of a shared column, and a range of new rows to write, for all such columns and rows.
+        """Yield shared columns and ranges of new rows to write. `before` of them fit before the end of the columns.
 
-        Equal frames are found among recent ones only. So the columns take turns after few rows. `before` is the number of rows
-        before the end of the columns.
+        Equal frames are found among recent ones only, so the columns take turns after few rows.
         """
         if self._shared:
             for low, high in ((0, before), (before, count)):
@@ -191,7 +183,7 @@ class RowRingBuffer:
                     yield from ((name, start, min(start + _TURN, high)) for name in self._shared)
 
     def held(self, key: str, ids: object) -> Ids:
-        """Check that the buffer has the rows with the given numbers, and return the numbers as int64."""
+        """Check that the buffer has the rows with these numbers, and return the numbers as int64."""
         array = as_leaf(key, ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise DataError(key, f"shape {array.shape} and dtype {array.dtype}, not one dimension of integers")

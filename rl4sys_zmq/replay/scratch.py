@@ -19,11 +19,10 @@ from rl4sys_zmq.replay.layout import ArraySpec
 
 
 class ScratchArrays:
-    """A function that creates arrays of zeros in memory-mapped files of a folder.
+    """A function that creates arrays of zeros in memory-mapped files of a folder. The state of a replay is not in them.
 
-    The files have no names, so they need no removal: the kernel frees their space when the arrays are gone, also after SIGKILL.
-    Their space is reserved at once, so a full disk is an exception and not a signal. The state of a replay is in checkpoints, not
-    in these files.
+    The files have no names: the kernel frees their space when the arrays are gone, also after SIGKILL. Their space is reserved
+    at once, so a full disk is an exception and not a signal.
 
     Args:
         folder: The folder. It is created with mode 0700 if it does not exist.
@@ -45,7 +44,6 @@ class ScratchArrays:
             raise ConfigError(f"{problem}; use a smaller buffer_size, or a run directory on a larger disk", key="buffer_size")
 
     def __call__(self, leaf: ArraySpec) -> NDArray[Any]:
-        """Create an array of zeros."""
         size = max(1, leaf.dtype.itemsize * prod(leaf.shape))
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:

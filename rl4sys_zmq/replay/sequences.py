@@ -15,15 +15,15 @@ from rl4sys_zmq.replay.draws import Draws
 from rl4sys_zmq.replay.frame_column import frames_per_value, is_shared, pool_bytes
 from rl4sys_zmq.replay.layout import ArraySpec
 from rl4sys_zmq.replay.pieces import RowPieces
-from rl4sys_zmq.replay.priorities import KeptPriorities, PriorityOptions, RowPriorities, importance_weights
+from rl4sys_zmq.replay.priorities import PrioritisedReplay, PriorityOptions
 from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.replay.scratch import ScratchArrays
-from rl4sys_zmq.replay.space_columns import ACTIONS, SpaceColumns, usable_masks
+from rl4sys_zmq.replay.space_columns import ACTIONS, MASKS, SpaceColumns, add_masks
 from rl4sys_zmq.values import ObservationSpace, Segment, Space
 from rl4sys_zmq.values.column_spec import ColumnSpec
 from rl4sys_zmq.values.trees import Tree
 
-_REWARDS, _MASKS, _SEGMENT = "rewards", "masks", "/segment"
+_REWARDS, _SEGMENT = "rewards", "/segment"
 _FIRST, _START, _STEPS, _TERMINATED = "first", "start", "steps", "terminated"
 _INITIAL = "initial/"
 
@@ -63,17 +63,17 @@ class SequenceBatch:
     """``B`` sequences of ``W = burn_in + length`` steps, copied from the replay. The first `burn_in` steps are not trained on.
 
     Attributes:
-        observations: ``[B, W + 1, *obs]``, the observation before each step, and the one after the last step. For a Dict or Tuple
-            space, a dict or tuple of such arrays.
+        observations: ``[B, W + 1, *obs]``, the observation before each step, and the one after the last step. For a Dict or
+            Tuple space, a dict or tuple of such arrays.
         actions: ``[B, W, *act]``.
         rewards: Float32 ``[B, W]``.
         terminated: Bool ``[B, W]``. True for a step after which the episode ended in a terminal state. The observation after it
             has no meaning.
-        valid: Bool ``[B, W]``. False for a step outside of the segment: before its beginning, in the burn-in, or after its end.
-            The other values of such a step have no meaning. The recurrent state must not change at such a step.
+        valid: Bool ``[B, W]``. False for a step outside of the segment, whose other values have no meaning, and at which the
+            recurrent state must not change.
         masks: True for each allowed action, bool ``[B, W + 1, n]``; None if no segment has had a mask.
-        initial: For each column that the policy records once per segment, its values ``[B, *row]``. They belong to the first
-            valid step. Zeros if that step is not the first of the segment; the burn-in then has to produce the recurrent state.
+        initial: The columns with one row per segment, ``[B, *row]``. They belong to the first valid step. Zeros if that step is
+            not the first of the segment; the burn-in then has to produce the recurrent state.
     """
 
     observations: Tree
@@ -85,15 +85,21 @@ class SequenceBatch:
     initial: dict[str, NDArray[Any]]
 
 
-class SequenceMemory:
-    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New segments overwrite the oldest ones.
+class SequenceMemory(PrioritisedReplay):
+    """The last segments of a client, at most `capacity` steps, as overlapping sequences. New ones overwrite the oldest.
 
     The sequences of a segment begin ``length - overlap`` steps apart, as in Kapturowski et al. 2019 (R2D2), section 2.3. The last
     one can be shorter. A sequence never has steps of two segments, because the recurrent state is known only at the beginning of
     a segment. If a part of a segment was overwritten, its sequences are not drawn any more.
 
     A sequence has a *row*, its index in the replay, as a transition in `ReplayMemory` has. The dtypes are those of
-    `SpaceColumns`, and large observations are stored once. One thread uses the object.
+    `SpaceColumns`, and large observations are stored once. One thread uses the object. The first segment allocates the memory.
+
+    Args:
+        observation_space: Space of the observations.
+        action_space: Space of the actions.
+        options: The options.
+        columns: The extra columns of the policy, of which those with one row per segment are stored.
     """
 
     def __init__(
@@ -103,18 +109,11 @@ class SequenceMemory:
         options: SequenceOptions,
         columns: tuple[ColumnSpec, ...] = (),
     ) -> None:
-        """Create an empty replay. The first segment allocates the memory.
-
-        Args:
-            observation_space: Space of the observations.
-            action_space: Space of the actions.
-            options: The options.
-            columns: The extra columns of the policy (`PolicySpec.columns`). Those that are recorded once per segment are stored.
-        """
+        self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
+        super().__init__(self._sequences, options.priority)
         self.options = options
         self._spaces = SpaceColumns(observation_space, action_space)
         self._initial = tuple(column.name for column in columns if column.per == "segment")
-        self._steps, self._sequences = RowRingBuffer(options.capacity), RowRingBuffer(options.capacity)
         self._plain = self._spaces.actions() | {_REWARDS: ArraySpec((), np.dtype(np.float32))}
         self._shared: dict[str, ArraySpec] = {}
         for name, leaf in self._spaces.observations().items():
@@ -123,13 +122,8 @@ class SequenceMemory:
         self._described = dict.fromkeys((_FIRST, _START, _STEPS, _SEGMENT), number)
         self._described[_TERMINATED] = ArraySpec((), np.dtype(np.bool_))
         self._described |= {_INITIAL + c.name: ArraySpec(c.shape, np.dtype(c.dtype)) for c in columns if c.per == "segment"}
-        self._priorities = None if options.priority is None else RowPriorities(self._sequences, options.priority)
         self._pieces = (RowPieces(self._steps), RowPieces(self._sequences))
         self._segments = 0
-
-    def __len__(self) -> int:
-        """Return the number of sequences in the replay."""
-        return self._sequences.end - self._sequences.begin
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +134,7 @@ class SequenceMemory:
         return capacity * row + sum(pool_bytes(capacity, leaf) for leaf in shared)
 
     def use_folder(self, folder: Path) -> None:
-        """Keep the arrays in files in this folder. Call this before the first segment; see `ScratchArrays`.
+        """Keep the arrays in files in this folder (`ScratchArrays`). Call this before the first segment.
 
         Raises:
             ConfigError: If the disk has too little space.
@@ -166,11 +160,7 @@ class SequenceMemory:
         rows = steps + 1
         blocks = {ACTIONS: self._spaces.action_block(segment.actions[:steps]), _REWARDS: segment.rewards[:steps]}
         blocks |= {name: leaf[:rows] for name, leaf in self._spaces.observation_blocks(segment)}
-        if segment.masks is not None and _MASKS not in self._steps:
-            self._steps.add(_MASKS, ArraySpec((segment.masks.shape[1],), np.dtype(np.bool_)), fill=True)
-        if _MASKS in self._steps:
-            free = np.ones((rows, *self._steps.specs[_MASKS].shape), np.bool_)
-            blocks[_MASKS] = free if segment.masks is None else usable_masks(segment.masks[:rows])
+        add_masks(blocks, self._steps, None if segment.masks is None else segment.masks[:rows], rows)
         first = self._steps.end
         self._steps.make_room(rows)
         self._steps.append({name: _padded(block, rows) for name, block in blocks.items()}, rows)
@@ -179,7 +169,6 @@ class SequenceMemory:
         self._segments += 1
 
     def _allocate(self) -> None:
-        """Create the arrays, if they do not exist so far."""
         if _FIRST not in self._sequences:
             self._steps.allocate({}, self._plain)
             for name, leaf in self._shared.items():
@@ -187,19 +176,12 @@ class SequenceMemory:
             self._sequences.allocate({}, self._described)
 
     def draw(self, count: int, draws: Draws) -> NDArray[np.int64]:
-        """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``.
-
-        They are drawn uniformly, or by priority with the option `priority`. The replay must not be empty.
-        """
+        """Return the rows of `count` random sequences, drawn with replacement, int64 ``[count]``. There must be one."""
         if self._priorities is not None:
             numbers = self._priorities.draw(count, draws)
         else:
             numbers = draws.integers(0, len(self), count) + self._sequences.begin
         return numbers % self.options.capacity
-
-    def weights(self, rows: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return the importance weights of drawn sequences, float32 ``[B]``; see `importance_weights`. Only with `priority`."""
-        return importance_weights(self._sampling.masses(self._sequences.numbers(rows)), beta)
 
     def update_priorities(self, rows: NDArray[np.int64], errors: NDArray[np.floating[Any]], share: float = 0.9) -> None:
         """Set the priorities of sequences to a mean of their largest and their mean absolute TD error (R2D2, section 2.3).
@@ -214,15 +196,6 @@ class SequenceMemory:
         mixed = share * sizes.max(axis=1) + (1 - share) * sizes.sum(axis=1) / np.maximum(trained.sum(axis=1), 1)
         finite = np.isfinite(mixed)
         self._sampling.update(self._sequences.numbers(rows[finite]), mixed[finite])
-
-    def checkpoint(self) -> KeptPriorities | None:
-        """Return a copy of what an update changes: the priorities. None without the option `priority`."""
-        return None if self._priorities is None else self._priorities.keep()
-
-    def restore(self, kept: KeptPriorities | None) -> None:
-        """Return to the priorities that `checkpoint` has copied. Sequences that were added since then count as new."""
-        if kept is not None:
-            self._sampling.restore(kept)
 
     def gather(self, rows: NDArray[np.int64]) -> SequenceBatch:
         """Return copies of the sequences in these rows."""
@@ -242,7 +215,7 @@ class SequenceMemory:
             take(_REWARDS, places[:, :-1]),
             terminated,
             self._valid(rows),
-            take(_MASKS, places) if _MASKS in self._steps else None,
+            take(MASKS, places) if MASKS in self._steps else None,
             initial,
         )
 
@@ -254,8 +227,7 @@ class SequenceMemory:
         """Remove these sequences, and all other sequences of their segments. The remaining sequences get other rows.
 
         Returns:
-            The numbers of the removed segments, counted from 0 in the order of the calls of `add`. The segments of sequences that
-            came with `load` have no number.
+            The numbers of the removed segments, as `ReplayMemory.discard`.
         """
         ring = self._sequences
         held = np.arange(ring.begin, ring.end)
@@ -272,30 +244,21 @@ class SequenceMemory:
         return gone
 
     def state(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """Return copies of all sequences and priorities. `stored`: see `ReplayMemory.state`."""
+        """Return copies of all sequences and priorities, as `ReplayMemory.state`."""
         steps, sequences = (pieces.state(stored) for pieces in self._pieces)
-        state: dict[str, Any] = {"steps": steps, "sequences": sequences}
-        return state if self._priorities is None else state | {"priorities": self._priorities.state()}
+        return self._state({"steps": steps, "sequences": sequences})
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` has returned for a replay with the same options and spaces.
+        """Restore a `state` of a replay with the same options and spaces.
 
         Raises:
-            ConfigError: If the arrays in the state have other shapes than those of this replay, or priorities are missing.
+            ConfigError: If the arrays have other shapes than those of this replay, or priorities are missing.
         """
-        if self._priorities is not None and "priorities" not in state:
-            raise ConfigError("the replay state has no priorities", key="prioritised")
+        self._check_priorities(state)
         self._allocate()
         for pieces, part in zip(self._pieces, (state["steps"], state["sequences"]), strict=True):
-            pieces.load(part, {_MASKS: True})
-        if self._priorities is not None:
-            self._priorities.load(state["priorities"])
-
-    @property
-    def _sampling(self) -> RowPriorities:
-        if self._priorities is None:
-            raise ConfigError("this replay draws uniformly; give SequenceOptions a priority", key="prioritised")
-        return self._priorities
+            pieces.load(part, {MASKS: True})
+        self._load_priorities(state)
 
     def _describe(self, segment: Segment, first: int, steps: int) -> None:
         """Store the sequences of a segment, of which `steps` steps are stored. The first one is row `first`."""
@@ -328,6 +291,6 @@ class SequenceMemory:
 
 
 def _padded(block: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Return an array with its last row repeated, so that it has `rows` rows. Zeros could be outside of an observation space."""
+    """Repeat the last row of an array, up to `rows` rows. Zeros could be outside of an observation space."""
     missing = rows - len(block)
     return np.concatenate([block, np.repeat(block[-1:], missing, axis=0)]) if missing else block

@@ -10,20 +10,21 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.replay.layout import ArraySpec
+from rl4sys_zmq.replay.ring import RowRingBuffer
 from rl4sys_zmq.values import BoxSpace, DictSpace, ObservationSpace, Segment, Space, TupleSpace
 from rl4sys_zmq.values.observations import integer_bounds, leaves_of
 from rl4sys_zmq.values.spaces import LeafSpace, MultiBinarySpace
 from rl4sys_zmq.values.trees import Tree
 
-ACTIONS, OBSERVATIONS = "actions", "observations"
+ACTIONS, OBSERVATIONS, MASKS = "actions", "observations", "masks"
 T = TypeVar("T")
 
 
 class SpaceColumns:
-    """The columns for the elements of an observation space and of an action space: their names, shapes and dtypes.
+    """Names, shapes and dtypes of the columns for the elements of an observation space and of an action space.
 
-    An element of a Box is stored as float32, which the networks use. Observations of a one-byte dtype, such as pixels, keep their
-    dtype to save memory. Discrete actions are int64 from 0, and discrete observations are int64 as they are. Elements of a
+    An element of a Box is stored as float32, which the networks use. Observations of a one-byte dtype, such as pixels, keep it
+    to save memory. Discrete actions are int64 from 0, and discrete observations are int64 as they are. Elements of a
     MultiDiscrete space have the same dtypes. Elements of a MultiBinary space are int8.
     """
 
@@ -38,18 +39,18 @@ class SpaceColumns:
         self._actions = ArraySpec(action_space.shape, _dtype(action_space))
 
     def observations(self, role: str = OBSERVATIONS) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of each array of an observation, by the name of its column."""
+        """Return the shape and dtype of each array of an observation, by column."""
         spaces = self._leaves.spaces
         return {
             name: ArraySpec(space.shape, _observation_dtype(space)) for name, space in zip(self._names(role), spaces, strict=True)
         }
 
     def actions(self) -> dict[str, ArraySpec]:
-        """Return the shape and dtype of an action, by the name of its column."""
+        """Return the shape and dtype of an action, by column."""
         return {ACTIONS: self._actions}
 
     def observation_blocks(self, segment: Segment, role: str = OBSERVATIONS) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the name of each column, and the segment's observations for it, ``[T, *obs]`` or ``[T + 1, *obs]``."""
+        """Yield each column, and the segment's observations for it, ``[T, *obs]`` or ``[T + 1, *obs]``."""
         return zip(self._names(role), segment.observation_leaves, strict=True)
 
     def action_block(self, actions: NDArray[Any]) -> NDArray[Any]:
@@ -66,12 +67,17 @@ class SpaceColumns:
         return self._named[role]
 
 
-def usable_masks(masks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return action masks ``[T, n]`` in which a row that forbids every action is replaced by one that allows every action.
+def add_masks(blocks: dict[str, NDArray[Any]], ring: RowRingBuffer, masks: NDArray[np.bool_] | None, rows: int) -> None:
+    """Add a column of masks ``[rows, n]`` to the blocks that are stored next, once a segment has had masks.
 
-    A row forbids every action if no action was requested at that step.
+    A row that forbids every action, because none was requested, allows every action.
     """
-    return masks | ~masks.any(axis=1, keepdims=True)
+    if masks is not None:
+        if MASKS not in ring:
+            ring.add(MASKS, ArraySpec((masks.shape[1],), np.dtype(np.bool_)), fill=True)
+        blocks[MASKS] = masks | ~masks.any(axis=1, keepdims=True)
+    elif MASKS in ring:
+        blocks[MASKS] = np.ones((rows, *ring.specs[MASKS].shape), np.bool_)
 
 
 def _observation_dtype(space: LeafSpace) -> np.dtype[Any]:

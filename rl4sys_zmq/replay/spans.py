@@ -1,23 +1,24 @@
-"""The first and last steps of the trajectories in a `TrajectoryBuffer`, and the steps that can be drawn for a sample."""
+"""The trajectories in a `TrajectoryBuffer`, and the steps that can be drawn for a sample. A *row* is the number of a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.replay.ring import Ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawableSteps:
-    """The steps that can be drawn for a sample, for the ``K`` trajectories of a buffer. A *row* is the number of a step.
+    """The rows of ``K`` trajectories that can be drawn for a sample.
 
     Attributes:
         begins: ``[K]``, the first stored row of each trajectory, increasing.
         ends: ``[K]``, the last row of each trajectory, plus one.
         firsts: ``[K]``, the first row of each trajectory that can be drawn.
-        counts: ``[K]``, the number of consecutive rows from there on that can be drawn. 0 for a trajectory that is too short.
+        counts: ``[K]``, the number of rows from there on that can be drawn. 0 for a trajectory that is too short.
     """
 
     begins: Ids
@@ -27,26 +28,24 @@ class DrawableSteps:
 
     @property
     def total(self) -> int:
-        """The number of rows (steps) that can be drawn, over all trajectories."""
         return int(self.counts.sum())
 
     def draw(self, count: int, rng: np.random.Generator) -> Ids:
-        """Draw `count` rows (numbers of steps) uniformly, with replacement. At least one row must be drawable."""
+        """Draw `count` rows uniformly, with replacement. At least one row must be drawable."""
         stops = np.cumsum(self.counts)
         marks = rng.integers(0, stops[-1], count)
         which = np.searchsorted(stops, marks, side="right")
         return self.firsts[which] + marks - (stops[which] - self.counts[which])
 
-    def allow(self, ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return a bool array that is True for each of the given stored rows (steps) that can be drawn for a sample."""
+    def allow(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return True for each of these stored rows that can be drawn."""
         which = self._which(ids)
-        allowed: np.ndarray[tuple[int], np.dtype[np.bool_]] = (ids >= self.firsts[which]) & (
-            ids < self.firsts[which] + self.counts[which]
-        )
+        first = self.firsts[which]
+        allowed: NDArray[np.bool_] = (ids >= first) & (ids < first + self.counts[which])
         return allowed
 
     def bounds_of(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return the bounds of the trajectory of each of the given stored rows (numbers of steps)."""
+        """Return begin and end of the trajectory of each of these rows."""
         which = self._which(ids)
         return self.begins[which], self.ends[which]
 
@@ -55,9 +54,7 @@ class DrawableSteps:
 
 
 class TrajectorySpans:
-    """The bounds of the trajectories in a buffer, kept as the numbers of their first steps, also called rows.
-
-    A trajectory ends where the next begins. The last trajectory ends with the newest row.
+    """The first rows of the trajectories in a buffer. A trajectory ends where the next begins, or with the newest row.
 
     Attributes:
         dropped: Number of trajectories that `drop_before` has removed.
@@ -69,7 +66,7 @@ class TrajectorySpans:
         self._first, self._last = 0, 0
 
     def extend(self, starts: Ids) -> None:
-        """Add new trajectories, given by the numbers of their first steps. They must be newer than all earlier ones."""
+        """Add the first rows of new trajectories."""
         if self._last + len(starts) > len(self._numbers):
             kept = self._numbers[self._first : self._last].copy()
             if 2 * (len(kept) + len(starts)) > len(self._numbers):
@@ -80,26 +77,24 @@ class TrajectorySpans:
         self._last += len(starts)
 
     def drop_before(self, begin: int) -> None:
-        """Remove the trajectories that ended before step `begin`, the oldest step that the buffer still has."""
+        """Remove the trajectories that ended before `begin`, the oldest row that the buffer still has."""
         numbers = self._numbers[self._first : self._last]
         gone = max(0, int(np.searchsorted(numbers, begin, side="right")) - 1)
         self._first += gone
         self.dropped += gone
 
     def bounds(self, begin: int, end: int) -> tuple[Ids, Ids]:
-        """Return the number of the first step of each trajectory, and of its last step plus one, as two arrays.
+        """Return first row and end of each trajectory. `end` is the newest row plus one.
 
-        `begin` is the oldest stored step, and `end` the newest plus one. The first step of the oldest trajectory can be below
-        `begin`, if the buffer no longer has that step.
+        The first row of the oldest trajectory can be below `begin`, the oldest stored row.
         """
         starts = self._numbers[self._first : self._last].copy()
         return starts, np.append(starts[1:], end) if len(starts) else starts
 
     def allowed(self, begin: int, end: int, sample_range: tuple[int, int], min_length: int) -> DrawableSteps:
-        """Return the rows (numbers of steps) that can be drawn for a sample.
+        """Return the rows that can be drawn for a sample.
 
-        A row can be drawn if its trajectory has at least `min_length` stored rows, and contains all rows at the offsets
-        `sample_range` from the row.
+        Their trajectory has at least `min_length` stored rows, and contains the rows at all offsets of `sample_range`.
         """
         low, high = sample_range
         starts, ends = self.bounds(begin, end)

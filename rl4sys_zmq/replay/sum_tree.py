@@ -1,4 +1,4 @@
-"""A sum tree, for random draws in proportion to changing weights (Schaul et al. 2016, appendix B.2.1)."""
+"""Random draws in proportion to changing weights (Schaul et al. 2016, appendix B.2.1)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CHILDREN = 64
-"""Number of children of a node. A wide tree needs few numpy calls, which take most of the time of small batches."""
+"""Children of a node. A wide tree needs few numpy calls, which take most of the time of small batches."""
 _TOP = 4096
 """Largest number of nodes in the first level, which has no parents."""
 
 
 class SumTree:
-    """A tree of sums, to draw one of `size` indices (slots) at random in proportion to their masses (weights).
+    """A tree of sums, to draw one of `size` indices (*slots*) in proportion to their masses, which are 0 at the beginning.
 
-    All masses are 0 at the beginning. Every call handles many slots at once, in few numpy operations.
-
-    Each level of the tree is an array. Node ``i`` of a level is the sum of the nodes ``64 i`` to ``64 i + 63`` of the next level.
-    The last level has the masses. A node is always recomputed from its children, so rounding errors do not accumulate, and the
-    sums depend only on the masses.
+    Each level of the tree is an array. Node ``i`` of a level is the sum of the nodes ``64 i`` to ``64 i + 63`` of the next
+    level. The last level has the masses. A node is always recomputed from its children, so rounding errors do not accumulate,
+    and the sums depend only on the masses.
     """
 
     def __init__(self, size: int) -> None:
@@ -34,23 +32,18 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all masses (weights)."""
         return float(self._cumulated()[-1])
 
     def masses(self) -> NDArray[np.float64]:
-        """Return a copy of the masses (weights) of all slots, ``[size]``."""
+        """Return a copy of the masses of all slots, ``[size]``."""
         return self._masses[: self._size].copy()
 
     def __getitem__(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the masses (weights) of the given slots (indices)."""
         masses: NDArray[np.float64] = self._masses[slots]
         return masses
 
     def set(self, slots: NDArray[np.int64], masses: NDArray[np.float64] | float) -> None:
-        """Set the masses (weights) of slots (indices).
-
-        Masses must be finite and at least 0. If a slot is repeated, its last mass is used.
-        """
+        """Set the masses of slots, finite and at least 0. If a slot is repeated, its last mass is used."""
         if not slots.size:
             return
         self._ends = None
@@ -62,10 +55,9 @@ class SumTree:
             above[nodes] = self._below[level][nodes].sum(axis=1)
 
     def find(self, marks: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the slot (index) for each of the given numbers in ``[0, total)``, to draw slots by their masses (weights).
+        """Return the slot for each of these numbers in ``[0, total)``, which the slots divide in order, by their masses.
 
-        The slots divide the range ``[0, total)`` in order; the part of a slot is as long as its mass. The result is the slot
-        whose part contains the number. A slot of mass 0 is never returned, unless all masses are 0.
+        A slot of mass 0 is never returned, unless all masses are 0.
         """
         ends = self._cumulated()
         nodes: NDArray[np.int64] = np.minimum(np.searchsorted(ends, marks, side="right"), _last_positive(self._top[None])[0])
@@ -90,5 +82,5 @@ class SumTree:
 
 def _last_positive(rows: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the index of the last positive number in each row; the last index if there is none."""
-    found: NDArray[np.int64] = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
-    return found
+    last: NDArray[np.int64] = rows.shape[1] - 1 - (rows[:, ::-1] > 0).argmax(axis=1)
+    return last

@@ -1,13 +1,11 @@
 """The immutable values that all parts of the library share. They need only NumPy.
 
 - `Segment`: consecutive steps of one episode, as columns.
-- `PolicySpec`: the description of a policy. It contains a `TensorSpec` for each tensor, and a `ColumnSpec` for each extra column
-  that the policy adds to segments. `PolicySnapshot`: the weights of a policy at one version.
-- `spaces`: ten kinds of observation and action spaces, such as `BoxSpace` and `DiscreteSpace`.
-- `space_conversion`: reads spaces from JSON and from Gymnasium. `space_from` and `observation_space_from`
-  accept the spaces that the actions and observations of a policy can have, and `any_space_from` all kinds.
-- `observations`: conversion of nested observations to a list of arrays and back. `features`: the numbers that a network gets
-  for them. `action_layout`: the parts of an action, and their order in the outputs of a network.
+- `PolicySpec`: the description of a policy, with a `TensorSpec` for each tensor, and a `ColumnSpec` for each extra column that
+  the policy adds to segments. `PolicySnapshot`: the weights of a policy at one version.
+- `spaces`: ten kinds of spaces, such as `BoxSpace`. `space_conversion`: reads them from JSON and from Gymnasium.
+- `observations`: nested observations as lists of arrays, and back. `features`: the numbers that a network gets for them.
+- `action_layout`: the parts of an action, and their order in the outputs of a network.
 - `trees`: functions for nested dicts, lists and tuples of arrays.
 """
 

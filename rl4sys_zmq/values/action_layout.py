@@ -1,6 +1,6 @@
-"""The parts of a policy's action, and their positions in the outputs of a policy network, in a mask and in a joined array.
+"""The parts of a policy's action, and their positions in the outputs of a network, in a mask and in a joined array.
 
-An action of any space consists of *choices* and *numbers*. A choice is one of several options: a Discrete space has one choice, a
+An action consists of *choices* and *numbers*. A choice is one of several options: a Discrete space has one choice, a
 MultiDiscrete or MultiBinary space has one for each array element. A number is one element of a Box. The parts of an action are
 independent of each other, so the log-probability of an action is the sum of those of its parts.
 """
@@ -22,22 +22,20 @@ from rl4sys_zmq.values.spaces import ActionSpace, BoxSpace, DiscreteSpace, LeafS
 from rl4sys_zmq.values.trees import Tree
 
 MAX_CHOICES = 4096
-"""The largest number of choices of an action. It keeps a received description from causing a large allocation."""
+"""The largest number of choices of an action, so that a received description cannot cause a large allocation."""
 MAX_OPTIONS = 1 << 20
 """The largest number of options of all choices together, unless the space is Discrete.
 
-Joined actions contain the index of an option as float32, which holds all integers up to 2^24 exactly.
+Joined actions contain the index of an option as float32, which is exact up to 2^24.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionLeaf:
-    """One array of an action: the element of one Box, Discrete, MultiDiscrete or MultiBinary space.
+    """One array of an action.
 
     Attributes:
-        space: The space of the array.
-        name: The name of the array, such as ``actions['move']``.
-        columns: The positions of the array's elements among all choices, or among all numbers if the space is a Box.
+        columns: The positions of its elements among all choices, or among all numbers if the space is a Box.
         lowest: The lowest value of each choice, int64 ``[n]``; None if the space is a Box.
     """
 
@@ -49,11 +47,10 @@ class ActionLeaf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceGroup:
-    """The choices of an action that have the same number of options, and can so be computed together.
+    """The ``G`` choices of an action that have the same number of options, so that they can be computed together.
 
     Attributes:
-        options: The number of options of each choice.
-        choices: The indices of the ``G`` choices among all choices, int64 ``[G]``.
+        choices: Their indices among all choices, int64 ``[G]``.
         logits: The positions of their logits among all logits, int64 ``[G * options]``.
     """
 
@@ -64,15 +61,13 @@ class ChoiceGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionLayout:
-    """The choices and numbers of the actions of one space, and their order. `action_layout` creates it.
+    """The choices and numbers of the actions of one space, and their order.
 
     The outputs of a policy network are first the logits of all choices, one choice after another, and then the means of all
     numbers. A mask has one element for each logit, in the same order. The choices are in the order of the arrays of an action
     (by sorted dict keys), and then row-major; the numbers too.
 
     Attributes:
-        leaves: The conversion between an action and the list of its arrays.
-        parts: The description of each array.
         counts: The number of options of each choice.
         numbers: The number of elements of all Boxes together.
     """
@@ -98,7 +93,7 @@ class ActionLayout:
         return self.logits + self.numbers
 
     def name_of(self, choice: int) -> str:
-        """Return the name of a choice, such as ``actions['move'][2]``, for error messages."""
+        """Return the name of a choice, such as ``actions['move'][2]``."""
         part = next(p for p in self.parts if p.lowest is not None and p.columns.start <= choice < p.columns.stop)
         return part.name if isinstance(part.space, DiscreteSpace) else f"{part.name}[{choice - part.columns.start}]"
 
@@ -118,11 +113,11 @@ class ActionLayout:
     def indices(self, action: Tree) -> NDArray[np.int64]:
         """Return the index of each choice of one action, from 0, int64 ``[choices]``."""
         pairs = zip(self.parts, self.leaves.flatten(action), strict=True)
-        found = [np.asarray(leaf, np.int64).reshape(-1) - part.lowest for part, leaf in pairs if part.lowest is not None]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        indices = [np.asarray(leaf, np.int64).reshape(-1) - part.lowest for part, leaf in pairs if part.lowest is not None]
+        return np.concatenate(indices) if indices else np.empty(0, np.int64)
 
     def forbidden_choice(self, masks: NDArray[Any]) -> tuple[int, str] | None:
-        """Return the first choice of which a mask forbids every option: the row of the mask, and the name of the choice."""
+        """Return row and name of the first choice of which a mask forbids every option."""
         if len(self.counts) == 1:
             allowed = masks.any(axis=1)
             return None if allowed.all() else (int(np.argmin(allowed)), self.name_of(0))
@@ -150,7 +145,6 @@ class ActionLayout:
         return joined
 
     def _mask_leaves(self, given: Tree) -> list[Any]:
-        """Return the mask of each array of an action, from a tree of masks."""
         expected = f"an array of {self.logits} bools, or one mask for each part of the action"
         if self.leaves.structure is None:
             if given is None or isinstance(given, np.ndarray | list | tuple):
@@ -163,7 +157,7 @@ class ActionLayout:
 
 @lru_cache(maxsize=64)
 def action_layout(space: ActionSpace) -> ActionLayout:
-    """Return the layout of the actions of a space: its choices and numbers, and their order."""
+    """Return the choices and numbers of the actions of a space, and their order."""
     leaves = leaves_of(space, "actions")
     counts: list[int] = []
     numbers = 0
@@ -195,7 +189,7 @@ def assemble_action(
     choose: Callable[[Sequence[int]], int],
     fill: Callable[[BoxSpace], NDArray[Any]],
 ) -> Tree:
-    """Return an action for the environment that is put together from its parts, in the dtypes of the space."""
+    """Return an action for the environment, in the dtypes of the space, from chosen options and filled Boxes."""
     layout = action_layout(space)
     indices: list[int] = []
     at = 0
@@ -226,7 +220,7 @@ def choice_groups(layout: ActionLayout) -> tuple[ChoiceGroup, ...]:
 
 
 def flat_mask(given: object, *shapes: tuple[int, ...]) -> NDArray[Any] | None:
-    """Return a mask as an array if it is an array, or nested lists of numbers, of one of these shapes. Return None otherwise."""
+    """Return a mask as an array if it is one, or nested lists of numbers, of one of these shapes, else None."""
     if isinstance(given, np.ndarray):
         return given if given.shape in shapes else None
     if not isinstance(given, list | tuple):
@@ -263,7 +257,7 @@ def _leaf_mask(part: ActionLeaf, counts: Sequence[int], given: object) -> NDArra
 
 
 def _items(given: object) -> Iterator[object]:
-    """Yield the masks in nested tuples, which Gymnasium uses for a MultiDiscrete space of several dimensions."""
+    """Yield the masks in nested tuples, Gymnasium's form for a MultiDiscrete space of several dimensions."""
     if isinstance(given, tuple):
         for item in given:
             yield from _items(item)

@@ -1,7 +1,6 @@
 """Arrays of other libraries as NumPy arrays, the bits of bfloat16, the range of float32, and errors of floats.
 
-PyTorch tensors and JAX arrays are recognised by their methods, so neither library is imported. NumPy has no bfloat16. Here the
-dtype `BFLOAT16_BITS` stands for it.
+PyTorch tensors and JAX arrays are recognised by their methods, so neither library is imported.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 BFLOAT16_BITS = np.dtype([("bfloat16", "<u2")])
-"""The dtype of bfloat16 numbers of which only the bits are known: the first 16 bits of the float32 with the same value."""
+"""Stands for bfloat16, which NumPy lacks: the first 16 bits of the float32 with the same value."""
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 FLOAT_ERRORS = (FloatingPointError, RuntimeWarning)
-"""What NumPy raises when a float is too large, too small or undefined, if a host wants it to.
+"""What NumPy raises for floats that are too large, too small or undefined, if a host wants it (``np.seterr``).
 
-A host can make NumPy raise such errors (``np.seterr``), or make exceptions of all warnings (``python -W error``). A policy
-computes on tiny and on huge numbers as part of its work, and the results are checked where they matter. So the computation is
-repeated in ``np.errstate(all="ignore")``. To compute there from the beginning would take a microsecond of each step.
+A policy computes on tiny and on huge numbers as part of its work, and the results are checked where they matter. So the
+computation is repeated in ``np.errstate(all="ignore")``. To compute there from the beginning would take a microsecond of each
+step.
 """
 
 P = ParamSpec("P")
@@ -32,10 +31,7 @@ R = TypeVar("R")
 
 
 def array_from(value: Any) -> NDArray[Any] | None:
-    """Return an array of any library as a NumPy array, or None if the value is not an array.
-
-    A PyTorch tensor is detached from its graph and read from its device. The result can share memory with the value.
-    """
+    """Return an array of any library as a NumPy array, or None if the value is not an array. It can share memory."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         tensor = value.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -49,7 +45,7 @@ def array_from(value: Any) -> NDArray[Any] | None:
 
 
 def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a copy of an array of numbers in another dtype. Floats are rounded to a dtype of floats."""
+    """Return a copy in another dtype. Only rounding to a dtype of floats can change values."""
     if dtype.kind == "f" or array.dtype == dtype:
         return array.astype(dtype)
     with np.errstate(invalid="ignore"):  # NaN and infinity, which then differ
@@ -60,7 +56,7 @@ def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def fits_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return for each element of an array of floats whether it is a finite number in float32, in which policies compute."""
+    """Return True for each element of an array of floats that is a finite number in float32, in which policies compute."""
     fits: NDArray[np.bool_] = np.abs(array) <= LARGEST_FLOAT32 if array.dtype.itemsize > 4 else np.isfinite(array)
     return fits
 
@@ -76,7 +72,7 @@ def read_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
 
 
 def without_float_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that it is called again, without such errors, when it raises one of `FLOAT_ERRORS`."""
+    """Call a function again, without such errors, when it raises one of `FLOAT_ERRORS`."""
 
     @wraps(function)
     def inner(*args: P.args, **kwargs: P.kwargs) -> R:

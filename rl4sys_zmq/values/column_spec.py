@@ -14,11 +14,11 @@ from rl4sys_zmq.values.spaces import DTYPES
 MAX_COLUMNS = 32
 """The largest number of extra columns of one policy."""
 MAX_ROW_ELEMENTS = 1 << 20
-"""The largest number of elements of one row. It keeps a received description from causing a large allocation."""
+"""The largest number of elements of one row, so that a received description cannot cause a large allocation."""
 MAX_DIMENSIONS = 7
-"""The largest number of dimensions of a row. The array of a column has one more dimension, for the steps."""
+"""The largest number of dimensions of a row. The array of a column has one more, for the steps."""
 RESERVED = frozenset({"observations", "actions", "rewards", "log_probs", "versions", "masks"})
-"""The names of the standard columns of segments. An extra column cannot have one of these names."""
+"""The names of the standard columns of segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ColumnSpec:
 
 
 def check_columns(columns: Sequence[ColumnSpec]) -> None:
-    """Check the number and the names of the extra columns that one policy records with each step or segment."""
+    """Check the number and the names of the extra columns of one policy."""
     names = [column.name for column in columns]
     if len(names) > MAX_COLUMNS:
         raise ConfigError(f"a policy has {len(names)} extra columns; the limit is {MAX_COLUMNS}", key="columns")

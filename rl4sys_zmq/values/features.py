@@ -23,8 +23,6 @@ class FeatureLeaf:
     """The features of one array of an observation.
 
     Attributes:
-        space: The space of the array.
-        name: The name of the array, such as ``observations['camera']``.
         columns: The positions of its features.
         lowest: The lowest value of each integer that is one-hot encoded, int64 ``[n]``; None if the array is copied.
         counts: The number of values of each of these integers, int64 ``[n]``.
@@ -49,15 +47,13 @@ class FeatureLeaf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureLayout:
-    """The order of the features of an observation. `feature_layout` creates it.
+    """The ``F`` features of an observation.
 
-    The features of the arrays of an observation follow each other, in the order of sorted dict keys. A Box or MultiBinary array
-    is flattened. A Discrete value becomes one-hot, and so does each element of a MultiDiscrete array.
+    The features of its arrays follow each other, in the order of sorted dict keys. A Box or MultiBinary array is flattened. A
+    Discrete value becomes one-hot, and so does each element of a MultiDiscrete array.
 
     Attributes:
-        size: The number of features, ``F``.
         has_continuous: True if at least one feature is an element of a Box.
-        parts: The features of each array.
     """
 
     size: int
@@ -81,10 +77,7 @@ class FeatureLayout:
         return features
 
     def batch(self, observations: Tree) -> NDArray[np.float32]:
-        """Return the features of ``N`` observations, float32 ``[N, F]``.
-
-        If an observation is a single Box, its array is not copied where it is contiguous float32.
-        """
+        """Return the features of ``N`` observations, float32 ``[N, F]``. A contiguous float32 Box is not copied."""
         arrays = self._leaves.flatten(observations)
         rows = len(arrays[0])
         if self._leaves.structure is None and self.parts[0].lowest is None:
@@ -123,7 +116,7 @@ def feature_layout(space: ObservationSpace) -> FeatureLayout:
 
 
 def feature_size(space: ObservationSpace) -> int:
-    """Return the number of features of an observation, which is the number of inputs of a network without convolutions."""
+    """Return the number of features of an observation, the inputs of a network without convolutions."""
     return sum(map(_leaf_size, leaves_of(space).spaces))
 
 

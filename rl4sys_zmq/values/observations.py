@@ -1,11 +1,8 @@
-"""The conversion of nested observations and actions (dicts and tuples of arrays) to a list of arrays in a fixed order, and back.
-
-The nested form is called a tree, and its arrays are called leaves.
-"""
+"""Nested observations and actions (*trees*) as lists of arrays (*leaves*) in a fixed order, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +20,16 @@ from rl4sys_zmq.values.spaces import (
     ObservationSpace,
     TupleSpace,
 )
-from rl4sys_zmq.values.trees import Structure, Tree, leaf_paths, unflatten, unflatten_each
+from rl4sys_zmq.values.trees import Structure, Tree, flatten, leaf_paths, unflatten, unflatten_each
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceLeaves:
-    """The arrays (leaves) that form an element of one space, in the order in which they are sent: by sorted dict keys.
-
-    The element is an observation or an action. One that is a single array has one leaf.
+    """The arrays that form an element of one space, in the order of sorted dict keys.
 
     Attributes:
         structure: The dicts and tuples around the leaves; None if an element is a single array.
-        spaces: The space of each leaf.
-        names: The name of each leaf, such as ``observations['camera']``; ``observations`` for a single array.
+        names: Such as ``observations['camera']``; ``observations`` for a single array.
     """
 
     structure: Structure
@@ -43,7 +37,7 @@ class SpaceLeaves:
     names: tuple[str, ...]
 
     def flatten(self, tree: Tree, *, error: type[BadInput] = ObservationError, what: str = "observation") -> list[Any]:
-        """Return the arrays of one element of the space (its leaves) as a list, in the order of `names`."""
+        """Return the leaves of one element of the space, in the order of `names`."""
         if self.structure is None:
             return [tree]
         leaves: list[Any] = []
@@ -54,32 +48,29 @@ class SpaceLeaves:
         return leaves
 
     def unflatten(self, leaves: Iterable[Any]) -> Tree:
-        """Build the observation that consists of these arrays (leaves). It is the inverse of `flatten`."""
+        """Build the element of these leaves: the inverse of `flatten`."""
         return unflatten(self.structure, leaves)
 
     def rows(self, tree: Tree) -> Sequence[Any]:
-        """Split a batch into ``N`` single observations, given nested dicts and tuples of arrays with a leading axis of ``N``.
-
-        If an observation is a single array, return the array itself, which is already a sequence of observations.
-        """
+        """Split a batch, a tree of arrays with a leading axis of ``N``, into ``N`` elements. A single array is one already."""
         if self.structure is None:
             return tree  # type: ignore[no-any-return]
         leaves = self.flatten(tree)
         return unflatten_each(self.structure, leaves, len(leaves[0]))
 
     def stack(self, observations: Sequence[Any]) -> Tree:
-        """Join ``N`` single observations to a batch: nested dicts and tuples of arrays with a leading axis of ``N``."""
+        """Join ``N`` elements to a batch: a tree of arrays with a leading axis of ``N``."""
         return self.unflatten(np.stack(column) for column in zip(*map(self.flatten, observations), strict=True))
 
 
 def leaves_of(space: ObservationSpace, name: str = "observations") -> SpaceLeaves:
-    """Return a description of the arrays (leaves) of which an element of this space consists."""
-    structure, spaces = _structure(space), tuple(_spaces(space))
-    return SpaceLeaves(structure, spaces, tuple(leaf_paths(structure, name)))
+    """Return the structure, names and spaces of the arrays of a space's elements."""
+    spaces, structure = flatten(_tree(space), by_key=True)
+    return SpaceLeaves(structure, tuple(spaces), tuple(leaf_paths(structure, name)))
 
 
 def flat_space(space: ObservationSpace, user: str, role: str = "observation") -> FlatSpace:
-    """Check that a space is a Box or Discrete, for code that supports no other kind, and return it unchanged."""
+    """Return a space unchanged if it is a Box or Discrete, and refuse other kinds on behalf of `user`."""
     if isinstance(space, BoxSpace | DiscreteSpace):
         return space
     advice = "use Box or Discrete" + (" (gymnasium.wrappers.FlattenObservation makes a Box)" if role == "observation" else "")
@@ -89,8 +80,7 @@ def flat_space(space: ObservationSpace, user: str, role: str = "observation") ->
 def have_same_form(one: ObservationSpace, other: ObservationSpace) -> bool:
     """Return True if elements of two spaces have the same structure and shapes, and their integers the same values.
 
-    The limits and dtypes of Boxes can differ. Integers that begin at another number cannot: nothing shifts the actions of a
-    policy for an environment, or the observations of an environment for a policy.
+    The limits and dtypes of Boxes can differ. Integers that begin at another number cannot, because nothing shifts them.
     """
     a, b = leaves_of(one), leaves_of(other)
     return a.structure == b.structure and all(map(_have_same_form, a.spaces, b.spaces))
@@ -106,10 +96,7 @@ def _have_same_form(one: LeafSpace, other: LeafSpace) -> bool:
 
 
 def integer_bounds(space: LeafSpace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return the lowest and the highest value of each element of a space of integers, as two arrays of the space's shape.
-
-    Return None for a `BoxSpace`, also if its elements are integers.
-    """
+    """Return the lowest and the highest value of each integer of a space, in its shape. Return None for any `BoxSpace`."""
     if isinstance(space, BoxSpace):
         return None
     if isinstance(space, DiscreteSpace):
@@ -120,28 +107,15 @@ def integer_bounds(space: LeafSpace) -> tuple[NDArray[np.int64], NDArray[np.int6
     return start, start + np.array(space.nvec, np.int64).reshape(space.shape) - 1
 
 
-def _structure(space: ObservationSpace | Any) -> Structure:
+def _tree(space: ObservationSpace | Any) -> Tree:
+    """Return nested dicts and tuples of leaf spaces."""
     if isinstance(space, DictSpace):
-        keys = tuple(sorted(space.spaces))
-        return dict, keys, tuple(_structure(space.spaces[key]) for key in keys)
-    if isinstance(space, TupleSpace):
-        return tuple, (), tuple(map(_structure, space.spaces))
-    return None
-
-
-def _spaces(space: ObservationSpace | Any) -> Iterator[LeafSpace]:
-    if isinstance(space, DictSpace):
-        for key in sorted(space.spaces):
-            yield from _spaces(space.spaces[key])
-    elif isinstance(space, TupleSpace):
-        for part in space.spaces:
-            yield from _spaces(part)
-    else:
-        yield space
+        return {key: _tree(part) for key, part in space.spaces.items()}
+    return tuple(map(_tree, space.spaces)) if isinstance(space, TupleSpace) else space
 
 
 class _OtherStructure(Exception):
-    """A tree that does not have the dicts and tuples of the space. The text begins with the path of the difference."""
+    """The text begins with the path of the difference."""
 
 
 def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> None:
@@ -151,14 +125,16 @@ def _collect(structure: Structure, tree: Tree, path: str, leaves: list[Any]) -> 
     kind, keys, parts = structure
     if kind is dict:
         if not isinstance(tree, Mapping) or len(tree) != len(keys) or not all(key in tree for key in keys):
-            found = f"a dict with the keys {sorted(map(str, tree))}" if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
+            received = (
+                f"a dict with the keys {sorted(map(str, tree))}" if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
+            )
             expected = f"a dict with the keys {list(keys)}"
-            raise _OtherStructure(f"{path} is {found}; expected {expected}")
+            raise _OtherStructure(f"{path} is {received}; expected {expected}")
         for key, part in zip(keys, parts, strict=True):
             _collect(part, tree[key], f"{path}[{key!r}]", leaves)
         return
     if not isinstance(tree, tuple | list) or len(tree) != len(parts):
-        found = f"a {type(tree).__name__}" + (f" of {len(tree)}" if isinstance(tree, tuple | list) else "")
-        raise _OtherStructure(f"{path} is {found}; expected a tuple of {len(parts)}")
+        received = f"a {type(tree).__name__}" + (f" of {len(tree)}" if isinstance(tree, tuple | list) else "")
+        raise _OtherStructure(f"{path} is {received}; expected a tuple of {len(parts)}")
     for index, part in enumerate(parts):
         _collect(part, tree[index], f"{path}[{index}]", leaves)

@@ -44,8 +44,8 @@ class PolicySpec:
             interprets them. They are sent once, with the spec. At most `MAX_BLOB_BYTES`.
 
     Raises:
-        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, there are no tensors, two tensors
-            or two columns have the same name, there are too many columns, or the blob is not ``bytes`` or is too large.
+        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, there are no tensors, two
+            tensors or two columns have the same name, there are too many columns, or the blob is not ``bytes`` or is too large.
     """
 
     observation_space: ObservationSpace
@@ -89,7 +89,7 @@ class PolicySpec:
 
     @property
     def others(self) -> tuple[TensorSpec, ...]:
-        """The tensors that are not float32, in the order in which `PolicySnapshot.others` contains them."""
+        """The tensors that are not float32, in the order of `PolicySnapshot.others`."""
         return other_tensors(self.tensors)
 
     @property
@@ -104,7 +104,7 @@ class PolicySpec:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a policy network: the options of all choices and the numbers of an action together."""
+        """The number of outputs of a policy network (`ActionLayout.outputs`)."""
         return action_layout(self.action_space).outputs
 
     def views(self, flat: FlatWeights, others: bytes | memoryview = b"") -> dict[str, NDArray[Any]]:
@@ -124,7 +124,7 @@ class PolicySpec:
             raise ConfigError(
                 f"the snapshot has {len(others)} bytes of tensors that are not float32; the policy has {other_bytes(specs)}"
             )
-        found = other_views(specs, others) if specs else {}
+        other_arrays = other_views(specs, others) if specs else {}
         out: dict[str, NDArray[Any]] = {}
         start = 0
         for tensor in self.tensors:
@@ -132,7 +132,7 @@ class PolicySpec:
                 out[tensor.name] = flat[start : start + tensor.size].reshape(tensor.shape)
                 start += tensor.size
             else:
-                out[tensor.name] = found[tensor.name]
+                out[tensor.name] = other_arrays[tensor.name]
         return out
 
     def flatten(self, tensors: Mapping[str, NDArray[Any]]) -> tuple[FlatWeights, bytes]:
@@ -142,8 +142,8 @@ class PolicySpec:
         copied bit for bit.
 
         Raises:
-            ConfigError: If a tensor is missing, unknown or of the wrong shape, or if a tensor that is not declared as float32 has
-                the wrong dtype.
+            ConfigError: If a tensor is missing, unknown or of the wrong shape, or if a tensor that is not declared as float32
+                has the wrong dtype.
         """
         if set(tensors) != {t.name for t in self.tensors}:
             raise ConfigError(f"the snapshot has the tensors {sorted(tensors)}; the policy has {[t.name for t in self.tensors]}")
@@ -182,10 +182,10 @@ class PolicySnapshot:
     """The weights of one policy version, in read-only buffers.
 
     Attributes:
-        generation: The number of the learner thread that published the version. It is the Unix time of the thread's start in ms,
-            or the last generation + 1 if that is larger.
-        version: The number of the version within the generation. It starts at 0 for a new policy, and at the checkpoint's version
-            for a policy that was restored from a checkpoint.
+        generation: The number of the learner thread that published the version. It is the Unix time of the thread's start in
+            ms, or the last generation + 1 if that is larger.
+        version: The number of the version within the generation. It starts at 0 for a new policy, and at the checkpoint's
+            version for a policy that was restored from a checkpoint.
         digest: The xxh3-64 checksum of the bytes of `flat` and of `others`, in this order.
         flat: The float32 weights ``[spec.size]``, read-only.
         others: The bytes of all other tensors (`PolicySpec.others`). `PolicySpec.views` returns them as arrays.

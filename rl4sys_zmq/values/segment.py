@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from rl4sys_zmq.values.trees import Tree, flatten, unflatten
 
 NO_EXTRAS: Mapping[str, NDArray[Any]] = MappingProxyType({})
-"""An empty, read-only mapping: the extra columns of all segments that have none."""
+"""The extra columns of all segments that have none."""
 SOURCE_RULE = "expected 1 to 32 ASCII letters, digits, dots, hyphens and underscores"
-"""The rule for `Segment.source`, for error messages."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 
 
@@ -41,10 +40,10 @@ class Segment:
         terminated: True if the episode ended in a terminal state with the last step.
         truncated: True if the episode was ended from outside after the last step. `terminated` and `truncated` are never both
             True. Both are False if the episode continues in the next segment.
-        capped: True if the episode continues, but the actor counts a trajectory as complete with this segment, because the steps
-            since the last such segment have reached ``max_traj_length``. Always False if the episode has ended.
-        episode_return: The undiscounted sum of the rewards of the whole episode, in its last segment. None in other segments, and
-            if a part of the episode was dropped before it was sent.
+        capped: True if the episode continues, but the actor counts a trajectory as complete with this segment, because the
+            steps since the last such segment have reached ``max_traj_length``. Always False if the episode has ended.
+        episode_return: The undiscounted sum of the rewards of the whole episode, in its last segment. None in other segments,
+            and if a part of the episode was dropped before it was sent.
         episode_length: The number of steps of the whole episode, in its last segment. None in other segments.
         extras: The extra columns that the policy records with each step, by name, ``[T, *row]`` each. `PolicySpec.columns` has
             their shapes and dtypes.
@@ -52,9 +51,9 @@ class Segment:
             step, such as the recurrent state before that step.
         evaluation: True if an actor with ``explore: false`` sent it: the last step of an episode, with the episode's return. It
             is counted and not trained on.
-        source: The source of the actions, such as ``human``, if the host overrode all of them (`RL4SysAction.override`). Empty if
-            the policy chose all of them. An overridden action has the log-probability minus infinity if the policy never takes
-            it, and NaN if the log-probability is unknown.
+        source: The source of the actions, such as ``human``, if the host overrode all of them (`RL4SysAction.override`). Empty
+            if the policy chose all of them. An overridden action has the log-probability minus infinity if the policy never
+            takes it, and NaN if the log-probability is unknown.
     """
 
     observations: Tree
@@ -84,14 +83,12 @@ class Segment:
     @property
     def observation_leaves(self) -> list[NDArray[Any]]:
         """The arrays of `observations` as a flat list, in the order of sorted dict keys."""
-        observations = self.observations
-        return [observations] if isinstance(observations, np.ndarray) else flatten(observations, by_key=True)[0]
+        return _leaves(self.observations)
 
     @property
     def action_leaves(self) -> list[NDArray[Any]]:
         """The arrays of `actions` as a flat list, in the order of sorted dict keys."""
-        actions = self.actions
-        return [actions] if isinstance(actions, np.ndarray) else flatten(actions, by_key=True)[0]
+        return _leaves(self.actions)
 
     @property
     def ended(self) -> bool:
@@ -113,17 +110,17 @@ class Segment:
         return size
 
 
+def _leaves(tree: Tree) -> list[NDArray[Any]]:
+    return [tree] if isinstance(tree, np.ndarray) else flatten(tree, by_key=True)[0]
+
+
 def is_source(text: str) -> bool:
-    """Return True if a text can be a `Segment.source` of overridden actions. `SOURCE_RULE` is the rule."""
+    """Return True if a text can be a `Segment.source`."""
     return _SOURCE.fullmatch(text) is not None
 
 
 def evaluation_of(segment: Segment) -> Segment:
-    """Return the last step of an episode's last segment as an evaluation: a segment of one step, which keeps the return.
-
-    Args:
-        segment: The last segment of an episode with a known return.
-    """
+    """Return the last step of an episode's last segment as an evaluation: a segment of one step, which keeps the return."""
     leaves, structure = flatten(segment.observations, by_key=True)
     actions, acted = flatten(segment.actions, by_key=True)
     rows = len(leaves[0]) - segment.steps + 1  # with the observation after the last step, if there is one
@@ -147,8 +144,7 @@ def segment_of(*values: Any) -> Segment:
     """Return a `Segment` from the values of all its fields, in their order, about five times faster than the class does.
 
     A frozen dataclass sets each field by a call of ``object.__setattr__``. Here an equal class that is not frozen is filled and
-    then changes its class, which Python allows because both have the same slots. A learner makes a segment for each one that it
-    receives.
+    then changes its class, which Python allows because both have the same slots.
     """
     made = _UnfrozenSegment(*values)
     made.__class__ = Segment

@@ -1,6 +1,6 @@
-"""The conversion of spaces to JSON and back, and from Gymnasium's spaces, whose attributes are read without importing Gymnasium.
+"""Spaces as JSON, also in messages, and from Gymnasium's spaces, whose attributes are read without importing Gymnasium.
 
-Messages contain spaces as JSON too. These are the forms, with optional parts in brackets::
+These are the forms, with optional parts in brackets::
 
     {"type": "Box", "shape": [2], ["dtype": "float32", "low": -1 or [-1, "-inf"], "high": 1]}
     {"type": "Discrete", "n": 4, ["start": 0, "dtype": "int64"]}
@@ -30,17 +30,17 @@ from rl4sys_zmq.values import spaces as sp
 from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, ObservationSpace, Space
 
 MAX_TEXT = 1 << 22
-"""The largest number of characters of a space as JSON text. A Box can be long, with two bounds for each array element."""
+"""The largest number of characters of a space as JSON text. A Box can have two bounds for each array element."""
 MAX_CLIENT_DIMENSIONS = 7
 """The largest number of dimensions of one observation or action. The array of many steps has one more."""
 MAX_LEAVES = 32
-"""The largest number of arrays in one observation, and in one action. Each array is a column of the segment."""
+"""The largest number of arrays in one observation, and in one action. Each is a column of the segment."""
 
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 _CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
 _KINDS = ", ".join(_CLASSES)
 _ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
-"""The fields, as (kind, field), that `space_to_json` always writes, even if they have their default value."""
+"""Fields, as (kind, field), that `space_to_json` writes even if they have their default value."""
 
 
 def space_from(value: object) -> Space:
@@ -108,7 +108,7 @@ def _count_leaves(space: Any) -> int:
 
 
 def any_space_from(value: object, path: str = "space") -> AnySpace:
-    """Convert a Gymnasium space, or the JSON form of a space, to a space of this package (`AnySpace`)."""
+    """Convert a Gymnasium space, or the JSON form of a space, to an `AnySpace`."""
     if isinstance(value, tuple(_CLASSES.values())):
         return value  # type: ignore[return-value]
     try:
@@ -140,7 +140,7 @@ def space_to_text(space: AnySpace) -> str:
 
 
 def space_from_text(text: str) -> AnySpace:
-    """Return the space that a JSON text describes. The text can come from an untrusted peer."""
+    """Return the space that a JSON text, also of an untrusted peer, describes."""
     _check_text(text)
     try:
         form = json.loads(text)
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
 
 
 def _from_json(form: Any, path: str, depth: int) -> AnySpace:
-    """Convert the JSON form of a space to a space. It raises TypeError for some faults; the caller makes them a ConfigError."""
+    """Convert the JSON form of a space. It raises TypeError for some faults; the caller makes them a ConfigError."""
     if not isinstance(form, Mapping):
         raise TypeError(f"{path} must be a JSON object, not {type(form).__name__}")
     kind = form.get("type")
@@ -191,7 +191,7 @@ def _from_json(form: Any, path: str, depth: int) -> AnySpace:
 
 
 def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) -> Any:
-    """Convert one field of the JSON form of a space to the argument that the class of the space takes."""
+    """Convert one field of the JSON form to the argument of the class."""
     value = form[key]
     match key:
         case "dtype":
@@ -223,7 +223,7 @@ def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) 
 
 
 def _dtype(name: object) -> str:
-    """Look up the dtype with this name in a fixed list. `numpy.dtype` would parse arbitrary text."""
+    """Look a dtype up by its name. `numpy.dtype` would parse arbitrary text."""
     if type(name) is not str or name not in _BY_NAME:
         raise ConfigError(f"dtype {name!r:.60} is not supported; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
     return _BY_NAME[name]
@@ -251,7 +251,7 @@ def _number(value: Any) -> float:
 
 
 def _collapse(numbers: list[float]) -> Bound:
-    """Return a single number if all bounds are equal; otherwise return the bounds as a tuple."""
+    """Return a single number if all bounds are equal, else a tuple."""
     if numbers and all(n == numbers[0] for n in numbers):
         return numbers[0]
     return tuple(numbers)
@@ -261,10 +261,7 @@ def _collapse(numbers: list[float]) -> Bound:
 
 
 def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
-    """Convert a Gymnasium space to a space of this package.
-
-    The kind of the space is recognized by the name of its class, because Gymnasium is not imported.
-    """
+    """Convert a Gymnasium space, whose kind is recognised by the name of its class."""
     cls = type(value)
     kind = cls.__name__
     if kind not in _CLASSES or any(base.__name__ == kind for base in cls.__mro__[1:]):  # a subclass can add meaning

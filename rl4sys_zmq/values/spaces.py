@@ -1,7 +1,7 @@
-"""The observation and action spaces. They correspond to Gymnasium's spaces, but do not need Gymnasium, and are immutable.
+"""The observation and action spaces: immutable, and as Gymnasium's, which they do not need.
 
-A space describes the set of its elements. `AnySpace` is the union of all ten kinds; environments and other services support all
-of them. A learner supports fewer kinds: the observations and actions of a policy are elements of a `Space`.
+`AnySpace` is the union of all ten kinds, which environments and other services support. The observations and actions of a
+policy are elements of a `Space`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", 
 MAX_DIMENSIONS = 8
 """The largest number of dimensions of an array."""
 MAX_ELEMENTS = 1 << 26
-"""The largest number of array elements in one space with all spaces in it.
-
-It keeps a received description from causing a large allocation.
-"""
+"""The largest number of array elements in a space with all its parts. It limits what a received description allocates."""
 MAX_SPACES = 4096
-"""The largest number of spaces in one space, at all levels, including the space itself."""
+"""The largest number of spaces in one space, including itself."""
 MAX_DEPTH = 16
 """The largest number of levels of nested spaces."""
 
@@ -35,13 +32,11 @@ Bound = float | tuple[float, ...]
 _INTEGERS = tuple(d for d in DTYPES if d[1] in "iu")
 _NUMPY = {d: np.dtype(d) for d in DTYPES}
 _NO_ARRAY = (ValueError, TypeError, RuntimeError, OverflowError)
-"""The errors that `numpy.asarray` raises for a ragged list, or for a tensor that is on a device or needs a gradient."""
+"""Raised by `numpy.asarray` for a ragged list, or for a tensor that is on a device or needs a gradient."""
 
 
 class _BaseSpace:
-    """The base class of all spaces.
-
-    Each subclass also has `shape` and `dtype`, which its elements have. Both are None if the elements are not arrays or numbers.
+    """The base class of all spaces. Subclasses have `shape` and `dtype`: None if the elements are not arrays or numbers.
 
     Attributes:
         KIND: Gymnasium's name for this kind of space.
@@ -55,18 +50,18 @@ class _BaseSpace:
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this space directly contains; empty for a space that contains none."""
+        """The spaces that this space directly contains."""
         return ()
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Convert an element of this space to a tree: nested dicts and tuples, with arrays where the space has arrays.
+        """Convert an element of this space to a tree, with arrays where the space has arrays.
 
         Parts that do not fit the space stay unchanged, so that `mismatch` can report them.
         """
         return value
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits.
+        """Return the first reason why a value does not fit this space; empty if it fits.
 
         The structure and the shapes are checked. Bounds are not checked, because many environments clip actions.
         """
@@ -74,8 +69,6 @@ class _BaseSpace:
 
 
 class _ArraySpace(_BaseSpace):
-    """The base class of spaces whose elements are arrays of one shape and dtype."""
-
     __slots__ = ()
     shape: Any
     dtype: Any
@@ -154,7 +147,7 @@ class BoxSpace(_ArraySpace):
         return np.full(self.shape, bound, dtype=np.float64)
 
     def _exact(self, bound: Bound) -> NDArray[Any]:
-        """Return a bound as an array that can be compared without rounding errors. A float64 cannot hold all 64-bit integers."""
+        """Return a bound for comparisons without rounding errors. A float64 cannot hold all 64-bit integers."""
         return np.asarray(bound, object if self.dtype in ("<i8", "<u8") else np.float64)
 
 
@@ -184,7 +177,6 @@ class DiscreteSpace(_BaseSpace):
         return ()
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         kind = type(value)
         if kind is int or isinstance(value, np.integer):
             fits = not batch
@@ -268,7 +260,6 @@ class TextSpace(_BaseSpace):
         return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
             return ""
         return f"{path or 'the value'} is {value!r:.60}; expected an element of {self!s:.80}"
@@ -278,15 +269,13 @@ class TextSpace(_BaseSpace):
 
 
 class _NestedSpace(_BaseSpace):
-    """The base class of spaces that contain other spaces."""
-
     __slots__ = ()
     shape: ClassVar[None] = None
     dtype: ClassVar[None] = None
 
     @property
     def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this space directly contains: in its fields, and in tuples and dicts that are fields."""
+        """The spaces in the fields, and in tuples and dicts that are fields."""
         for field in fields(self):  # type: ignore[arg-type]
             held = getattr(self, field.name)
             if isinstance(held, Mapping | tuple):
@@ -295,19 +284,19 @@ class _NestedSpace(_BaseSpace):
                 yield held
 
     def _check(self, key: str) -> None:
-        """Check that the contained values are spaces, and that they are not too many or nested too deeply."""
+        """Check that the parts are spaces, and not too many or nested too deeply."""
         held = getattr(self, key)
         for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
             if not isinstance(part, _BaseSpace):
                 raise ConfigError(f"a {self.KIND} space must consist of spaces, not of {part!r:.60}", key=key)
         count, depth, elements = _measure(self)
-        for found, limit, what in (
+        for number, limit, what in (
             (count, MAX_SPACES, "spaces"),
             (depth, MAX_DEPTH, "levels"),
             (elements, MAX_ELEMENTS, "elements"),
         ):
-            if found > limit:
-                raise ConfigError(f"a {self.KIND} space has {found} {what}; the limit is {limit}", key=key)
+            if number > limit:
+                raise ConfigError(f"a {self.KIND} space has {number} {what}; the limit is {limit}", key=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,14 +322,12 @@ class DictSpace(_NestedSpace):
         return hash(frozenset(self.spaces.items()))
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Convert an element of this space, such as an observation, to nested dicts and tuples of arrays and other values."""
         if not isinstance(value, Mapping):
             return value
         spaces = self.spaces
         return {k: spaces[k].to_tree(v, cast=cast) if k in spaces else v for k, v in value.items()}
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if not isinstance(value, dict) or value.keys() != self.spaces.keys():
             return f"{path or 'the value'} is not a dict with the keys {', '.join(self.spaces)}"
         return _first(s.mismatch(value[k], f"{path}[{k!r}]", batch) for k, s in self.spaces.items())
@@ -358,13 +345,11 @@ class TupleSpace(_NestedSpace):
         self._check("spaces")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Convert an element of this space, such as an observation, to nested dicts and tuples of arrays and other values."""
         if not isinstance(value, (tuple, list)) or len(value) != len(self.spaces):
             return value
         return tuple([s.to_tree(v, cast=cast) for s, v in zip(self.spaces, value, strict=True)])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if not isinstance(value, tuple) or len(value) != len(self.spaces):
             return f"{path or 'the value'} is not a tuple of {len(self.spaces)} items"
         pairs = enumerate(zip(self.spaces, value, strict=True))
@@ -373,10 +358,7 @@ class TupleSpace(_NestedSpace):
 
 @dataclass(frozen=True, slots=True)
 class OneOfSpace(_NestedSpace):
-    """The space of elements that belong to one of several spaces.
-
-    An element is a pair: an index ``i``, and an element of ``spaces[i]``.
-    """
+    """The space of pairs: an index ``i``, and an element of ``spaces[i]``."""
 
     KIND: ClassVar[str] = "OneOf"
     spaces: tuple[AnySpace, ...]
@@ -386,7 +368,6 @@ class OneOfSpace(_NestedSpace):
         self._check("spaces")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch:
             return ""
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (int, np.integer)):
@@ -412,13 +393,11 @@ class SequenceSpace(_NestedSpace):
         self._check("space")
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
-        """Convert an element of this space, such as an observation, to nested dicts and tuples of arrays and other values."""
         if self.stack or not isinstance(value, (tuple, list)):
             return value
         return tuple([self.space.to_tree(v, cast=cast) for v in value])
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch:
             return ""
         if self.stack:
@@ -432,8 +411,8 @@ class SequenceSpace(_NestedSpace):
 class GraphSpace(_NestedSpace):
     """The space of graphs. A graph is a tuple of nodes, edges and edge links. Edges and edge links can be None.
 
-    Nodes are an array of elements of the space `nodes`, with an additional first axis. Edges are the same for the space `edges`.
-    Edge links are integers ``[edges, 2]``: for each edge the indices of its two nodes.
+    Nodes are an array of elements of the space `nodes`, with an additional first axis. Edges are the same for the space
+    `edges`. Edge links are integers ``[edges, 2]``: for each edge the indices of its two nodes.
     """
 
     KIND: ClassVar[str] = "Graph"
@@ -444,7 +423,6 @@ class GraphSpace(_NestedSpace):
         self._check("nodes")
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
-        """Return a text with the first reason why a value does not fit this space; an empty string if the value fits."""
         if batch:
             return ""
         if not isinstance(value, tuple) or len(value) != 3:
@@ -467,9 +445,9 @@ LeafSpace = BoxSpace | DiscreteSpace | MultiDiscreteSpace | MultiBinarySpace
 Space = LeafSpace | DictSpace | TupleSpace
 """A space of a policy's observations or actions. A Dict or Tuple must contain only spaces of these kinds, at all levels."""
 ObservationSpace = Space
-"""A space of a policy's observations. `rl4sys_zmq.values.features` describes the features that networks get for them."""
+"""A space of a policy's observations. `rl4sys_zmq.values.features` describes their features."""
 ActionSpace = Space
-"""A space of a policy's actions. `rl4sys_zmq.values.action_layout` describes the parts of such an action."""
+"""A space of a policy's actions. `rl4sys_zmq.values.action_layout` describes their parts."""
 AnySpace = (
     BoxSpace
     | DiscreteSpace
@@ -482,7 +460,6 @@ AnySpace = (
     | SequenceSpace
     | GraphSpace
 )
-"""A space of any kind."""
 
 
 def _first(texts: Iterable[str]) -> str:
@@ -490,7 +467,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def _measure(space: Any) -> tuple[int, int, int]:
-    """Count what a space contains, including itself. Return three numbers: spaces, nested levels, and array elements."""
+    """Count spaces, nested levels and array elements of a space, including itself."""
     count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)
@@ -499,7 +476,7 @@ def _measure(space: Any) -> tuple[int, int, int]:
 
 
 def _rounded(bound: Bound, dtype: str) -> Bound:
-    """Return a bound rounded to a dtype of floats. Numbers beyond its range become infinite, and numbers too small for it 0."""
+    """Return a bound rounded to a dtype of floats: infinite beyond its range, and 0 if too small for it."""
     with np.errstate(over="ignore", under="ignore"):
         numbers: Any = np.asarray(bound, np.float64).astype(dtype).tolist()
     return tuple(numbers) if isinstance(bound, tuple) else numbers
@@ -520,7 +497,7 @@ def _check_shape(space: Any, shape: Any, key: str = "shape") -> None:
 
 
 def _check_range(space: Any, counts: tuple[int, ...], starts: tuple[int, ...]) -> None:
-    """Raise ConfigError if the dtype of a space cannot hold its largest or smallest number, or a count of numbers."""
+    """Raise `ConfigError` if the dtype of a space cannot hold all its numbers."""
     held = np.iinfo(_NUMPY[space.dtype])
     for n, start in zip(counts, starts, strict=True):
         if n > held.max or start < held.min or start + n - 1 > held.max:

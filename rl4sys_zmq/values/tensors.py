@@ -1,9 +1,8 @@
-"""The tensors of a policy: their descriptions, and the buffer of the tensors that are not float32.
+"""The tensors of a policy: their descriptions, and the buffer of those that are not float32.
 
-The float32 tensors, which are most tensors, are in one flat array. They can be rounded before they are sent, except for the exact
-ones (`TensorSpec.exact`). The tensors of all other dtypes are in one buffer of bytes, which is never rounded. In this buffer,
-tensors with larger elements come first. Tensors with equal element sizes are in the order of the policy spec. So each tensor is
-aligned to the size of its elements. The buffer ends with zeros up to a multiple of 4 bytes.
+The float32 tensors are in one flat array, which can be rounded before it is sent. All others are in one buffer of bytes, the
+largest elements first, so that each tensor is aligned. Tensors with equal element sizes are in the order of the policy spec.
+The buffer ends with zeros up to a multiple of 4 bytes.
 """
 
 from __future__ import annotations
@@ -64,22 +63,18 @@ class TensorSpec:
 
 
 def other_tensors(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors that are not float32, in the order of their buffer: the largest element size first."""
+    """Return the tensors that are not float32, in the order of their buffer."""
     others = [tensor for tensor in tensors if tensor.dtype != FLOAT32]
     return tuple(sorted(others, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype].itemsize)) if others else ()
 
 
 def other_bytes(others: Sequence[TensorSpec]) -> int:
-    """Return the size in bytes of the buffer that holds the tensors that are not float32, with its padding.
-
-    Args:
-        others: The tensors, as `other_tensors` returns them.
-    """
+    """Return the size in bytes of the buffer of these tensors, which come from `other_tensors`, with its padding."""
     return -(-sum(tensor.nbytes for tensor in others) // _WORD) * _WORD if others else 0
 
 
 def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dict[str, NDArray[Any]]:
-    """Return a dict from the names of the tensors that are not float32 to arrays, which are views into their buffer.
+    """Return tensors that are not float32 by name, as views into their buffer.
 
     Args:
         others: The tensors, as `other_tensors` returns them.
@@ -88,11 +83,8 @@ def other_views(others: Sequence[TensorSpec], buffer: bytes | memoryview) -> dic
     views: dict[str, NDArray[Any]] = {}
     start = 0
     for tensor in others:
-        array = np.frombuffer(buffer, TENSOR_DTYPES[tensor.dtype], tensor.size, start) if tensor.size else _empty(tensor)
+        dtype = TENSOR_DTYPES[tensor.dtype]
+        array = np.frombuffer(buffer, dtype, tensor.size, start) if tensor.size else np.empty(0, dtype)
         views[tensor.name] = array.reshape(tensor.shape)
         start += tensor.nbytes
     return views
-
-
-def _empty(tensor: TensorSpec) -> NDArray[Any]:
-    return np.empty(0, TENSOR_DTYPES[tensor.dtype])

@@ -1,7 +1,4 @@
-"""Functions for trees: nested dicts, lists and tuples whose leaves are arrays, numbers, strings, bytes or None.
-
-`wire.trees` converts trees to messages and back. The elements of the spaces in `values.spaces` are trees.
-"""
+"""Functions for trees: nested dicts, lists and tuples whose leaves are arrays, numbers, strings, bytes or None."""
 
 from __future__ import annotations
 
@@ -13,33 +10,29 @@ import numpy as np
 from rl4sys_zmq.errors import DataError
 
 Tree = Any
-"""A tree: None, bool, int, float, str, bytes, a NumPy array or scalar, or a list, tuple or dict of trees.
+"""None, bool, int, float, str, bytes, a NumPy array or scalar, or a list, tuple or dict of trees.
 
 The keys of a dict are strings, or all of them are integers.
 """
 MAX_DEPTH = 16
-"""The largest number of nested levels of dicts, lists and tuples in a tree that can be sent."""
+"""The largest number of nested levels in a tree that can be sent."""
 MAX_ITEMS = 65_536
 """The largest number of entries of one dict, list or tuple."""
 MAX_KEY = 4096
-"""The largest number of characters of a dict key. In UTF-8, such a key has at most as many bytes as a header allows."""
+"""The largest number of characters of a dict key. In UTF-8, it has at most as many bytes as a header allows."""
 STORED_DEPTH = MAX_DEPTH - 2
-"""The largest number of nested levels in an item of a data store. A message that contains the item adds two levels."""
+"""The largest number of nested levels in an item of a data store. A message with the item adds two levels."""
 
 Path = tuple[Any, ...]
-"""A position in a tree: ``()`` for the root. Otherwise a pair: the path of the parent, and the key or index in the parent."""
+"""A position in a tree: ``()`` for the root, else the path of the parent, and the key or index in the parent."""
 
 
 Structure = tuple[type, tuple[Any, ...], tuple[Any, ...]] | None
-"""The nested dicts and tuples of a tree, without its leaves. A structure can be hashed and compared.
-
-The structure of a leaf is None. Otherwise it is a tuple: the type (dict or tuple), the keys (empty for a tuple), and the
-structures of the entries.
-"""
+"""A tree without its leaves: None for a leaf, else the type (dict or tuple), the keys (empty for a tuple), and the entries'."""
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
-    """Return the leaves of a tree (nested dicts and tuples) as a list, and the structure of the tree. A list is a leaf."""
+    """Return the leaves of nested dicts and tuples, and their structure. A list is a leaf."""
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, (dict, tuple) if tuples else (dict,), by_key)
 
@@ -65,7 +58,7 @@ def _flatten(tree: Tree, leaves: list[Any], containers: tuple[type, ...], by_key
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
-    """Build nested dicts and tuples with this structure from a list of leaves. It is the inverse of `flatten`."""
+    """Build nested dicts and tuples from leaves: the inverse of `flatten`."""
     return _unflatten(structure, iter(leaves))
 
 
@@ -78,7 +71,7 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Tree:
 
 
 def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
-    """Build `count` trees (nested dicts and tuples) of the same structure from the leaves of a batch."""
+    """Build `count` trees of the same structure from the leaves of a batch."""
     return _unflatten_each(structure, iter(columns), count)
 
 
@@ -93,7 +86,7 @@ def _unflatten_each(structure: Structure, columns: Iterator[Any], count: int) ->
 
 
 def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
-    """Yield the path of each leaf of nested dicts and tuples, like ``['image'][0]``, in the order of `flatten`."""
+    """Yield the path of each leaf, like ``['image'][0]``, in the order of `flatten`."""
     if structure is None:
         yield prefix
         return
@@ -103,7 +96,7 @@ def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
 
 
 def copy_tree(tree: Tree) -> Any:
-    """Copy nested containers, with writable arrays. The arrays in received data are read-only views of the message."""
+    """Copy nested containers, with writable arrays. Those in received data are read-only views of the message."""
     kind = type(tree)
     if kind is np.ndarray:
         return tree.copy()
@@ -123,10 +116,7 @@ def map_tree(
     max_depth: int = MAX_DEPTH,
     path: Path = (),
 ) -> Tree:
-    """Return a tree that can be sent: a copy of nested containers in which each leaf is replaced by ``fn(leaf, path)``.
-
-    Mappings become dicts, and named tuples become tuples.
-    """
+    """Return a tree that can be sent, with ``fn(leaf, path)`` for each leaf. Mappings become dicts, and named tuples tuples."""
     if not isinstance(tree, (dict, list, tuple, Mapping)):
         return fn(tree, path)
     if max_depth <= 0:
@@ -154,7 +144,7 @@ def _is_number(key: object) -> bool:
 
 
 def keys_of(path: Path) -> list[Any]:
-    """Convert a path (nested pairs of the parent's path and a key) to a list of keys and indices, from the root on."""
+    """Return the keys and indices of a path, from the root on."""
     keys: list[Any] = []
     while path:
         path, key = path
@@ -163,7 +153,7 @@ def keys_of(path: Path) -> list[Any]:
 
 
 def is_text(value: str) -> bool:
-    """Return True if UTF-8 can encode a string. A string with a lone surrogate (half of a character) cannot be encoded."""
+    """Return True if UTF-8 can encode a string. A lone surrogate cannot be encoded."""
     try:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:
@@ -171,7 +161,7 @@ def is_text(value: str) -> bool:
 
 
 def flatten_names(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
-    """Return a dict from names to the leaves of nested mappings. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``."""
+    """Return the leaves of nested mappings by name. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``."""
     if depth > STORED_DEPTH:
         raise DataError(prefix.rstrip("/"), f"nested deeper than {STORED_DEPTH}")
     leaves: dict[str, object] = {}
@@ -188,7 +178,7 @@ def flatten_names(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) 
 
 
 def unflatten_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested dicts whose leaves have these names. It is the inverse of `flatten_names`."""
+    """Return the nested dicts whose leaves have these names: the inverse of `flatten_names`."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
         *folders, name = path.split("/")

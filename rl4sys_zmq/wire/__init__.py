@@ -1,16 +1,11 @@
-"""The wire format: pure functions that turn messages into byte frames (parts of a ZeroMQ message) and back. No sockets.
+"""The wire format: pure functions that turn messages into byte frames and back. No sockets, and nothing is pickled.
 
-- `messages`: the messages of actors, relays and operators as dataclasses. `codec`: `encode` and `decode`, which convert them to
-  frames and back.
-- `thread_messages`, `thread_codec`: the same for the messages between the threads of a learner. An actor does not import them.
-- `segments`: packs segments and joins them into the message `Submit`. `batch` and `columns`: read the segments of a `Submit`.
-- `layout`: the columns that a segment has. `schema`: the columns that a client's segments must have.
-- `coding`: compression of the body of a `Submit`.
-- `specs`: conversion of policy specs (from which an actor builds its policy) to documents and back.
-- `rpc` and `trees`: the messages of services (remote calls and publications), and their payloads.
-- `prefix`: the first 48 bytes of every message. `values`: the msgpack header and its strict decoder.
-
-Nothing here is pickled or unpickled.
+- `messages`, `codec`: the messages of actors, relays and operators, and `encode` and `decode`.
+- `thread_messages`: the same for the messages inside a learner. An actor does not import it.
+- `segments`, `batch`: writing and reading of a `Submit`. `columns`, `layout`, `schema`: its columns. `coding`: its compression.
+- `specs`: policy specs as documents.
+- `rpc`, `trees`: the messages of services and their payloads.
+- `prefix`, `values`: the first 48 bytes of every message, and the msgpack header after them.
 """
 
 from rl4sys_zmq.wire.batch import SegmentBatchReader, read_heads, read_submit

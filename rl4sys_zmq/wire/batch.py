@@ -1,11 +1,8 @@
-"""A reader for all segments in the message `Submit` at once.
+"""A reader for all segments in a `Submit` at once.
 
-Each segment has a head: 64 bytes with its scalar fields, such as the number of steps. The heads become one array. The columns
-become views into the received frames, so nothing is copied. If the bytes are malformed, the whole message is refused. If the
-head or the columns of one segment have invalid values, only that segment is refused.
-
-Images are decoded only when columns or segments are requested. The gateway (the learner's network thread) never requests them,
-because `SegmentBatchReader.errors` needs only their sizes.
+The heads become one array, and the columns views into the received frames, so nothing is copied. If the bytes are malformed,
+the whole message is refused. If one segment has invalid values, only that segment is refused. Images are decoded when columns
+or segments are requested, which the gateway never does.
 """
 
 from __future__ import annotations
@@ -39,9 +36,9 @@ _ODD_FLAGS = [
     for flags in range(256)
 ]
 _ODD = np.array(_ODD_FLAGS)
-"""For each of the 256 values of ``flags`` in the head of a segment: True if its bits contradict each other or are unknown."""
+"""For each value of ``flags`` in a head: True if its bits contradict each other or are unknown."""
 FEW = 8
-"""Largest number of segments whose scalar fields `SegmentBatchReader.errors` checks in a loop. For more, it uses arrays."""
+"""Largest number of segments whose heads `SegmentBatchReader.errors` checks in a loop. For more, it uses arrays."""
 
 _NEVER = (1 << 64) - 1
 
@@ -49,22 +46,21 @@ Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
 
 
 class SegmentBatchReader:
-    """A reader of the segments in one message `Submit`. Its methods identify a segment by its index in the message.
+    """The segments in one `Submit`. Methods identify a segment by its index in the message.
 
     Attributes:
         first_seq: Sequence number of the first segment.
-        heads: The heads (the numbers) of all segments, one row of the dtype `HEAD` for each segment.
-        steps: Number of steps of each segment, int64. Columns such as actions and rewards have as many rows.
+        heads: The heads of all segments, one row of the dtype `HEAD` for each.
+        steps: Number of steps of each segment, int64.
     """
 
     def __init__(self, message: Submit, schema: SegmentSchema | None = None) -> None:
-        """Read the heads (scalar fields) of the segments in a message, and find their columns in the body.
+        """Read the heads, and find the columns in the body.
 
         Args:
             message: The message.
-            schema: The schema of the client's segments. It has the structure of nested observations and actions, and the names of
-                the columns. Without a schema, these become a flat tuple of arrays, and columns get the default names of
-                `SegmentLayout.names`.
+            schema: Without a schema, nested observations and actions become flat tuples of arrays, and columns get the default
+                names of `SegmentLayout.names`.
 
         Raises:
             ProtocolError: If the message is malformed, so that none of its segments can be trusted.
@@ -88,17 +84,12 @@ class SegmentBatchReader:
 
     @property
     def checks(self) -> NDArray[np.uint64]:
-        """The 64-bit checksum of each segment, uint64. It shows if two segments with the same number are the same segment."""
+        """The xxh3-64 of each segment, uint64. It shows if two segments with the same number are the same segment."""
         checks: NDArray[np.uint64] = self.heads["check"]
         return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Return the errors of the invalid segments, which must be refused, as a dict from a segment's index to its error.
-
-        Args:
-            schema: The schema (required columns) that the segments must fit. If None, only the numbers in the heads are
-                checked.
-        """
+        """Return the error of each segment that must be refused, by index. Without a schema, only the heads are checked."""
         longest = schema.max_steps if schema is not None else None
         places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
         heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}
@@ -108,7 +99,7 @@ class SegmentBatchReader:
         return dict(sorted(out.items())) if len(out) > 1 else out
 
     def layout_errors(self, schema: SegmentSchema) -> dict[int, ProtocolError]:
-        """Return an error for each segment whose columns do not fit the schema (required columns), by the segment's index."""
+        """Return an error for each segment whose columns do not fit the schema, by index."""
         out: dict[int, ProtocolError] = {}
         for group in self._groups:
             error = schema.check_layout(group.layout)
@@ -117,10 +108,7 @@ class SegmentBatchReader:
         return out
 
     def _suspicious(self, max_steps: int | None) -> list[int]:
-        """Return the indices of the segments whose heads (scalar fields) break a rule of `_head_error`, by array operations.
-
-        The caller then calls `_head_error` for these heads, to get the errors.
-        """
+        """Return the indices of the segments for which `_head_error` returns an error."""
         heads, steps = self.heads, self.steps
         flags, lengths = heads["flags"], heads["episode_length"]
         least = np.where(flags & _ENDED, steps, 0)
@@ -131,17 +119,14 @@ class SegmentBatchReader:
 
     @property
     def has_images(self) -> bool:
-        """True if the message contains observations as image files, which must be decoded before they can be read."""
+        """True if the message contains observations as image files."""
         return any(group.columns[0].coded for group in self._groups)
 
     def decode_images(self) -> dict[int, str]:
-        """Decode all image files of the message. `columns` and `segments` call this method first.
-
-        The first call decodes. Further calls only return the same result.
+        """Decode all image files, at the first call. `columns` and `segments` call this method first.
 
         Returns:
-            A dict that contains each segment with damaged images: from the segment's index to the reason. The observations of
-            these segments are all 0.
+            The reason for each segment with damaged images, by index. The observations of these segments are all 0.
 
         Raises:
             ProtocolError: ``feature`` if there are images and Pillow is not installed.
@@ -149,23 +134,19 @@ class SegmentBatchReader:
         if self._undecodable is None:
             if self.has_images and not has_pillow():
                 raise ProtocolError(RefusalReason.FEATURE, NEEDS_PILLOW)
-            found = ((group, group.columns[0].decode()) for group in self._groups)
-            self._undecodable = {int(group.members[place]): why for group, bad in found for place, why in bad.items()}
+            decoded = ((group, group.columns[0].decode()) for group in self._groups)
+            self._undecodable = {int(group.members[place]): why for group, bad in decoded for place, why in bad.items()}
         return self._undecodable
 
     def release_images(self) -> None:
-        """Free the memory of the decoded images. The image files stay, and `decode_images` can decode them again."""
+        """Free the memory of the decoded images, which `decode_images` can decode again."""
         self._undecodable = None
         for group in self._groups:
             for place in group.columns[0].coded:
                 group.columns[0].large.pop(place, None)
 
     def alone(self, place: int) -> Submit:
-        """Return a message with only the segment of the index `place`, for example to store an invalid segment by itself.
-
-        The segment's head (scalar fields) stays the same, except for the index of the layout. Image files are not decoded. All
-        other columns are uncompressed.
-        """
+        """Return a message with one segment, for example to store it. Its image files stay, and the rest is uncompressed."""
         group = next(group for group in self._groups if place in group.members)
         at = group.members.tolist().index(place)
         head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
@@ -187,10 +168,7 @@ class SegmentBatchReader:
         return Submit(self.first_seq + place, 1, 0, [group.layout.text], AnyBytes(bytes(head)), body, codings)
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield pairs of a column's name and an array with its rows, for checks of the values of all segments at once.
-
-        One array contains the rows of as many segments as possible, so a name can be yielded several times.
-        """
+        """Yield names of columns and arrays of rows, to check the values of all segments at once. A name can come again."""
         self.decode_images()
         for group in self._groups:
             for name, views in zip(self._names(group.layout), group.columns, strict=True):
@@ -198,34 +176,22 @@ class SegmentBatchReader:
                     yield name, array
 
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
-        """Return the lowest policy version among the steps of each segment, int64. The policy lag follows from it.
+        """Return the lowest policy version among the steps of each segment, int64.
 
-        The caller has checked that no segment has a version above the newest one.
-
-        Args:
-            generation: The present generation (number of the learner thread).
-            first_version: The first version of this generation. In segments of an earlier generation, larger versions count as
-                this version.
+        In segments of an earlier generation, it is at most `first_version`, the first version of the present `generation`.
         """
-        found = self.heads["version"].copy()
+        lowest = self.heads["version"].copy()
         for group in self._groups:
             mixed = np.flatnonzero(self.heads["flags"][group.members] & SegmentFlag.VERSIONS)
             if len(mixed):
                 sent = group.columns[group.layout.versions].each()
                 for place in mixed.tolist():
-                    found[group.members[place]] = sent[place].min(initial=_NEVER)
-        first = np.uint64(first_version)
-        return np.where(self.heads["generation"] == generation, found, np.minimum(found, first)).astype(np.int64)
+                    lowest[group.members[place]] = sent[place].min(initial=_NEVER)
+        earlier = np.minimum(lowest, np.uint64(first_version))
+        return np.where(self.heads["generation"] == generation, lowest, earlier).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Return the return and length of each episode that ends in the given segments, as a list of tuples.
-
-        A tuple contains the segment's position in `places`, the episode's return, and its length in steps. Segments without an
-        episode return are left out.
-
-        Args:
-            places: Indices of the segments to look at.
-        """
+        """Return position in `places`, return and length for each of these segments that has the return of its episode."""
         heads = self.heads[places]
         which = np.flatnonzero(heads["flags"] & SegmentFlag.RETURN)
         if not len(which):
@@ -236,7 +202,7 @@ class SegmentBatchReader:
 
     @property
     def evaluations(self) -> dict[int, tuple[int, float, int]]:
-        """The results of evaluations in the message, by the segment's index: policy version, return, and length in steps."""
+        """The results of evaluations, by index: policy version, return, and length in steps."""
         heads = self.heads
         if not (heads["flags"] & SegmentFlag.EVALUATION).any():
             return {}
@@ -245,7 +211,7 @@ class SegmentBatchReader:
         return dict(zip(places.tolist(), zip(*columns, strict=True), strict=True))
 
     def segments(self) -> list[Segment]:
-        """Return all segments, with read-only views as columns. Segments that `errors` reports are included."""
+        """Return all segments, also those that `errors` reports, with read-only views as columns."""
         self.decode_images()
         heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
         if len(self._groups) == 1:
@@ -300,27 +266,20 @@ class SegmentBatchReader:
         return layout.names() if self._schema is None else self._schema.names(layout)
 
     def _extras(self, group: LayoutGroup, letter: str, count: int) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the extra columns of each segment that have a letter, as a dict from name to column.
-
-        The letter is ``x`` (one row per step) or ``i`` (one row per segment).
-        """
+        """Return the extra columns with a letter, ``x`` or ``i``, of each segment, by name."""
         if group.layout.columns[-1].letter not in "xi":
             return [NO_EXTRAS] * count
         names = self._names(group.layout)
-        found = [(name, views) for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter]
-        if not found:
+        named = {name: views for name, views in zip(names, group.columns, strict=True) if views.column.letter == letter}
+        if not named:
             return [NO_EXTRAS] * count
-        keys = [name for name, _ in found]
-        columns = [
-            views.each() if letter == "x" else [one.reshape(views.column.row) for one in views.each()] for _, views in found
-        ]
-        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+        columns = [views.each() for views in named.values()]
+        if letter == "i":
+            columns = [[one[0, ...] for one in each] for each in columns]
+        return [dict(zip(named, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _versions(self, group: LayoutGroup) -> list[NDArray[np.uint64]]:
-        """Return the policy version that chose each step's action, as one array for each segment.
-
-        A segment whose steps all have the same version has only that version, in its head. It is repeated here.
-        """
+        """Return the policy version of each step, one array for each segment. A head has it if it is the same for all steps."""
         heads, steps = self.heads, self.steps
         if len(self._groups) > 1:
             heads, steps = heads[group.members], steps[group.members]
@@ -337,7 +296,6 @@ class SegmentBatchReader:
 
 
 def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None) -> Sequence[Tree]:
-    """Return the observations or actions of each segment: one array, or nested dicts and tuples of arrays."""
     each = [views.each() for views in columns]
     structure: Structure = (tuple, (), (None,) * len(each)) if len(each) > 1 else None
     if leaves is not None and len(leaves.spaces) == len(each):
@@ -346,9 +304,7 @@ def _trees(columns: Sequence[ColumnView], count: int, leaves: SpaceLeaves | None
 
 
 def read_heads(message: Submit) -> NDArray[Any]:
-    """Return the heads of all segments in a message, as an array of the dtype `HEAD` with one row for each segment.
-
-    A head is the block of scalar fields of a segment. The values are not checked.
+    """Return the heads of all segments in a message, dtype `HEAD`. Their values are not checked.
 
     Raises:
         ProtocolError: If the number of heads differs from the message's `count`.
@@ -360,9 +316,7 @@ def read_heads(message: Submit) -> NDArray[Any]:
 
 
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """Return the segments of a message, with read-only views into its frames as columns.
-
-    In place of a segment with an invalid number, or with images that cannot be decoded, the list contains the error.
+    """Return the segments of a message, with read-only views as columns, and an error in place of each invalid one.
 
     Raises:
         ProtocolError: If the message is malformed, so that none of its segments can be trusted.
@@ -374,16 +328,15 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
 
 
 def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
-    """Return an error if the numbers in a segment's head (its scalar fields) are invalid or contradict each other, else None."""
     _, _, _, _, _, length, _, steps, flags, _, reserved = head
     if _ODD_FLAGS[flags] or reserved:
-        words = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"
+        problem = f"a segment has the invalid flags {flags:#04x} or the reserved field {reserved} instead of 0"
     elif flags & _ENDED and length < steps:
-        words = f"an episode of {length} steps ends with a segment of {steps} steps"
+        problem = f"an episode of {length} steps ends with a segment of {steps} steps"
     elif length and not flags & _ENDED:
-        words = f"a segment has an episode length of {length} steps but does not end its episode"
+        problem = f"a segment has an episode length of {length} steps but does not end its episode"
     elif max_steps is not None and not 1 <= steps <= max_steps:
-        words = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
+        problem = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
     else:
         return None
-    return ProtocolError(RefusalReason.RANGE, words)
+    return ProtocolError(RefusalReason.RANGE, problem)

@@ -1,8 +1,4 @@
-"""Encoding and decoding of messages: pure functions that check every field.
-
-`decode` reads the messages of actors, relays and operators. `rl4sys_zmq.wire.thread_codec` reads those between the threads of a
-learner, so that an actor does not import them.
-"""
+"""Encoding and decoding of messages, with a check of every field."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.wire.messages import AnyBytes, Frame, Message, Submit
-from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, Prefix
+from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.values import HEADER, HeaderLimits, pack_header, unpack_header
 
 if TYPE_CHECKING:
@@ -22,12 +18,12 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 _IN_PREFIX = ("first_seq", "count")
-"""The fields of `Submit` that are sent in the prefix, so that the receiver can read them without decoding the header."""
+"""Fields of `Submit` that are in the prefix, so that the receiver can read them without decoding the header."""
 
 _NO_VALUES = ("body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
-"""The largest integer in a message, except for hashes. The sum of two such integers fits 64 bits."""
+"""The largest integer in a message, except for hashes. The sum of two fits 64 bits."""
 _UNBOUNDED = {"digest", "seed"}
 Checker = Callable[[Any], bool]
 
@@ -46,8 +42,6 @@ _SIGNED = {"max_policy_lag", "pacing_lag"}
 
 @dataclass(frozen=True, slots=True)
 class _FieldRule:
-    """The name of one header field, the check of its value, and whether the field must be present."""
-
     name: str
     check: Checker
     required: bool
@@ -55,15 +49,12 @@ class _FieldRule:
 
 @dataclass(frozen=True, slots=True)
 class _MessageFields:
-    """The fields of one kind of message, with their checks."""
-
     header: tuple[_FieldRule, ...]
     sequenced: bool
     body: bool
 
 
 _FIELDS: dict[type[Any], _MessageFields] = {}
-"""The fields of each kind of message that this process has sent or received."""
 
 
 def _fields_of(cls: type[Any]) -> _MessageFields:
@@ -87,7 +78,7 @@ def _derive_fields(cls: type[Any]) -> _MessageFields:
 
 
 def kinds_of(union: object) -> dict[int, type[Any]]:
-    """Return the classes of a union of messages by their ``KIND``, for `decode_as`."""
+    """Return the classes of a union of messages by their ``KIND``."""
     return {cls.KIND: cls for cls in get_args(union)}
 
 
@@ -95,11 +86,7 @@ _KINDS: dict[int, type[Message]] = kinds_of(Message)
 
 
 def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -> list[Frame]:
-    """Return the frames to send for a message: one with prefix (48 bytes) and msgpack header, then the frames of its body.
-
-    Args:
-        message: The message.
-        header: The receiver's limits on the header.
+    """Return the frames to send for a message: prefix and msgpack header in the first, then the frames of its body.
 
     Raises:
         ProtocolError: If a field has a value that messages cannot contain.
@@ -109,18 +96,18 @@ def encode(message: Message | ThreadMessage, *, header: HeaderLimits = HEADER) -
     body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
     seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
     size = sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in body)
-    prefix = Prefix(message.KIND, len(body), len(packed), size, seq, count)
+    prefix = pack_prefix(message.KIND, len(body), len(packed), size, seq, count)
     digests = message.digests if isinstance(message, Submit) else ()
-    return [prefix.join(packed, body, digests), *body]
+    return [seal(prefix, packed, body, digests), *body]
 
 
 def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
-    """Decode and check a message. Its frames can come from an untrusted peer.
+    """Decode and check a message, which can come from an untrusted peer.
 
     Args:
         frames: All frames of the message.
-        max_bytes: Largest message to accept, in bytes. A larger message is refused before anything is read.
-        verify: True to check the checksum; False if this process has already checked it.
+        max_bytes: A larger message is refused before anything is read.
+        verify: False if this process has already checked the checksum.
 
     Raises:
         ProtocolError: With the code of the first rule that is broken. No other exception is raised.
@@ -135,18 +122,18 @@ def decode_as(kinds: Mapping[int, type[M]], frames: Sequence[Frame], max_bytes: 
     total = sum(len(f) for f in frames)
     if total > max_bytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the message has {total} bytes; the limit is {max_bytes}")
-    prefix = Prefix.unpack(frames, verify=verify)
-    cls = kinds.get(prefix.kind)
+    kind, _, _, _, seq, count, _, minor = read_prefix(frames, verify=verify)
+    cls = kinds.get(kind)
     if cls is None:
-        raise ProtocolError(RefusalReason.KIND, f"message kind {prefix.kind} is unknown")
+        raise ProtocolError(RefusalReason.KIND, f"message kind {kind} is unknown")
     shape = _fields_of(cls)
     if not shape.body and len(frames) > 1:
         raise ProtocolError(RefusalReason.FRAMES, f"{cls.__name__} has no body, but {len(frames) - 1} body frames were received")
-    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), prefix.minor)
+    values = _fields(cls.__name__, shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:], header), minor)
     if shape.sequenced:
-        if prefix.seq > MAX_COUNT:
-            raise ProtocolError(RefusalReason.RANGE, f"sequence number {prefix.seq}; the limit is {MAX_COUNT}")
-        values.update(first_seq=prefix.seq, count=prefix.count)
+        if seq > MAX_COUNT:
+            raise ProtocolError(RefusalReason.RANGE, f"sequence number {seq}; the limit is {MAX_COUNT}")
+        values.update(first_seq=seq, count=count)
     if shape.body:
         values["body"] = tuple(frames[1:])
     return cls(**values)

@@ -1,22 +1,20 @@
-"""Compression of the body of the message `Submit`, for networks that are slower than the compression.
+"""Compression of the body of a `Submit`, for networks that are slower than the compression.
 
-A frame of the body consists of *sections*: the bytes of one column each. Every section is compressed by itself. Three numbers
-describe it: its compressed size in bytes, its plain size in bytes, and the size of an element in bytes.
+A frame of the body consists of *sections*, the bytes of one column each. Three numbers in `Submit.codings` describe a section:
+its compressed size and its plain size in bytes, and the size of an element.
 
-1. If an element has more than one byte, the bytes are reordered: the first bytes of all elements, then the second bytes of all
-   elements, and so on. This puts signs and exponents side by side.
+1. The bytes of larger elements are reordered: the first bytes of all elements, then the second bytes, and so on. This puts
+   signs and exponents side by side.
 2. The result is compressed with zstd. A section that does not get shorter is sent unchanged, with an element size of 0.
 
-An element size of 16 or 32 means that the section consists of PNG or JPEG files of its images (`rl4sys_zmq.images`). Only
-`rl4sys_zmq.wire.segments.with_images` creates such a section, from a large column of observations. The receiver decodes images
-when the column is requested, and decompresses all other sections at once. The gateway (the learner's network thread) never
-requests images.
+An element size of 16 or 32 stands for PNG or JPEG files (`rl4sys_zmq.images`). The receiver decodes them when the column is
+requested, and decompresses all other sections at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,17 +43,16 @@ IMAGE_KINDS = {"png": 16, "jpeg": 32}
 _FORMATS = {kind: name for name, kind in IMAGE_KINDS.items()}
 
 Section = tuple[int, int]
-"""The size of a column in a frame, and the size of one of its elements, in bytes."""
+"""Size of a column in a frame, and size of an element, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """A column of images as PNG or JPEG files, not decoded. In the body of a `Submit`, it takes the place of the pixels.
+    """A column of images as PNG or JPEG files, in place of the pixels.
 
     Attributes:
-        frame: The bytes of the image files.
-        nbytes: Size of the decoded column in bytes. `len` returns the same number.
-        kind: Format of the files, as one of the values of `IMAGE_KINDS`.
+        nbytes: Size of the decoded column in bytes, as `len`.
+        kind: One of the values of `IMAGE_KINDS`.
     """
 
     frame: Frame
@@ -67,7 +64,7 @@ class EncodedImages:
 
     @property
     def numbers(self) -> list[int]:
-        """The frame's entry in `Submit.codings`: size of the files and of the pixels, in bytes, and `kind`."""
+        """The frame's entry in `Submit.codings`."""
         return [len(self.frame), self.nbytes, self.kind]
 
     def decode(self, row: tuple[int, ...], row_bytes: int) -> NDArray[np.uint8]:
@@ -79,11 +76,10 @@ class EncodedImages:
 
 
 BodyFrame = Frame | EncodedImages
-"""A frame of a body after decompression: bytes, or image files that are not decoded so far."""
 
 
 def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
-    """Return a message with its body compressed, or unchanged if compression saves less than 5 % or exceeds a limit."""
+    """Return a message with its body compressed, or unchanged if that saves less than 5 % or exceeds a limit."""
     codings, body = [], []
     for n, (frame, parts) in enumerate(zip(message.body, sections, strict=True)):
         if message.codings and message.codings[n][2]:
@@ -101,7 +97,7 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
 
 
 def is_shorter(coded: int, plain: int) -> bool:
-    """Return True if a compressed frame is at least 5 % shorter, and not so short that a learner would refuse it."""
+    """Return True if a compressed frame saves at least 5 %, and a learner would not refuse it as too short."""
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
@@ -137,48 +133,30 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
     return numbers, pieces
 
 
-def _shuffled(plain: memoryview, itemsize: int) -> Any:
-    """Reorder bytes for better compression: first the first bytes of all elements, then all second bytes, and so on.
-
-    An incomplete last element stays at the end.
-    """
+def _shuffled(plain: Frame, itemsize: int, *, back: bool = False) -> Any:
+    """Reorder bytes as the docstring of the module says. An incomplete last element stays at the end."""
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)
     whole = len(data) - len(data) % itemsize
-    return np.concatenate([data[:whole].reshape(-1, itemsize).T.ravel(), data[whole:]]).data
-
-
-def _turned_back(turned: bytes, itemsize: int) -> Any:
-    if itemsize == 1:
-        return turned
-    data = np.frombuffer(turned, np.uint8)
-    whole = len(data) - len(data) % itemsize
-    return np.concatenate([data[:whole].reshape(itemsize, -1).T.ravel(), data[whole:]]).data
+    table = data[:whole].reshape((itemsize, -1) if back else (-1, itemsize))
+    return np.concatenate([table.T.ravel(), data[whole:]]).data
 
 
 def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
-    """Check the entry of `Submit.codings` for a frame of `size` bytes. Return the three numbers of each section.
-
-    A section is a part of the frame that is compressed by itself. The numbers are its compressed size, its plain size, and the
-    size of an element, in bytes.
-    """
+    """Check the entry of `Submit.codings` for a frame of `size` bytes. Return the three numbers of each section."""
     if type(numbers) is not list or len(numbers) % 3 or not all(type(n) is int and n >= 0 for n in numbers):
         raise ProtocolError(RefusalReason.MALFORMED, f"invalid codings {numbers!r:.80}")
-    found = list(_triples(numbers))
-    if sum(coded for coded, _, _ in found) != size:
+    sections = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
+    if sum(coded for coded, _, _ in sections) != size:
         raise ProtocolError(RefusalReason.MALFORMED, f"codings {numbers!r:.80} do not add up to their frame of {size} bytes")
-    for coded, plain, itemsize in found:
-        alone = itemsize in _FORMATS and len(found) == 1
+    for coded, plain, itemsize in sections:
+        alone = itemsize in _FORMATS and len(sections) == 1
         if (itemsize not in _SIZES and not alone) if itemsize else coded != plain:
             raise ProtocolError(
                 RefusalReason.MALFORMED, f"invalid section: {coded} coded bytes, {plain} plain, elements of {itemsize}"
             )
-    return found
-
-
-def _triples(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
-    return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    return sections
 
 
 def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFrame:
@@ -194,7 +172,7 @@ def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFram
     for coded, plain, itemsize in sections:
         piece = view[begin : begin + coded]
         begin += coded
-        pieces.append(_turned_back(_decompressed(piece, plain), itemsize) if itemsize else piece)
+        pieces.append(_shuffled(_decompressed(piece, plain), itemsize, back=True) if itemsize else piece)
     return b"".join(pieces)
 
 

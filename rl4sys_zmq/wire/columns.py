@@ -1,8 +1,4 @@
-"""A reader that finds the columns of all segments in the body of the message `Submit`.
-
-A segment is consecutive steps of one episode. Its head (a record of its scalar fields) gives the number of rows, and its layout
-gives the columns with their dtypes and row shapes.
-"""
+"""The columns of all segments in the body of a `Submit`. Heads and layouts determine the position of every row."""
 
 from __future__ import annotations
 
@@ -23,17 +19,13 @@ from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, SegmentFlag
 
 @dataclass(slots=True)
 class ColumnView:
-    """The data of one column, such as the rewards, of all segments in a message that have the same columns.
+    """The rows of one column of all segments that have the same layout.
 
     Attributes:
-        column: Letter, dtype and row shape of the column.
-        together: The rows of the segments, one segment after the other, ``[rows, *row]``, without the segments in `large` and
-            `coded`.
+        together: The rows of the small segments, one segment after the other, ``[rows, *row]``.
         starts: Index in `together` of the first row of each segment, and at the end the number of rows.
-        large: The rows of each segment that has so much data in this column that it has a separate frame. A dict from the
-            segment's index in its `LayoutGroup`.
-        coded: The rows of each segment that were sent as image files, by the same index. `decode` adds the decoded rows to
-            `large`.
+        large: The rows of each segment with a frame of its own, by the segment's index in its `LayoutGroup`.
+        coded: The rows of each segment that came as image files, by the same index. `decode` adds their pixels to `large`.
     """
 
     column: ColumnLayout
@@ -43,20 +35,20 @@ class ColumnView:
     coded: dict[int, EncodedImages]
 
     def decode(self) -> dict[int, str]:
-        """Decode the image files of all segments. Their pixels become rows of the column, in `large`."""
-        out = {}
+        """Decode the image files into `large`. Return the reason for each segment whose images are damaged."""
+        undecodable = {}
         for place, images in self.coded.items():
             try:
                 pixels = images.decode(self.column.row, self.column.row_bytes)
             except BadImage as exc:
-                out[place] = str(exc)
+                undecodable[place] = str(exc)
                 pixels = np.zeros((len(images) // self.column.row_bytes, *self.column.row), np.uint8)
             pixels.flags.writeable = False
             self.large[place] = pixels
-        return out
+        return undecodable
 
     def each(self) -> list[NDArray[Any]]:
-        """Return one array for each segment: its rows of this column."""
+        """Return the rows of each segment."""
         data = self.together
         views = [data[a:b] for a, b in itertools.pairwise(self.starts)]
         for place, own in self.large.items():
@@ -64,19 +56,13 @@ class ColumnView:
         return views
 
     def arrays(self) -> list[NDArray[Any]]:
-        """Return arrays with the rows of all segments: one for all small segments together, and one for each in `large`."""
+        """Return the rows of all segments in as few arrays as possible."""
         return [self.together, *self.large.values()] if self.large else [self.together]
 
 
 @dataclass(slots=True)
 class LayoutGroup:
-    """The segments of a message that have the same columns.
-
-    Attributes:
-        layout: The columns, with their dtypes and row shapes.
-        members: Indices of the segments in the message, ascending.
-        columns: The data of each column, in the order of the layout.
-    """
+    """The segments of a message that have the same layout. `members` are their indices in the message, ascending."""
 
     layout: SegmentLayout
     members: NDArray[np.int64]
@@ -84,13 +70,11 @@ class LayoutGroup:
 
 
 class SegmentRowCounts:
-    """The number of rows of one column, for each segment of a message, and where each segment's rows begin.
+    """The number of rows of one column, for each segment of a message.
 
     Attributes:
-        each: Number of rows of each segment, int64.
         most: Largest number of rows of one segment.
-        starts: Index of the first row of each segment if the rows of all segments are in one array, and at the end the number of
-            all rows.
+        starts: Sum of the rows of the segments before each segment, and at the end of all.
     """
 
     __slots__ = ("each", "most", "starts")
@@ -103,7 +87,7 @@ class SegmentRowCounts:
 
 
 _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1, "x": 0, "i": 3}
-"""The index into the list ``counts`` of `ColumnReader`, for each letter of a column. It selects the number of rows.
+"""For each letter of a column, the index into the list ``counts`` of `ColumnReader`.
 
 0: one row per step. 1: one row per observation. 2: one row per step, but only in segments whose steps have different versions.
 3: one row per segment.
@@ -111,13 +95,10 @@ _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1, "x": 0, "i": 3}
 
 
 class ColumnReader:
-    """A reader that finds the columns (observations, actions, ...) of all segments in the body of a message `Submit`.
-
-    Attributes:
-        groups: The segments grouped by layout (columns with dtypes and row shapes), with views of their columns.
+    """The columns of all segments in the body of a `Submit`, grouped by layout.
 
     Raises:
-        ProtocolError: If the body does not have exactly the bytes that the segments' numbers of steps and layouts require.
+        ProtocolError: If the body does not have exactly the bytes that the numbers of steps and the layouts require.
     """
 
     def __init__(
@@ -154,12 +135,11 @@ class ColumnReader:
     def _find_large(
         self, layouts: list[SegmentLayout], members: list[NDArray[np.int64]], sized: list[tuple[SegmentRowCounts, ...]]
     ) -> dict[tuple[int, int], int]:
-        """Return a dict that assigns the frames after the first to the large columns.
+        """Return the frame of each large column, by the segment's index in the message and the column's index in its layout.
 
-        The keys are pairs of a segment's index in the message and a column's index in its layout. The values are indices of
-        frames. The order of the frames is segment by segment, and within a segment in the order of the columns.
+        The frames are in the order of segments, and within a segment of columns.
         """
-        found = []
+        keys = []
         for layout, places, rows in zip(layouts, members, sized, strict=True):
             for position, column in enumerate(layout.columns):
                 counted = rows[_COUNTED[column.letter]]
@@ -170,8 +150,8 @@ class ColumnReader:
                     )
                 if most >= LARGE_BYTES:
                     large = places[counted.each * column.row_bytes >= LARGE_BYTES]
-                    found += [(place, position) for place in large.tolist()]
-        return {key: n for n, key in enumerate(sorted(found))}
+                    keys += [(place, position) for place in large.tolist()]
+        return {key: n for n, key in enumerate(sorted(keys))}
 
     def _column(self, position: int, layout: SegmentLayout, rows: SegmentRowCounts, members: NDArray[np.int64]) -> ColumnView:
         column = layout.columns[position]
@@ -182,7 +162,7 @@ class ColumnReader:
             small = rows.each.copy()
             for place in np.flatnonzero(small * column.row_bytes >= LARGE_BYTES).tolist():
                 index = self._frames[int(members[place]), position]
-                frame = self._take(index, int(small[place]) * column.row_bytes, column, layout.leaves == 1)
+                frame = self._large_frame(index, int(small[place]) * column.row_bytes, column, layout.leaves == 1)
                 if isinstance(frame, EncodedImages):
                     coded[place] = frame
                 else:
@@ -197,7 +177,7 @@ class ColumnReader:
         self._at += size + (-size % ALIGN)
         return ColumnView(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
-    def _take(self, index: int, size: int, column: ColumnLayout, single: bool) -> BodyFrame:
+    def _large_frame(self, index: int, size: int, column: ColumnLayout, single: bool) -> BodyFrame:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
             raise ProtocolError(RefusalReason.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")

@@ -1,18 +1,15 @@
 """The layout of a segment: the letter, dtype and row shape of each of its columns, as one short text.
 
-An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. Each column has its letter, its dtype and, after a colon, the dimensions of a row
-joined by ``x``. A column without a colon has a single number in each row. The columns are, in this order:
+An example is ``"o<f4:8 a<i8 r<f4 l<f4 v<u8"``. The dimensions of a row follow a colon, joined by ``x``. The columns are, in
+this order:
 
-- ``o``: observations. Nested observations (dicts and tuples) have one column for each array.
-- ``a``: actions. Nested actions have one column for each array. ``r``: rewards. ``l``: log-probabilities. ``v``: policy versions.
+- ``o``: observations, one column for each array of a nested observation. ``a``: actions, in the same way.
+- ``r``: rewards. ``l``: log-probabilities. ``v``: policy versions.
 - ``m``: masks of allowed actions, if the segment has them.
-- ``x``: an extra column of the policy with a row per step, any number of times.
-- ``i``: an extra column of the policy with one row per segment, any number of times.
+- ``x``: extra columns of the policy with a row per step. ``i``: extra columns with one row per segment.
 
-The text ends with ``@`` and a source, such as ``@human``, if the host overrode the policy's actions (`Segment.source`).
-
-The layout does not contain the keys of nested observations and actions, nor the names of extra columns. They are in the policy
-spec.
+The text ends with ``@`` and a source, such as ``@human``, if the host overrode the policy's actions (`Segment.source`). The
+policy spec has the keys of nested observations and actions, and the names of extra columns.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ LETTERS = "oarlvm"
 NAMES = dict(zip(LETTERS, ("observations", "actions", "rewards", "log_probs", "versions", "masks"), strict=True))
 MAX_ROW_BYTES = 1 << 30
 MAX_DIMENSIONS = 7
-"""Largest number of dimensions of a row. The array of a column has one more, which counts the rows."""
+"""The largest number of dimensions of a row. The array of a column has one more."""
 
 _ORDER = re.compile("o+a+rlvm?x*i*", re.ASCII)
 _COLUMN = re.compile(r"([a-z])([^\s:]+)(?::([^\s:]*))?", re.ASCII)
@@ -48,12 +45,11 @@ _DIMENSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """The description of one column of a segment, such as the rewards. It applies to any number of rows.
+    """One column of a segment.
 
     Attributes:
-        letter: Letter of the column: one of `LETTERS`, or ``x`` or ``i`` for an extra column.
-        dtype: Dtype of the elements.
-        row: Shape of a row; ``()`` if a row is a single number.
+        letter: One of `LETTERS`, or ``x`` or ``i`` for an extra column.
+        row: Shape of a row; ``()`` for a number.
         row_bytes: Size of a row in bytes, at least 1.
     """
 
@@ -65,16 +61,15 @@ class ColumnLayout:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """The layout of a segment: the letter, the dtype and the row shape of each column. Many segments share one layout.
+    """The columns of a segment. Many segments share one layout.
 
     Attributes:
-        text: The layout as text, as messages contain it. The docstring of this module describes its form.
-        columns: Description of each column, in the order ``o a r l v m x i``.
-        leaves: Number of columns of observations: one for each array of a nested observation.
-        actions: Number of columns of actions: one for each array of a nested action.
-        has_masks: True if there is a column ``m``.
-        standard: Number of columns before the extra columns ``x`` and ``i``.
-        source: The source of overridden actions, as in `Segment.source`; empty if the policy chose them.
+        text: The layout as text.
+        columns: In the order ``o a r l v m x i``.
+        leaves: Number of columns of observations.
+        actions: Number of columns of actions.
+        standard: Number of columns before the extra columns.
+        source: `Segment.source`.
     """
 
     text: str
@@ -84,11 +79,6 @@ class SegmentLayout:
     has_masks: bool
     standard: int
     source: str = ""
-
-    @property
-    def column_text(self) -> str:
-        """The text without the source."""
-        return self.text.partition(" @")[0]
 
     @property
     def versions(self) -> int:
@@ -111,12 +101,12 @@ def _indexed(name: str, count: int) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> SegmentLayout:
-    """Return the layout (columns of a segment) that a text from an untrusted peer describes, such as ``o<f4:8 a<i8 r<f4 ...``."""
+    """Return the layout that a text from an untrusted peer describes."""
     columns, mark, source = text.partition(" @")
     if mark and not is_source(source):
         raise ProtocolError(RefusalReason.MALFORMED, f"the source of overridden actions is {source!r:.60}; {SOURCE_RULE}")
-    found = [_COLUMN.fullmatch(part) for part in columns.split(" ")]
-    letters = "".join(match[1] if match else "?" for match in found)
+    matches = [_COLUMN.fullmatch(part) for part in columns.split(" ")]
+    letters = "".join(match[1] if match else "?" for match in matches)
     leaves, standard = letters.find("a"), letters.find("v") + 1 + ("m" in letters)
     actions = letters.find("r") - leaves
     if _ORDER.fullmatch(letters) is None or max(leaves, actions) > MAX_LEAVES or len(letters) > standard + MAX_COLUMNS:
@@ -124,7 +114,7 @@ def parse_layout(text: str) -> SegmentLayout:
             f"{' '.join(LETTERS)} with at most {MAX_LEAVES} columns o and as many a, and at most {MAX_COLUMNS} extra columns"
         )
         raise ProtocolError(RefusalReason.MALFORMED, f"a segment has the columns {text!r:.80}; expected {expected}")
-    described = tuple(_column(match) for match in found if match)
+    described = tuple(_column(match) for match in matches if match)
     return SegmentLayout(text, described, leaves, actions, "m" in letters, standard, source)
 
 
@@ -145,7 +135,7 @@ def _column(match: re.Match[str]) -> ColumnLayout:
 
 
 def describe(letters: str, columns: Sequence[NDArray[Any]], source: str = "") -> str:
-    """Return the layout of a segment's columns as text: letter, dtype and row shape of each, such as ``o<f4:8 a<i8``."""
+    """Return the layout of a segment's columns as text."""
     return _describe(letters, tuple((column.dtype, column.shape[1:]) for column in columns), source)
 
 
@@ -167,10 +157,7 @@ def action_dtype(space: LeafSpace) -> str:
 
 
 def wanted_layouts(observations: Sequence[LeafSpace], action_space: Space, extras: Sequence[ColumnSpec]) -> tuple[str, ...]:
-    """Return the texts of the layouts (columns, dtypes and row shapes) that a client's segments can have.
-
-    The first layout has no masks. If actions have a discrete part, there is a second layout, with masks.
-    """
+    """Return the layouts that a client's segments can have, as texts. With discrete actions, the second one has masks."""
     actions = action_layout(action_space)
     types: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
         *((np.dtype(leaf.dtype), leaf.shape) for leaf in observations),

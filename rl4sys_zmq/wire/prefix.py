@@ -1,4 +1,4 @@
-"""The 48-byte prefix of every message.
+"""The 48-byte prefix of every message. All numbers are unsigned and little-endian.
 
 ======  ====  =========  ======================================================================
 offset  size  field      meaning
@@ -16,16 +16,12 @@ offset  size  field      meaning
 36      4     reserved   0
 40      8     checksum   xxh3-64 of bytes 0-39, the header, and the xxh3-64 of each body frame, in that order
 ======  ====  =========  ======================================================================
-
-All numbers are unsigned and little-endian. The body of some messages has its own checksum (`WRAPPERS`). The checksum of such a
-message covers only bytes 0-39 and the header.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import xxhash
 
@@ -36,7 +32,9 @@ MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
 MAX_BODY_FRAMES = 255
 WRAPPERS = frozenset({33, 49, 55})
-"""The kinds (`KIND`) of `DeliverSegments`, `PolicyPublished` and `QuarantinedSegment`. Each body has its own checksums."""
+"""The kinds of `DeliverSegments`, `PolicyPublished` and `QuarantinedSegment`. Their bodies have checksums of their own, so that
+the one in the prefix covers only bytes 0-39 and the header.
+"""
 
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")
@@ -45,42 +43,10 @@ _CHECKSUM = struct.Struct("<Q")
 Frame = bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """The 48-byte prefix of every message, as numbers: kind, lengths, first sequence number, count and flags.
-
-    The table in this module's docstring describes the fields.
-    """
-
-    kind: int
-    frames: int
-    header_bytes: int
-    body_bytes: int
-    seq: int = 0
-    count: int = 0
-    flags: int = 0
-    minor: int = MINOR
-
-    def pack(self) -> bytes:
-        """Return the first 40 bytes of the prefix, which are all except the checksum."""
-        return pack_prefix(
-            self.kind, self.frames, self.header_bytes, self.body_bytes, self.seq, self.count, self.flags, self.minor
-        )
-
-    @staticmethod
-    def unpack(frames: Sequence[Frame], *, verify: bool = True) -> Prefix:
-        """Return the prefix of a message, after checks of magic, version, flags, lengths and, with `verify`, the checksum."""
-        return Prefix(*read_prefix(frames, verify=verify))
-
-    def join(self, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-        """Return the whole first frame: 40 bytes of prefix, checksum, header."""
-        return seal(self.pack(), header, body, digests)
-
-
 def pack_prefix(
     kind: int, frames: int, header_bytes: int, body_bytes: int, seq: int = 0, count: int = 0, flags: int = 0, minor: int = MINOR
 ) -> bytes:
-    """Return the prefix of a message without its checksum, 40 bytes, as `Prefix.pack` does, without creating a `Prefix`."""
+    """Return the prefix of a message without its checksum, 40 bytes."""
     if frames > MAX_BODY_FRAMES:
         raise ProtocolError(RefusalReason.FRAMES, f"{frames} body frames; the limit is {MAX_BODY_FRAMES}")
     try:
@@ -90,10 +56,7 @@ def pack_prefix(
 
 
 def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, int, int, int, int, int, int, int]:
-    """Read and check the prefix of a message. Return the fields of a `Prefix` as a tuple, in the same order.
-
-    This is `Prefix.unpack` without creating a `Prefix`.
-    """
+    """Check a prefix. Return kind, frames, header bytes, body bytes, seq, count, flags and minor."""
     head = frames[0]
     if len(head) < PREFIX_BYTES:
         raise ProtocolError(RefusalReason.MAGIC, f"a first frame of {len(head)} bytes is shorter than the prefix")
@@ -123,11 +86,7 @@ def seal(fields: bytes, header: bytes, body: Sequence[Frame], digests: Sequence[
 
 
 def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
-    """Return the checksum of a message: the xxh3-64 of its prefix and header, and of the xxh3-64 of each body frame.
-
-    The 8 bytes of the checksum itself are left out. So are the body frames of the kinds in `WRAPPERS`, which have their own
-    checksums.
-    """
+    """Return the checksum of a message, whose first frame is `head`."""
     if not body:
         return xxhash.xxh3_64_intdigest(b"".join((head[:40], head[PREFIX_BYTES:])))
     view = memoryview(head)

@@ -1,8 +1,7 @@
 """The messages of services: a call, its reply, and a publication to all subscribers of a topic.
 
-The first frame of a message has the 48-byte prefix, with a checksum over the whole message, and a msgpack list of fields. The
-last field is the *skeleton* of the payload: all of the payload except large arrays and strings. These are in the other frames
-(`rl4sys_zmq.wire.trees`). The numbers of calls, replies and publications are in the prefix, as ``seq``.
+The first frame has the prefix, with the number of the call, reply or publication as ``seq``, and a msgpack list of fields. The
+last field is the *skeleton* of the payload, whose large parts are in the other frames (`rl4sys_zmq.wire.trees`).
 """
 
 from __future__ import annotations
@@ -32,13 +31,11 @@ class Call(NamedTuple):
     """One request to a service.
 
     Attributes:
-        number: Number of the call in its session, from 0. If the caller sends a call again, the number stays the same.
+        number: Number of the call in its session, from 0. It stays the same if the call is sent again.
         session: Random number that identifies the caller's session.
-        acked: The caller has received the replies to all calls with a lower number than this.
-        timeout_ms: Time that the caller still waits for the reply, from this sending on, in ms; 0: it does not wait.
-        once: True if the call must not run twice. A server that does not know the session refuses such a call.
-        method: Name of the method.
-        payload: The arguments: nested dicts, lists and tuples of arrays, numbers, strings and bytes (`rl4sys_zmq.wire.trees`).
+        acked: The caller has received the replies to all calls with a lower number.
+        timeout_ms: Time that the caller still waits for the reply, from this sending on; 0: it does not wait.
+        once: True if the call must not run twice. A server that does not know the session refuses it.
     """
 
     number: int
@@ -51,15 +48,13 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The reply of a service to the call of the same number.
+    """The reply of a service to the call of the same number and session.
 
     Attributes:
-        number: Number of the call.
-        session: Session of the call.
         server: Random number of this start of the server.
         code: Empty if `payload` is the result, ``failed`` if the callback raised, else a `CallRefusalReason`.
         detail: Description of the error. For ``failed`` it is the exception's class and text, separated by a line break.
-        payload: The result, in the same form as `Call.payload`; None if `code` is not empty.
+        payload: The result; None if `code` is not empty.
     """
 
     number: int
@@ -74,12 +69,9 @@ class Publication(NamedTuple):
     """A message of a service to all subscribers of a topic.
 
     Attributes:
-        number: Number of the publication in its topic, from 1 since the server's start; 0 if the message has no content and only
-            reports `latest`.
+        number: Number of the publication in its topic, from 1 since the server's start; 0 if it only reports `latest`.
         server: Random number of this start of the server.
         latest: Number of the topic's newest publication.
-        topic: Name of the topic.
-        payload: The content, in the same form as `Call.payload`.
     """
 
     number: int
@@ -90,7 +82,7 @@ class Publication(NamedTuple):
 
 
 def encode_call(call: Call) -> list[Frame]:
-    """Return the frames to send for a call. Large arrays are not copied, so they must not change until the call has returned."""
+    """Return the frames of a call. Large arrays are not copied, so they must not change until the call has returned."""
     if not is_name(call.method):
         raise PayloadError("method", f"{call.method!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters")
     skeleton, body = pack_tree(call.payload)
@@ -99,32 +91,26 @@ def encode_call(call: Call) -> list[Frame]:
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
-    """Return the frames to send for a reply.
-
-    All arrays are copied, because they can change before the server sends the reply again.
-    """
+    """Return the frames of a reply, with copies of all arrays, because the server can send it again."""
     skeleton, body = pack_tree(reply.payload, copy=True)
     return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
 
 
 def encode_publication(publication: Publication) -> list[Frame]:
-    """Return the frames to send for a publication.
-
-    All arrays are copied, because the server sends the frames to later subscribers too.
-    """
+    """Return the frames of a publication, with copies of all arrays, because later subscribers get it too."""
     check_topic(publication.topic)
     skeleton, body = pack_tree(publication.payload, copy=True)
     return _frames(PUBLICATION, publication.number, [publication.server, publication.latest, publication.topic, skeleton], body)
 
 
 def check_topic(topic: object) -> None:
-    """Raise `PayloadError` if a topic is invalid. A zero byte is invalid, because it ends the topic in a subscription."""
+    """Raise `PayloadError` if a topic is invalid. A zero byte would end the topic in a subscription."""
     if not is_name(topic) or "\0" in str(topic):
         raise PayloadError("topic", f"{topic!r:.60} is not a valid name; expected 1 to {MAX_NAME} characters and no zero byte")
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
-    """Raise `PayloadError` if a frame of a message has more than `limit` bytes, because the receiver would disconnect."""
+    """Raise `PayloadError` if a frame has more than `limit` bytes, at which the receiver would disconnect."""
     if len(frames) == 1 and len(frames[0]) <= limit:
         return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
@@ -133,14 +119,14 @@ def check_size(frames: Sequence[Frame], limit: int) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Return True if a value is a valid name of a method or topic: 1 to `MAX_NAME` characters that UTF-8 can encode."""
+    """Return True for a valid name of a method or topic: 1 to `MAX_NAME` characters that UTF-8 can encode."""
     if type(value) is not str or not 0 < len(value) <= MAX_NAME:
         return False
     return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def decode_call(frames: Sequence[Frame]) -> Call | Reply | Publication:
-    """Return the call, reply or publication that the frames of a message contain. They can come from an untrusted peer."""
+    """Return the call, reply or publication in frames that can come from an untrusted peer."""
     if not frames:
         raise ProtocolError(RefusalReason.FRAMES, "a message without frames")
     kind, _, _, _, number, _, _, _ = read_prefix(frames)
@@ -195,5 +181,4 @@ def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> lis
 
 
 def _counts(*values: Any) -> bool:
-    """Return True if all values are integers of at least 0. The msgpack format allows at most 64 bits."""
     return set(map(type, values)) == _INT and min(values) >= 0

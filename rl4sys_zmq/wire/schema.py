@@ -1,7 +1,4 @@
-"""The schema of a client's segments: the columns that they must have.
-
-A segment is consecutive steps of one episode. A client is a policy with its learner.
-"""
+"""The columns that a client's segments must have."""
 
 from __future__ import annotations
 
@@ -19,21 +16,12 @@ from rl4sys_zmq.wire.layout import SegmentLayout, action_dtype, parse_layout, wa
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """The schema of a client's segments: the columns that a segment must have, and its largest number of steps.
-
-    The learner refuses a segment that does not fit. A client is a policy with its learner.
+    """The columns that a client's segments must have, and their largest number of steps.
 
     Attributes:
-        observation_space: The space of observations.
-        action_space: The space of actions.
-        max_steps: Largest number of steps of a segment.
-        extras: The extra columns: first the columns with a row per step, then the columns with one row per segment.
-        leaves: Names and spaces of the arrays of an observation.
-        actions: The parts of an action, and the names and spaces of its arrays.
-        discrete: Dict from the names of the columns with discrete actions or observations to their spaces.
-        layouts: The allowed column layouts, as texts (`rl4sys_zmq.wire.layout`): one without masks and, if actions
-            have a discrete part, another with masks.
-        extra_names: The name of each extra column, in the order of `extras`.
+        extras: The extra columns: first those with a row per step, then those with one row per segment.
+        discrete: Spaces of the columns with discrete actions or observations, by name.
+        layouts: The allowed layouts as texts: one without masks and, if actions have a discrete part, another with masks.
     """
 
     observation_space: ObservationSpace
@@ -60,23 +48,15 @@ class SegmentSchema:
 
     @classmethod
     def of(cls, spec: PolicySpec, max_steps: int) -> SegmentSchema:
-        """Return the schema of the segments that actors with a policy send.
-
-        Args:
-            spec: Description of the policy.
-            max_steps: Largest number of steps of a segment.
-        """
+        """Return the schema of the segments that actors with a policy send."""
         return cls(spec.observation_space, spec.action_space, max_steps, spec.columns)
 
     def names(self, layout: SegmentLayout) -> list[str]:
-        """Return the name of each column of a layout (the columns of a segment). The schema can refuse this layout."""
+        """Return the name of each column of a layout, which the schema can refuse."""
         return layout.names(self.leaves.names, self.extra_names, self.actions.leaves.names)
 
     def check(self, segment: Segment) -> ProtocolError | None:
-        """Return an error if a segment does not fit this schema, else None. The values in the columns are not checked.
-
-        `SegmentBatchReader.errors` does the same for the segments of a message.
-        """
+        """Return an error if a segment does not fit, else None. The values in the columns are not checked."""
         steps = segment.steps
         rows = steps + (0 if segment.terminated else 1)
         if not 1 <= steps <= self.max_steps:
@@ -117,8 +97,8 @@ class SegmentSchema:
         return None
 
     def check_layout(self, layout: SegmentLayout) -> ProtocolError | None:
-        """Return an error if segments with this layout (columns, dtypes, row shapes) do not fit the schema, else None."""
-        if layout.column_text in self.layouts:
+        """Return an error if segments with this layout do not fit, else None."""
+        if layout.text.partition(" @")[0] in self.layouts:
             return None
         if layout.has_masks and not self.actions.logits:
             return ProtocolError(RefusalReason.SPEC, "masks for a continuous action space")

@@ -1,16 +1,10 @@
-"""Packing of segments into bytes, and joining of packed segments into the message `Submit`.
+"""Packing of segments into bytes, once each, and joining of packed segments into a `Submit`. `batch` reads it.
 
-A segment is consecutive steps of one episode. It is packed once, when it is finished. It is joined into a message when it is
-sent. `rl4sys_zmq.wire.batch` reads such a message.
-
-- Each segment has a *head*: a record of 64 bytes with its numbers (`HEAD`). The learner checks the heads of a whole message with
-  a few array comparisons.
-- A *layout* is the list of a segment's columns with their dtypes and row shapes, and the source of overridden actions. The
-  columns of all segments with the same layout lie side by side in the first body frame: first the observations of all these
-  segments, then their actions, and so on. Each such block is padded to a multiple of 16 bytes.
+- Each segment has a *head*, a record of 64 bytes with its numbers. The learner checks the heads of a whole message with a few
+  array comparisons.
+- The columns of all segments with the same layout lie side by side in the first body frame: first their observations, then
+  their actions, and so on. Each such block is padded to a multiple of 16 bytes.
 - A column of one segment with `LARGE_BYTES` or more has a separate frame and is never copied.
-
-The heads and layouts determine the position of every row.
 """
 
 from __future__ import annotations
@@ -51,11 +45,7 @@ HEAD = np.dtype(
         ("reserved", "<u2"),
     ]
 )
-"""The dtype of the 64-byte head of a segment: its numbers, without its columns.
-
-``layout`` is an index into `Submit.layouts`. ``check`` is the xxh3-64 of the rest of the segment. If two received segments have
-the same sequence number, the check shows if they are the same segment.
-"""
+"""The head of a segment. ``layout`` is an index into `Submit.layouts`. ``check`` is the xxh3-64 of the rest of the segment."""
 
 head_struct = struct.Struct("<4QdQQI2BH")
 HEAD_BYTES = head_struct.size
@@ -65,40 +55,28 @@ assert HEAD.itemsize == HEAD_BYTES == 64
 
 
 class SegmentFlag:
-    """The bits of the field ``flags`` in the 64-byte head of a segment. At most one of the first three is set.
-
-    - `TERMINATED`: the episode ended in a terminal state.
-    - `TRUNCATED`: the episode was ended from outside.
-    - `CAPPED`: the episode continues, but the actor counts a trajectory as complete (`Segment.capped`).
-    - `RETURN`: the head contains the return of the episode.
-    - `VERSIONS`: the steps have different policy versions, which are in a column. Otherwise the version in the head applies.
-    - `EVALUATION`: the segment is not to be trained on. It has the return of an episode of an actor that does not explore.
-    """
+    """The bits of the field ``flags`` in a head. At most one of the first three is set."""
 
     TERMINATED = 1
     TRUNCATED = 2
-    CAPPED = 4
+    CAPPED = 4  # the episode continues, but the actor counts a trajectory as complete
     RETURN = 8  # `episode_return` is valid
     VERSIONS = 16  # the segment has a version column; else `version` applies to all steps
-    EVALUATION = 32  # only together with RETURN
+    EVALUATION = 32  # not to be trained on; only together with RETURN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSegment:
-    """A segment as bytes, ready to be sent, with the numbers that its sender needs.
+    """A segment as bytes, ready to be sent.
 
     Attributes:
-        layout: The dtype and row shape of each column, as text (`rl4sys_zmq.wire.layout`).
-        head: The head of 64 bytes (`HEAD`). Its index of the layout is 0 until `join_submit` sets the index.
-        small: The bytes of each column, in the order of the layout; empty bytes for a large column.
+        layout: `SegmentLayout.text`.
+        head: The head, with 0 as its layout until `join_submit` sets the index.
+        small: The bytes of each column, in the order of the layout; empty for a large column.
         large: The bytes of the columns of at least `LARGE_BYTES`, in the order of the layout.
         digests: The xxh3-64 of each entry of `large`.
-        steps: Number of steps.
-        generation: Number of the learner thread whose policy chose the actions.
-        oldest_version: Lowest policy version among the steps.
-        nbytes: Size of all columns before any compression, in bytes.
-        images: The observations as image files, if `with_images` has replaced the first entry of `large` by such files; else
-            None.
+        nbytes: Size of all columns before any compression.
+        images: The first entry of `large` if `with_images` has made image files of it, else None.
     """
 
     layout: str
@@ -114,9 +92,7 @@ class PackedSegment:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Return a finished segment as bytes, ready to be joined into a message.
-
-    Columns of at least `LARGE_BYTES` are not copied, so the caller must not change them. It can reuse the other columns.
+    """Return a finished segment as bytes. Columns of at least `LARGE_BYTES` are not copied, so they must not change.
 
     Raises:
         ProtocolError: If a column's dtype or shape is not supported, or a number is out of range.
@@ -175,13 +151,13 @@ def pack_segment(segment: Segment) -> PackedSegment:
 
 
 def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment], *, coded: bool = False) -> Submit:
-    """Return one message `Submit` with packed segments whose sequence numbers are consecutive.
+    """Return one message with packed segments whose sequence numbers are consecutive.
 
     Args:
         first_seq: Sequence number of the first segment.
-        want_steps: Total number of steps that the actor asks to be allowed to send, as in `Heartbeat`.
+        want_steps: `Submit.want_steps`.
         packed: The packed segments, in the order of their sequence numbers.
-        coded: True to compress the body if that makes it shorter (`rl4sys_zmq.wire.coding`).
+        coded: True to compress the body if that makes it shorter.
     """
     groups: dict[str, list[PackedSegment]] = {}
     for p in packed:
@@ -222,15 +198,10 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
 
 
 def with_images(packed: PackedSegment, codec: ImageFormat) -> PackedSegment:
-    """Return a copy of the segment in which the observations are image files (PNG or JPEG) instead of pixels.
+    """Return a copy of the segment in which the observations are image files instead of pixels.
 
-    Return the same segment, unchanged, in these cases: its observations are not one large column of images, or are image files
-    already; the segment is larger than `MAX_IMAGE_BYTES`; or the files save too few bytes. The field ``check`` of the head stays
-    the checksum of the pixels.
-
-    Args:
-        packed: A segment from `pack_segment` or from this function.
-        codec: Format and settings of the image files.
+    Return the segment unchanged if its observations are not one large column of images, if it is larger than `MAX_IMAGE_BYTES`,
+    or if the files save too few bytes. The field ``check`` of the head stays the checksum of the pixels.
     """
     layout = parse_layout(packed.layout)
     column = layout.columns[0]
@@ -256,7 +227,7 @@ def _large_sections(packed: PackedSegment) -> list[Section]:
 
 
 def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
-    """Write the index of each segment's layout in `known` into the segment's head. Return the joined heads."""
+    """Join heads, with the index of each segment's layout in `known`."""
     if len(known) > MAX_LAYOUTS:
         raise ProtocolError(RefusalReason.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
     out = bytearray(heads)

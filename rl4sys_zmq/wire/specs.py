@@ -1,10 +1,4 @@
-"""The conversion of policy specs to documents for message headers, and back.
-
-A policy spec is the description from which an actor builds a policy.
-
-The blob of a spec (further bytes for the code that builds the policy) is not part of the document. It is sent as the body of the
-message.
-"""
+"""Policy specs as documents for message headers, and back. The blob of a spec is sent as the body of the message."""
 
 from __future__ import annotations
 
@@ -23,20 +17,17 @@ from rl4sys_zmq.values import (
     space_from,
     space_to_json,
 )
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.tensors import FLOAT32
 from rl4sys_zmq.wire.messages import Frame
 
-MAX_DIMENSIONS = 8
 MAX_TENSORS = 4096
 _KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list, "columns": list}
 _BLOB = "blob"
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """Return a policy spec (from which an actor builds a policy) as a document: a dict of JSON values.
-
-    Of the blob (further bytes of the spec), the document has only the length and the digest.
-    """
+    """Return a policy spec as a document of JSON values. Of the blob, it has only the length and the digest."""
     form: dict[str, Any] = {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
@@ -49,24 +40,24 @@ def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
 
 
 def spec_body(spec: PolicySpec) -> tuple[Frame, ...]:
-    """Return the body of a message with this policy spec: one frame with the spec's blob, or no frame if the blob is empty."""
+    """Return the body of a message with this policy spec: its blob, if it has one."""
     return (spec.blob,) if spec.blob else ()
 
 
 def blob_digest(blob: Frame) -> str:
-    """Return the checksum (xxh3-128, hexadecimal) of a policy spec's blob; an empty string for an empty blob."""
+    """Return the xxh3-128 of a blob, hexadecimal; empty for an empty blob."""
     return xxhash.xxh3_128_hexdigest(blob) if len(blob) else ""
 
 
 def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: PolicySpec | None = None) -> PolicySpec:
-    """Return the policy spec (from which an actor builds a policy) that a received document and body describe.
+    """Return the policy spec that a received document and body describe.
 
     The function that builds the policy checks `PolicySpec.document` and the blob later.
 
     Args:
         form: The document, as `spec_to_document` returns it.
         body: The body, as `spec_body` returns it.
-        held: A spec that the receiver already has. If the body was left out, the blob of this spec is used.
+        held: A spec whose blob is used if the body was left out.
 
     Raises:
         ProtocolError: If document or body do not have these forms.
@@ -84,19 +75,14 @@ def spec_from_document(form: dict[str, Any], body: Sequence[Frame] = (), held: P
             form["document"],
             tensors,
             blob=_blob(form.get(_BLOB, [0, ""]), body),
-            columns=tuple(
-                ColumnSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), dtype, per)
-                for name, shape, dtype, per in form["columns"]
-            ),
+            columns=tuple(ColumnSpec(_string(name), _sizes(shape), dtype, per) for name, shape, dtype, per in form["columns"]),
         )
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(RefusalReason.SPEC, f"not a policy spec: {exc}") from exc
 
 
 def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a policy that a received list describes.
-
-    For each tensor the list has ``[name, shape]``, ``[name, shape, dtype]`` or ``[name, shape, dtype, exact]``.
+    """Return the tensors of a policy from a list of lists ``[name, shape, dtype, exact]``, whose last two can be left out.
 
     Raises:
         ProtocolError: If the list does not have this form, or has more than `MAX_TENSORS` entries.
@@ -110,7 +96,6 @@ def tensors_from_document(form: list[Any]) -> tuple[TensorSpec, ...]:
 
 
 def _how(tensor: TensorSpec) -> list[str | bool]:
-    """Return the dtype of a tensor and whether it is exact, for the list in a document; empty for a usual float32 tensor."""
     if tensor.exact:
         return [tensor.dtype, True]
     return [tensor.dtype] if tensor.dtype != FLOAT32 else []
@@ -119,11 +104,10 @@ def _how(tensor: TensorSpec) -> list[str | bool]:
 def _tensor(name: object, shape: object, dtype: object = FLOAT32, exact: object = False) -> TensorSpec:
     if type(exact) is not bool:
         raise TypeError(f"{exact!r:.80} is not true or false")
-    return TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS), _string(dtype), exact)
+    return TensorSpec(_string(name), _sizes(shape), _string(dtype), exact)
 
 
 def _blob(announced: object, body: Sequence[Frame]) -> bytes:
-    """Return the blob of a policy spec from a received message body, after checks of its length and digest."""
     if type(announced) is not list or list(map(type, announced)) != [int, str]:
         raise TypeError(f"{announced!r:.80} is not the length and the digest of a blob")
     size, digest = announced
@@ -143,7 +127,7 @@ def _string(value: object) -> str:
     return value
 
 
-def _sizes(value: object, at_most: int) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > at_most or any(type(n) is not int or n < 1 for n in value):
+def _sizes(value: object) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > MAX_DIMENSIONS or any(type(n) is not int or n < 1 for n in value):
         raise TypeError(f"{value!r:.80} is not a list of sizes")
     return tuple(value)

@@ -1,43 +1,41 @@
-"""The messages between the learner's own threads: one dataclass for each kind. An actor never imports this module.
+"""The messages inside a learner: one dataclass for each kind. An actor never imports this module.
 
-The gateway (the learner's network thread) and a learner thread (it trains one client) exchange them in both directions, over PUSH
-and PULL. The base class of a message gives its direction, and `ThreadMessage` is the union of all of them. The words are those of
-`rl4sys_zmq.wire.messages`.
-
-A field named ``body`` holds the frames after the first one. The other fields are in the msgpack header of the first frame.
+The gateway and a learner thread exchange them over PUSH and PULL. The base class of a message gives its direction. A field
+named ``body`` holds the frames after the first one. Terms and fields that `rl4sys_zmq.wire.messages` has too mean the same
+here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rl4sys_zmq.wire.codec import decode_as, kinds_of
 from rl4sys_zmq.wire.messages import Document, Frame
+from rl4sys_zmq.wire.values import HEADER, HeaderLimits
 
 
 class ToLearnerThread:
-    """The base class of messages from the gateway (the learner's network thread) to a learner thread."""
+    """Messages from the gateway to a learner thread."""
 
     __slots__ = ()
 
 
 class FromLearnerThread:
-    """The base class of messages from a learner thread to the gateway (the learner's network thread)."""
+    """Messages from a learner thread to the gateway."""
 
     __slots__ = ()
 
 
 class ToRemoteWorker(ToLearnerThread):
-    """The base class of messages from the gateway to the connection of a remote worker, not to its learner thread.
-
-    A remote worker trains one client on another machine. A thread of it, the connection, exchanges messages with the gateway.
-    """
+    """Messages from the gateway to the connection of a remote worker, not to its learner thread."""
 
     __slots__ = ()
 
 
 class FromRemoteWorker(FromLearnerThread):
-    """The base class of messages from the connection of a remote worker (see `ToRemoteWorker`) to the gateway."""
+    """Messages from the connection of a remote worker to the gateway."""
 
     __slots__ = ()
 
@@ -47,36 +45,30 @@ class FromRemoteWorker(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class AssignClient(ToLearnerThread):
-    """The first message to a learner thread. It assigns a client to the thread: the policy to train, with all settings.
+    """The first message to a learner thread: the client that it trains, with all settings.
 
     Attributes:
-        client_id: Name of the client.
-        policy_id: 8 bytes that identify the policy, as in `Welcome`.
-        generation: Number of this learner thread. All policy versions that it publishes have this generation.
-        algorithm_name: Registered name of the algorithm.
-        parameters: Parameters of the algorithm.
-        observation_space: The space in JSON form.
-        action_space: The space in JSON form.
-        seed: Seed of the algorithm.
-        max_policy_lag: Largest policy lag in versions, as in `Welcome`; -1 for the algorithm's own limit.
+        client_id, policy_id: The client and its policy, as in `Welcome`.
+        generation: The generation of all versions that this thread publishes.
+        algorithm_name, parameters, seed: The algorithm.
+        observation_space, action_space: The spaces in JSON form.
+        max_policy_lag: In versions; -1 for the algorithm's own limit.
         on_lag: Treatment of segments with a larger lag: ``drop`` or ``correct``.
         pacing_lag: Number of batches that actors can collect ahead of the training; -1 for the default of the algorithm's kind.
         publish_every_updates: Updates between two versions, or 0 for the algorithm's own number.
         max_parameters: Largest number of parameters of a policy.
         checkpoints: Folder of this client's checkpoints. The thread resumes from the newest. If empty, no checkpoints are kept.
-        checkpoint_every_s: Time between two checkpoints, in seconds.
-        journal_id: Id of the journal. The thread stores it in the checkpoints.
-        wire_dtype: Number format of the weights that are sent to the actors: ``fp32``, ``bf16`` or ``grid`` (multiples of a
-            power of two).
-        weights_level: Compression level of the weights: 0 or 1.
+        checkpoint_every_s: Time between two checkpoints.
+        journal_id: The thread stores it in the checkpoints.
+        wire_dtype, weights_level: `WeightsConfig`.
         max_magnitude: Largest absolute value of an observation or a raw action whose space has no bounds.
         max_reward: Largest absolute value of a reward.
-        torch_threads: Number of threads that torch uses in the learner thread; 0 leaves it unchanged.
+        torch_threads: Number of threads of torch in the learner thread; 0 leaves it unchanged.
         init: File or folder with the weights with which a client without a checkpoint starts; empty for random weights.
-        device: Device on which the client trains: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
         tf32: True to let GPUs multiply float32 matrices with the precision of TensorFloat-32.
-        learners: Number of ranks, the processes that train the client together.
-        demonstrations: Options of demonstrations, as in the client's configuration; empty for none.
+        learners: Number of ranks.
+        demonstrations: `DemonstrationsConfig` as JSON values; empty for none.
     """
 
     KIND: ClassVar[int] = 32
@@ -110,12 +102,11 @@ class AssignClient(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class DeliverSegments(ToLearnerThread):
-    """A message to a learner thread with segments from one actor, for training. The gateway (network thread) accepted them.
+    """Segments of one actor, for training.
 
     Attributes:
-        actor_id: The actor.
-        origin: Number of the actor's start that began the numbering of its segments.
-        skip: Number of segments at the beginning of the message that the thread has received before and must skip.
+        actor_id, origin: The stream.
+        skip: Number of segments at the beginning of the message that the thread has received before.
         refused: Number of the other segments that the gateway has refused. The thread finds them with the same check.
         body: The frames of the actor's `Submit`, as they were received.
     """
@@ -140,7 +131,7 @@ class SaveCheckpoint(ToLearnerThread):
     """A request to a learner thread to write a checkpoint now. The answer is `CheckpointResult`.
 
     Attributes:
-        token: A number that the answer repeats.
+        token: The answer repeats it.
         partial: True to train first on the received data that does not fill a batch.
     """
 
@@ -151,14 +142,10 @@ class SaveCheckpoint(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded(ToLearnerThread):
-    """A message to a learner thread that one actor's numbered segments have ended.
-
-    The journal (record of accepted segments) has no segments of the stream any more, so the thread can leave the stream's
-    sequence number out of the checkpoints.
+    """The journal has no segments of a stream any more, so the thread can leave the stream's mark out of the checkpoints.
 
     Attributes:
-        actor_id: The actor.
-        origin: Number of the actor's start that began the numbering of the segments.
+        actor_id, origin: The stream.
     """
 
     KIND: ClassVar[int] = 36
@@ -168,10 +155,10 @@ class StreamEnded(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ChangeParameters(ToLearnerThread):
-    """A message to a learner thread with new parameters for its algorithm. They are in force from the next update on.
+    """New parameters of the algorithm, from the next update on.
 
     Attributes:
-        parameters: All parameters of the algorithm, as in `AssignClient`.
+        parameters: All of them, as in `AssignClient`.
     """
 
     KIND: ClassVar[int] = 37
@@ -183,25 +170,24 @@ class ChangeParameters(ToLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ThreadReady(FromLearnerThread):
-    """The report that a learner thread has built its algorithm and restored its state. A `PolicyPublished` follows.
+    """A learner thread has built its algorithm and restored its state. A `PolicyPublished` follows.
 
     Attributes:
-        spec: The policy spec, from which actors build the policy (`rl4sys_zmq.wire.specs`).
-        kind: Kind of the algorithm: ``onpolicy`` or ``offpolicy``.
+        spec: The policy spec (`rl4sys_zmq.wire.specs`).
+        kind: ``onpolicy`` or ``offpolicy``.
         rollout_length: Longest segment that an actor should send, in steps.
-        max_policy_lag: Largest policy lag in versions, after the algorithm's default was applied; -1 for no limit.
+        max_policy_lag: After the algorithm's default was applied.
         checkpoint: Number of the checkpoint that the thread resumed from; 0 if it resumed from none.
-        marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream (numbered segments of an actor since its start
-            ``origin``). The restored state includes the segments below ``next_seq``; ``verdicts`` counts them by verdict
-            (trained, stale, ...).
-        verdicts: Dict from each verdict to the number of the client's segments with that verdict, in the restored state.
+        marks: A list ``[actor_id, origin, next_seq, verdicts]`` for each stream. The restored state includes the segments below
+            ``next_seq``; ``verdicts`` counts them by verdict.
+        verdicts: Number of the client's segments in the restored state, by verdict.
         damaged: Names of newer checkpoints that failed verification.
-        body: One frame with the blob of the spec; empty if the spec has no blob.
+        body: The blob of the spec; no frame if the spec has no blob.
         steps: Number of environment steps that the restored state has observed.
         updates: Number of updates that led to the restored state.
         episodes: Number of episodes that ended in these steps.
         recent: A list ``[return, length]`` for each of the latest of these episodes, at most 100.
-        devices: The device of each rank (process that computes the gradients together with others), such as ``cpu``.
+        devices: The device of each rank, such as ``cpu``.
     """
 
     KIND: ClassVar[int] = 48
@@ -223,10 +209,10 @@ class ThreadReady(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class PolicyPublished(FromLearnerThread):
-    """A new version of the policy, which a learner thread has published for the actors.
+    """A new version of the policy for the actors.
 
     Attributes:
-        version: Version number, without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
+        version: Without gaps. It starts at 0 for a new policy, and otherwise at the checkpoint's version.
         digest: Checksum (xxh3-64) of the state.
         body: Three frames: the complete state, the weights header, and the payload to send to the actors (a diff or the whole
             state). The state has the float32 tensors in the order of the spec, then the bytes of the other tensors. If payload
@@ -241,15 +227,14 @@ class PolicyPublished(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class SegmentVerdicts(FromLearnerThread):
-    """The verdict of a learner thread (trained, stale, ...) for segments of one actor.
+    """The verdict of a learner thread for segments of one actor.
 
     Attributes:
-        actor_id: The actor.
-        origin: Number of the actor's start that began the numbering of its segments.
-        ranges: The segments: a list of pairs ``[first, end]`` of sequence numbers, ``end`` exclusive.
+        actor_id, origin: The stream.
+        ranges: Pairs ``[first, end]`` of sequence numbers, ``end`` exclusive.
         verdict: One of the values of `Verdict`.
-        reason: The reason, as text for a person.
-        replaces: The earlier verdict on the same segments, which this verdict replaces; empty if they had no verdict.
+        reason: For a person.
+        replaces: The earlier verdict on the same segments; empty if they had none.
     """
 
     KIND: ClassVar[int] = 50
@@ -263,12 +248,11 @@ class SegmentVerdicts(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class DataDemand(FromLearnerThread):
-    """A learner thread's report of the data that it has received so far and of the data that it can still use.
+    """The data that a learner thread has received so far, and the data that it can still use.
 
     Attributes:
         usable_steps: Number of steps that the thread can use in addition to those it has received.
-        messages: Number of `DeliverSegments` messages that the thread has received since its start. The gateway knows which
-            segments they contained.
+        messages: Number of `DeliverSegments` since its start. The gateway knows which segments they contained.
         min_version: Lowest policy version with which actors should start a segment.
     """
 
@@ -280,13 +264,12 @@ class DataDemand(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class ThreadFailed(FromLearnerThread):
-    """The last message of a learner thread that an exception has ended, with the exception.
+    """The last message of a learner thread that an exception has ended.
 
     Attributes:
-        error: Class and message of the exception, as text.
-        trace: The traceback, as text.
-        crashed: True if the cause is the end of a process that the learner thread needs. The gateway (the learner's network
-            thread) then starts the client again from its checkpoint.
+        error: Class and message of the exception.
+        trace: The traceback.
+        crashed: True if a process that the learner thread needs has ended. The client then starts again from its checkpoint.
     """
 
     KIND: ClassVar[int] = 52
@@ -297,18 +280,17 @@ class ThreadFailed(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class TrainingMetrics(FromLearnerThread):
-    """Figures of a learner thread's training, for TensorBoard and the learner's status.
+    """Figures of a training, for TensorBoard and the learner's status.
 
     Attributes:
         step: Environment steps that the algorithm has observed so far: the x-axis.
         update: Number of updates so far.
-        scalars: Dict from TensorBoard tags to numbers.
+        scalars: Numbers by TensorBoard tag.
         episodes: A list ``[step, return, length]`` for each of the latest episodes that ended since the last message.
-        ended: Number of all episodes that have ended in these steps, before the last message and before a restart too.
-        lags: Steps observed since the last message, by the number of versions by which they were behind: one count for each
-            bucket of the histogram. Empty if there are none.
-        evaluations: A list ``[version, return, length]`` for each of the latest episodes of actors that do not explore, since
-            the last message.
+        ended: Number of all episodes that have ended in these steps, also before a restart.
+        lags: Steps observed since the last message, by their lag: one count for each bucket of the histogram. Empty if there
+            are none.
+        evaluations: A list ``[version, return, length]`` for each of the latest evaluations since the last message.
     """
 
     KIND: ClassVar[int] = 53
@@ -323,15 +305,15 @@ class TrainingMetrics(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointResult(FromLearnerThread):
-    """The report of a learner thread that it has written a checkpoint, or could not write one.
+    """A learner thread has written a checkpoint, or could not write one.
 
     Attributes:
-        token: Token of the `SaveCheckpoint` request; 0 if the thread wrote the checkpoint without a request.
+        token: That of the `SaveCheckpoint` request; 0 without a request.
         number: Number of the checkpoint; 0 if none was written.
         version: Policy version in the checkpoint.
-        marks: A list ``[actor_id, origin, next_seq]`` for each stream (numbered segments of an actor since its start
-            ``origin``). The checkpoint covers the segments below ``next_seq``, so the journal can drop them.
-        duration_s: Time that writing took, in seconds.
+        marks: A list ``[actor_id, origin, next_seq]`` for each stream. The checkpoint covers the segments below ``next_seq``,
+            so the journal can drop them.
+        duration_s: Time that writing took.
         error: Reason why the checkpoint could not be written; empty if it was written.
     """
 
@@ -346,13 +328,11 @@ class CheckpointResult(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedSegment(FromLearnerThread):
-    """A quarantined segment. It is kept in a file, so that a person can inspect it.
+    """A quarantined segment, to be kept as a dead letter.
 
     Attributes:
-        actor_id: The actor that sent the segment.
-        origin: Number of the actor's start that began the numbering of its segments.
-        seq: Sequence number of the segment.
-        reason: The fault in the segment, as text for a person.
+        actor_id, origin, seq: The stream, and the segment's sequence number.
+        reason: The fault in the segment, for a person.
         body: The frames of a `Submit` with only this segment.
     """
 
@@ -366,10 +346,10 @@ class QuarantinedSegment(FromLearnerThread):
 
 @dataclass(frozen=True, slots=True)
 class OperatorAlarm(FromLearnerThread):
-    """A report of a learner thread about a problem that stops nothing, but that an operator should see.
+    """An alarm: a problem that stops nothing, but that an operator should see.
 
     Attributes:
-        name: Kind of the alarm. The learner's status shows the alarms by this name.
+        name: Kind of the alarm, by which the learner's status shows it.
         text: The problem in one line for a person, with the numbers.
         count: Number of occurrences that this message reports.
     """
@@ -412,13 +392,13 @@ class CheckpointFound(ToRemoteWorker):
     Attributes:
         number: Number of the client's newest intact checkpoint; 0 if there is none.
         next_number: Number for the next checkpoint that this worker writes.
-        sizes: Dict from the name of each file that the worker needs from the checkpoint to its size in bytes.
+        sizes: Size in bytes of each file that the worker needs from the checkpoint, by name.
         damaged: One text for each newer checkpoint that was damaged and has been put aside.
         careful: True if the worker before this one has ended without having been asked to. Segments could be the cause, so this
             worker waits for the answer to each `RecordTraining`.
         error: The reason why the checkpoints cannot be used; empty if they can.
-        body: Two frames: the list of suspects (segments that could have crashed earlier workers), as JSON, and the segments that
-            the worker before this one had in training when it ended (`learner.training.suspects`). Either can be empty.
+        body: Two frames, either can be empty: the list of suspects as JSON, and the segments that the worker before this one
+            had in training when it ended (`learner.training.suspects`).
     """
 
     KIND: ClassVar[int] = 66
@@ -433,12 +413,10 @@ class CheckpointFound(ToRemoteWorker):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPartReply(ToRemoteWorker):
-    """The answer to `FetchCheckpointPart`: a part of one file of a checkpoint on the gateway's disk.
+    """The answer to `FetchCheckpointPart`.
 
     Attributes:
-        number: Number of the checkpoint.
-        name: Name of the file.
-        offset: Position of the part in the file, in bytes.
+        number, name, offset: As in the request.
         body: One frame with the bytes, at most 4 MiB.
     """
 
@@ -451,7 +429,7 @@ class CheckpointPartReply(ToRemoteWorker):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStored(ToRemoteWorker):
-    """The answer to each `CheckpointPart` of a remote worker.
+    """The answer to each `CheckpointPart`.
 
     Attributes:
         number: Number of the checkpoint.
@@ -467,10 +445,10 @@ class CheckpointStored(ToRemoteWorker):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecorded(ToRemoteWorker):
-    """The answer to `RecordTraining`: the gateway has recorded the message.
+    """The answer to `RecordTraining`.
 
     Attributes:
-        count: The number in that message.
+        count: As in the request.
     """
 
     KIND: ClassVar[int] = 69
@@ -482,9 +460,8 @@ class WorkerAlive(FromRemoteWorker):
     """A sign of life of a remote worker, once a second.
 
     Attributes:
-        host: Name of the worker's machine.
-        pid: Id of the worker's process on that machine.
-        busy_s: Time since the learner thread last looked for messages, in seconds.
+        host, pid: The worker's machine, and the id of its process there.
+        busy_s: Time since the learner thread last looked for messages.
         ending: True if this is the last message of the worker. It ends when `GatewayAlive` counts this message.
         sent: Number of messages that the worker has sent before this one. If the gateway has received fewer, it replaces the
             worker.
@@ -504,7 +481,7 @@ class WorkerLog(FromRemoteWorker):
 
     Attributes:
         name: Name of the logger.
-        level: Level of the record, as a number of Python's logging.
+        level: A number of Python's logging.
         text: The text, with a traceback if there is one.
     """
 
@@ -523,11 +500,10 @@ class FindCheckpoint(FromRemoteWorker):
 
 @dataclass(frozen=True, slots=True)
 class FetchCheckpointPart(FromRemoteWorker):
-    """A request of a remote worker for one part of a file of a checkpoint. The answer is `CheckpointPart`.
+    """A request of a remote worker for one part of a file of a checkpoint. The answer is `CheckpointPartReply`.
 
     Attributes:
-        number: Number of the checkpoint.
-        name: Name of the file.
+        number, name: The checkpoint and the file.
         offset: Position of the part in the file, in bytes.
     """
 
@@ -553,11 +529,10 @@ class RecordTraining(FromRemoteWorker):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPart(FromRemoteWorker):
-    """A part of one file of a checkpoint that a remote worker stores on the gateway's disk. The answer is `CheckpointStored`.
+    """A part of one file of a checkpoint, to be stored on the gateway's disk. The answer is `CheckpointStored`.
 
     Attributes:
-        number: Number of the checkpoint.
-        name: Name of the file.
+        number, name: The checkpoint and the file.
         offset: Position of the part in the file, in bytes. The parts of a file are sent in order.
         last: True for the last part of the last file.
         body: One frame with the bytes, at most 4 MiB; no frame for an empty file.
@@ -600,3 +575,10 @@ ThreadMessage = (
     | RecordTraining
     | CheckpointPart
 )
+
+_KINDS: dict[int, type[ThreadMessage]] = kinds_of(ThreadMessage)
+
+
+def decode_thread_message(frames: Sequence[Frame], *, header: HeaderLimits = HEADER) -> ThreadMessage:
+    """Decode and check a message between the gateway and a learner thread or a remote worker."""
+    return decode_as(_KINDS, frames, 1 << 32, True, header)

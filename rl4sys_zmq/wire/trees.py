@@ -1,11 +1,7 @@
-"""The encoding of trees, the payloads of calls, replies and publications, in msgpack and frames.
+"""The payloads of calls, replies and publications (`values.trees`) in msgpack and frames.
 
-A tree is None, a boolean, a number, a string, bytes, an array or a numpy scalar, or a list, tuple or dict of trees. The keys of a
-dict are strings, or all of them are integers. A dtype is one of `DTYPES`, or bfloat16. Arrays of PyTorch and JAX become numpy
-arrays (`values.arrays`).
-
-A tree is encoded as one msgpack value, the *skeleton*, and frames with the large parts. A map in the skeleton whose only key is
-bytes stands for something else, in one of these forms::
+A dtype is one of `DTYPES`, or bfloat16. Arrays of PyTorch and JAX become numpy arrays. A tree is encoded as one msgpack value,
+the *skeleton*, and frames with the large parts. A map in the skeleton whose only key is bytes stands for something else::
 
     {a: [dtype, shape, bytes]}                 a small array
     {f: [dtype, shape, frame, offset]}         an array in a frame
@@ -33,18 +29,12 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.values import elements
 
 INLINE_BYTES = 2048
-"""Size in bytes up to which an array, string or bytes is part of the skeleton (the msgpack value of a tree).
-
-All of them together can have at most `INLINE_TOTAL_BYTES` there. A part that does not fit is sent in a frame.
-"""
+"""Size up to which an array, string or bytes is part of the skeleton, if all of them together fit `INLINE_TOTAL_BYTES`."""
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
-"""Size in bytes from which a part has a separate frame. The receiver does not copy an array in such a frame."""
+"""Size from which a part has a frame of its own. The receiver does not copy an array in such a frame."""
 MAX_TREE_FRAMES = 128
-"""The largest number of frames of a tree.
-
-Parts of medium size share the first frame. When all frames are in use, a further large part joins the smallest of the others.
-"""
+"""When all frames are in use, a further large part joins the smallest frame but the first."""
 
 _BY_NAME = {**{d: np.dtype(d) for d in DTYPES}, "bfloat16": BFLOAT16_BITS}
 _DTYPES = {dtype: name for name, dtype in _BY_NAME.items()}
@@ -56,21 +46,17 @@ _ALIGN = 8
 
 
 class _IntegerKeyError(Exception):
-    """An exception inside `_TreePacker`: a dict has an integer key, so it must be encoded as two lists, keys and values."""
+    """Raised inside `_TreePacker` by a dict with an integer key, which must be encoded as two lists."""
 
 
 class _TreePacker:
-    """A packer of one tree (nested dicts, lists and tuples of arrays, numbers, strings and bytes).
-
-    It builds the skeleton (the structure of the tree with its small values), and collects the large parts in frames.
+    """The skeleton and the frames of one tree, while they are made.
 
     Attributes:
-        copy: True to copy the large parts, which have a frame each. False to send them from the caller's memory.
-        shared: The medium-sized parts, which share the first frame, with padding.
-        shared_bytes: Size of the first frame, in bytes.
-        own: The further frames, one for each large part. A list of parts, with padding, if several share a frame.
-        own_bytes: Size of each of the further frames, in bytes.
-        inlined: Number of bytes of the arrays, strings and bytes that are in the skeleton.
+        copy: True to copy the parts with a frame of their own, which otherwise stay the caller's memory.
+        shared: The parts in the first frame, with padding.
+        own: The further frames. Each is a list of parts, with padding.
+        inlined: Number of bytes of the arrays, strings and bytes in the skeleton.
     """
 
     def __init__(self, copy: bool) -> None:
@@ -122,10 +108,7 @@ class _TreePacker:
             raise PayloadError(f"[{key!r}]{exc.path}", exc.problem) from None
 
     def rare(self, value: Tree, depth: int) -> Any:
-        """Pack a numpy scalar, an array of PyTorch or JAX, or an instance of a subclass of a supported type as that type.
-
-        Refuse anything else.
-        """
+        """Pack a numpy scalar, an array of another library, or an instance of a subclass of a supported type as that type."""
         if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
             dtype = _DTYPES.get(value.dtype)
             if dtype is not None:
@@ -147,7 +130,6 @@ class _TreePacker:
         return self.array(array)
 
     def numbered(self, value: dict[Any, Tree], depth: int) -> Any:
-        """Pack a dict with integer keys as two lists, its keys and its values."""
         for key in value:
             if type(key) is not int or not _LOWEST <= key <= _HIGHEST:
                 raise PayloadError("", f"the key {key!r:.60}; keys must be strings, or all of them integers of at most 64 bits")
@@ -203,7 +185,7 @@ class _TreePacker:
         return True
 
     def place(self, data: Frame, size: int) -> list[int]:
-        """Add bytes to the shared first frame, or to a separate frame if they are long."""
+        """Add bytes to the shared first frame, or to a frame of their own if they are long. Return frame, offset and length."""
         if size < OWN_FRAME_BYTES:
             at = self.shared_bytes
             self.shared.append(data)
@@ -224,11 +206,7 @@ class _TreePacker:
 
 
 def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
-    """Encode a payload (nested dicts, lists and tuples of arrays, numbers, strings and bytes).
-
-    Return the skeleton (the structure with the small values, for msgpack) and frames with the large parts. A small tree has no
-    frames.
-    """
+    """Return the skeleton of a tree, and the frames with its large parts."""
     packer = _TreePacker(copy)
     try:
         skeleton = packer.pack(value, 0)
@@ -240,10 +218,7 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
 
 
 def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
-    """Remove the parts of a value that a message cannot contain (`pack_tree`), so that the rest can be sent.
-
-    Return the rest, and the paths of the removed parts. An example of a value is the ``info`` of an environment.
-    """
+    """Return a value, such as the ``info`` of an environment, without what no message can contain, and the paths of that."""
     return _drop(value, path, depth, set())
 
 
@@ -276,27 +251,15 @@ def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
-    """Return the payload that `pack_tree` encoded: nested dicts, lists and tuples of arrays, numbers, strings and bytes.
-
-    Skeleton and frames can come from an untrusted peer.
-    """
+    """Return the tree that `pack_tree` encoded. Skeleton and frames can come from an untrusted peer."""
     return _TreeReader(frames).read(skeleton, 0)
 
 
 class _TreeReader:
-    """A reader of one tree from its skeleton (structure with small values) and frames.
-
-    Attributes:
-        frames: The frames of the tree.
-    """
-
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = [memoryview(frame) for frame in frames] if frames else []
+        # The number of bytes that further parts can refer to. So many parts of the same bytes cannot make a huge tree.
         self.left = sum([len(frame) for frame in frames]) if frames else 0
-        """The number of bytes that further parts can refer to.
-
-        At first this is the size of all frames. So many parts that refer to the same bytes cannot make a huge tree.
-        """
 
     def read(self, value: Any, depth: int) -> Tree:
         kind = type(value)
@@ -359,7 +322,6 @@ class _TreeReader:
         raise ProtocolError(RefusalReason.MALFORMED, f"an unknown form {key!r:.20} in a tree")
 
     def numbered(self, keys: object, values: object, depth: int) -> Tree:
-        """Return the dict with integer keys that was encoded as two lists, its keys and its values."""
         if (
             type(keys) is not list
             or type(values) is not list
@@ -386,7 +348,6 @@ class _TreeReader:
 
 
 def _dtype(name: object) -> np.dtype[Any]:
-    """Look up a supported dtype by its name. It is never built from the sender's text."""
     dtype = _BY_NAME.get(name) if type(name) is str else None
     if dtype is None:
         raise ProtocolError(RefusalReason.DTYPE, f"an array has the unsupported dtype {name!r:.60}")

@@ -1,8 +1,8 @@
-"""The encoding of message headers in msgpack, and a strict decoder for headers from untrusted peers.
+"""Message headers in msgpack, with a strict decoder for headers from untrusted peers.
 
-Numpy arrays are encoded as msgpack-numpy does. Its decoder is never called, because it unpickles object arrays and builds dtypes
-from the sender's bytes. The decoder of this module accepts an array only as a map with exactly the keys ``nd, type, kind, shape,
-data``, and a scalar with exactly ``nd, type, data``. It refuses any other map with such keys.
+Numpy arrays are encoded as msgpack-numpy does. Its decoder is never called, because it unpickles object arrays and builds
+dtypes from the sender's bytes. This one accepts an array only as a map with exactly the keys ``nd, type, kind, shape, data``,
+and a scalar with exactly ``nd, type, data``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ELEMENTS = 1 << 40
 
 
 class HeaderLimits(NamedTuple):
-    """The limits on the header of a message (its fields, except large data).
+    """The limits on a header.
 
     Attributes:
         nbytes: Largest size, in bytes.
@@ -38,24 +38,16 @@ class HeaderLimits(NamedTuple):
 
 
 HEADER = HeaderLimits(MAX_HEADER_BYTES, MAX_ITEMS)
-"""The limits for messages of peers, and for most other messages."""
 
 REPORT_HEADER = HeaderLimits(1 << 26, 1 << 20)
-"""The limits for messages of a learner thread to the gateway (the learner's network thread), which trusts it.
-
-Such a message can list the stream of each actor that the learner knows, up to 65,536 of them and more.
-"""
+"""The limits for messages of a learner thread, which can list the streams of 65,536 actors and more."""
 
 _ARRAY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _SCALAR_KEYS = {b"nd", b"type", b"data"}
 
 
 def pack_header(value: object, limits: HeaderLimits = HEADER) -> bytes:
-    """Return the header of a message (its fields, except large data) as msgpack bytes.
-
-    The header can contain None, booleans, numbers, strings, bytes, numpy arrays and scalars, and nested lists and maps of these
-    values. The keys of maps are strings.
-    """
+    """Return a header as msgpack bytes: None, booleans, numbers, strings, bytes, arrays, and nested lists and maps of these."""
     try:
         packed: bytes = msgpack.packb(value, default=_encode, use_bin_type=True)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
@@ -66,17 +58,14 @@ def pack_header(value: object, limits: HeaderLimits = HEADER) -> bytes:
 
 
 def unpack_header(data: bytes | memoryview, limits: HeaderLimits = HEADER) -> Any:
-    """Return the header that `pack_header` encoded. The bytes can come from an untrusted peer."""
+    """Return the header that `pack_header` encoded."""
     return _decode(unpack_plain(data, _pairs, limits), 0)
 
 
 def unpack_plain(
     data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None, limits: HeaderLimits = HEADER
 ) -> Any:
-    """Decode one msgpack value of limited size from an untrusted peer. Maps that stand for arrays stay maps.
-
-    Map keys can be strings or bytes.
-    """
+    """Decode one msgpack value of limited size. Maps that stand for arrays stay maps, with bytes as keys."""
     if len(data) > limits.nbytes:
         raise ProtocolError(RefusalReason.TOO_LARGE, f"the header has {len(data)} bytes; the limit is {limits.nbytes}")
     items = min(limits.items, len(data))  # else a short message could cause the allocation of long lists
@@ -99,7 +88,7 @@ def unpack_plain(
 
 
 def elements(shape: object) -> int:
-    """Return the number of elements of an array with this shape, which an untrusted peer has sent."""
+    """Return the number of elements of an array with this shape, or refuse the shape."""
     if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= MAX_ELEMENTS:
         return shape[0]
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
@@ -144,10 +133,7 @@ def _decode(value: Any, depth: int) -> Any:
 
 
 def _array(form: dict[Any, Any]) -> Any:
-    """Return the numpy array or scalar that a map in a received message describes, in the form of msgpack-numpy.
-
-    The dtype is looked up in a table. It is never built from the sender's text.
-    """
+    """Return the array or scalar that a map of msgpack-numpy describes. No dtype is built from the sender's text."""
     dtype, data = form.get(b"type"), form.get(b"data")
     if type(dtype) is not str or dtype not in DTYPES:
         raise ProtocolError(RefusalReason.DTYPE, f"an array has the unsupported dtype {dtype!r:.60}")

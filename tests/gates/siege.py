@@ -21,7 +21,7 @@ from rl4sys_zmq.transports import MonitorEvent, Poller, Socket, context
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, AnyBytes, Hello, Message, Refused, Welcome
-from rl4sys_zmq.wire.prefix import Prefix
+from rl4sys_zmq.wire.prefix import pack_prefix, seal
 from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
 
@@ -162,8 +162,8 @@ def submit(first_seq: int, *segments: Segment) -> list[Any]:
 def craft(kind: int, header: Any = b"\x80", body: Sequence[bytes] = (), **prefix: int) -> list[bytes]:
     """Return a message with a correct checksum and any header, as bytes or as a value."""
     raw = header if isinstance(header, bytes) else pack_header(header)
-    made = Prefix(kind, len(body), len(raw), sum(map(len, body)), **prefix)
-    return [made.join(raw, body), *body]
+    made = pack_prefix(kind, len(body), len(raw), sum(map(len, body)), **prefix)
+    return [seal(made, raw, body), *body]
 
 
 def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> list[Any]:

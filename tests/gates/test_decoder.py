@@ -15,7 +15,7 @@ from wire.test_fuzz import Mutator, read
 
 import rl4sys_zmq.wire
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
+from rl4sys_zmq.wire.prefix import PREFIX_BYTES, read_prefix
 from rl4sys_zmq.wire.values import unpack_header
 
 from .conftest import Tier, resident_kib
@@ -34,7 +34,7 @@ def raisable() -> set[str]:
 def passes_the_header(frames: list[bytes]) -> bool:
     """Return True if the prefix is valid and the header can be read. An error, if any, is then in a later part."""
     try:
-        Prefix.unpack(frames)
+        read_prefix(frames)
         unpack_header(memoryview(frames[0])[PREFIX_BYTES:])
     except (ProtocolError, IndexError):
         return False

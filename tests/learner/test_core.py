@@ -47,7 +47,6 @@ from rl4sys_zmq.wire.messages import (
     WeightsReply,
     Welcome,
 )
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointResult,
@@ -59,6 +58,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadFailed,
     ThreadMessage,
     ThreadReady,
+    decode_thread_message,
 )
 
 SPEC = mlp_spec(BoxSpace((1,)), DiscreteSpace(2), "categorical", ())

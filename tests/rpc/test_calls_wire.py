@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import CallRefusalReason, PayloadError, ProtocolError, RefusalReason
-from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
+from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.rpc import Call, Publication, Reply, check_size, decode_call, encode_call, encode_publication, encode_reply
 
 from .strategies import TREES, assert_same
@@ -94,10 +94,10 @@ def test_changed_bytes_are_refused(kind: str, seed: int) -> None:
 
 def forged(frames: Any, fields: bytes) -> list[Any]:
     """Return the same message with other fields and a correct checksum."""
-    prefix = Prefix.unpack(frames)
+    kind, _, _, _, number, *_ = read_prefix(frames)
     body = frames[1:]
     size = sum(len(f) for f in body)
-    return [Prefix(prefix.kind, len(body), len(fields), size, prefix.seq).join(fields, body), *body]
+    return [seal(pack_prefix(kind, len(body), len(fields), size, number), fields, body), *body]
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

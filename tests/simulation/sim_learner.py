@@ -51,8 +51,7 @@ from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads
 from rl4sys_zmq.wire.messages import Ack, Frame, Hello, Message, OperatorCommand, Refused, Submit, Verdict, Welcome
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
-from rl4sys_zmq.wire.thread_messages import AssignClient, DeliverSegments
+from rl4sys_zmq.wire.thread_messages import AssignClient, DeliverSegments, decode_thread_message
 from simulation.history import History
 from simulation.schedule import Schedule
 from simulation.sim_disk import SimDisk, SimJournal, SlowJournal

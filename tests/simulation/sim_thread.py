@@ -17,7 +17,6 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import Frame, Submit, Verdict
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     CheckpointResult,
@@ -30,6 +29,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadFailed,
     ThreadMessage,
     ThreadReady,
+    decode_thread_message,
 )
 from simulation.history import History
 from simulation.schedule import Schedule

@@ -19,8 +19,8 @@ from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t
 from rl4sys_zmq.wire.codec import decode_as, kinds_of
-from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES, PREFIX_BYTES, WRAPPERS, Prefix, checksum
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES, PREFIX_BYTES, WRAPPERS, checksum, pack_prefix, seal
+from rl4sys_zmq.wire.thread_messages import decode_thread_message
 from rl4sys_zmq.wire.values import HEADER
 
 KINDS = (*get_args(m.Message), *get_args(t.ThreadMessage))
@@ -77,8 +77,8 @@ def with_header(message: Any, header: Any, body: Any = None) -> list[bytes]:
     seq, count = getattr(message, "first_seq", 0), getattr(message, "count", 0)
     if not isinstance(message, m.Submit):
         seq = count = 0
-    prefix = Prefix(message.KIND, len(body), len(data), sum(map(len, body)), seq, count)
-    return [prefix.join(data, body), *body]
+    prefix = pack_prefix(message.KIND, len(body), len(data), sum(map(len, body)), seq, count)
+    return [seal(prefix, data, body), *body]
 
 
 def header_of(message: Any) -> dict[str, Any]:

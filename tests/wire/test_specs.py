@@ -17,7 +17,7 @@ from rl4sys_zmq.values.tensors import TENSOR_DTYPES
 from rl4sys_zmq.wire import decode, encode, spec_body, spec_from_document, spec_to_document
 from rl4sys_zmq.wire import messages as m
 from rl4sys_zmq.wire import thread_messages as t
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
+from rl4sys_zmq.wire.thread_messages import decode_thread_message
 
 FOUR, TWO = BoxSpace((4,)), DiscreteSpace(2)
 BLOB = bytes(range(256)) * 300

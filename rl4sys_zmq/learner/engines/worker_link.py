@@ -26,7 +26,6 @@ from rl4sys_zmq.security import WorkerAccess, WorkerKeys
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointPart,
     CheckpointStored,
@@ -39,6 +38,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadFailed,
     WorkerAlive,
     WorkerLog,
+    decode_thread_message,
 )
 
 MAX_LOGS = 1000

@@ -32,7 +32,6 @@ from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone, Verdict
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointResult,
     DataDemand,
@@ -46,6 +45,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadReady,
     ToLearnerThread,
     TrainingMetrics,
+    decode_thread_message,
 )
 from rl4sys_zmq.wire.values import REPORT_HEADER
 

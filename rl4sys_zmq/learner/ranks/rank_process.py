@@ -28,8 +28,7 @@ from rl4sys_zmq.learner.registry.compute import Compute, allow_tf32
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.values import observation_space_from, space_from
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
-from rl4sys_zmq.wire.thread_messages import AssignClient
+from rl4sys_zmq.wire.thread_messages import AssignClient, decode_thread_message
 
 PARENT_LOOK_S = 1.0
 """Time between two checks that the parent process is the same, in seconds."""

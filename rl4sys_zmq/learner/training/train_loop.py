@@ -31,7 +31,6 @@ from rl4sys_zmq.policies.head_parameters import BOUNDED_HEADS
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema, decode, spec_body, spec_to_document
 from rl4sys_zmq.wire.messages import Submit, Verdict
-from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import (
     AssignClient,
     ChangeParameters,
@@ -45,6 +44,7 @@ from rl4sys_zmq.wire.thread_messages import (
     ThreadReady,
     ToRemoteWorker,
     TrainingMetrics,
+    decode_thread_message,
 )
 
 log = get_logger(__name__)

@@ -137,7 +137,6 @@ class TrainingCheckpoints:
         return CheckpointManifest(
             client_id=self._assign.client_id,
             journal_id=self._assign.journal_id,
-            number=0,
             generation=self._assign.generation,
             version=self._publisher.version_of(weights_digest),
             digest=weights_digest,

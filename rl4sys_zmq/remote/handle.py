@@ -27,7 +27,7 @@ __all__ = ["RemoteProcess", "RemoteWorker"]
 log = get_logger(__name__)
 
 REPLACED_KILL_S = 5.0
-"""Time that a replaced worker has to end by itself, in seconds. Then it is killed."""
+"""Time that a replaced worker has to end by itself. Then it is killed."""
 
 ABORT_WAIT_S = 2.0
 WAIT_S = 0.2
@@ -58,7 +58,7 @@ class RemoteProcess(Protocol):
 class RemoteWorker:
     """A handle to a worker on another machine. It implements `LearnerThreadHandle`.
 
-    Only the gateway (the learner's network thread) uses this object, except that any thread can call `alive`, `join` and `abort`.
+    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`.
     """
 
     def __init__(
@@ -130,28 +130,22 @@ class RemoteWorker:
         It has the name of the engine; after the first sign of life, ``host``, ``pid``, ``busy_s`` and ``silent_s`` as for an
         engine `process`; and what the engine adds (`RemoteProcess.describe`).
         """
-        found: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
+        status: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
         signs = self._link.signs
         if signs.at is not None:
-            found |= {"host": signs.host, "pid": signs.pid}
-            found |= {"busy_s": round(signs.busy_s, 3), "silent_s": round(self.silent_s, 3)}
-        return found
+            status |= {"host": signs.host, "pid": signs.pid}
+            status |= {"busy_s": round(signs.busy_s, 3), "silent_s": round(self.silent_s, 3)}
+        return status
 
 
 class _RemoteWatchThread(Worker):
-    """The thread that starts one worker on another machine, writes its log records to the log, and waits for its end.
-
-    Attributes:
-        over: True after the end of the worker. `crash` and `failure` are then final.
-        crash: As `RemoteWorker.crash`.
-        failure: As `RemoteWorker.failure`.
-    """
+    """The thread that starts one worker on another machine, writes its log records to the log, and waits for its end."""
 
     def __init__(
         self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
     ) -> None:
         super().__init__(f"rl4sys-remote-{assignment.client_id}")
-        self.over = False
+        self.over = False  # True after the end of the worker. `crash` and `failure` are then final.
         self.crash = ""
         self.failure: ThreadFailed | None = None
         self._client_id, self._engine, self._ended = assignment.client_id, assignment.engine, assignment.ended
@@ -162,25 +156,21 @@ class _RemoteWatchThread(Worker):
 
     @property
     def silent_s(self) -> float:
-        """The time since the last sign of life, in seconds. The time in which this whole process was stopped does not count."""
+        """The time since the last sign of life, in seconds, without the time in which this whole process was stopped."""
         at = self._link.signs.at
         return 0.0 if at is None or self.over else max(0.0, time.monotonic() - max(at, self._awake_at))
 
     def describe(self) -> dict[str, Any]:
-        """Return what the engine says of the process."""
         return self._process.describe() if self._process is not None else {}
 
     def kill_within(self, seconds: float) -> None:
-        """Kill the process if it still runs after a time in seconds."""
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def stop(self) -> None:
-        """Kill the process. Any thread can call this."""
         self._kill_at = 0.0
         self._kill()
 
     def run(self) -> None:
-        """Start the process, and wait for its end."""
         try:
             end = self._watch_process()
             if end and not self._link.signs.failed:

@@ -33,7 +33,7 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
 MAGIC = b"R4SZ"
 MAJOR, MINOR = 1, 0
-PREFIX_BYTES = 48
+PREFIX_BYTES, KIND_AT = 48, 6
 MAX_BODY_FRAMES = 255
 WRAPPERS = frozenset({33, 49, 55})
 """The kinds (`KIND`) of `DeliverSegments`, `PolicyPublished` and `QuarantinedSegment`. Each body has its own checksums."""

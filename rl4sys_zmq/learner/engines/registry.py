@@ -1,4 +1,4 @@
-"""The registry of engines (ways to run the code that trains a client): built-in ones, and those of installed Python packages."""
+"""The registry of engines: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 

@@ -94,7 +94,6 @@ class RayConnectionThread(Worker):
     # ---- for other threads
 
     def wait_connected(self) -> None:
-        """Wait until the first attempt to connect has succeeded or failed."""
         if not self._settled.wait(CONNECT_S):
             self._problem = f"no answer within {CONNECT_S:g} s"
         if self._problem:
@@ -164,7 +163,6 @@ class RayConnectionThread(Worker):
         return driver.connected
 
     def _order(self, driver: DriverProcess) -> None:
-        """Place new workers, and end unwanted ones."""
         with self._lock:
             workers = list(self._workers)
         for worker in workers:

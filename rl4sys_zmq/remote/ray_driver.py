@@ -138,7 +138,6 @@ class RayDriver(Driver):
                 placement.call = placement.actor.run.remote(placement.start)
 
     def _end(self, placement: _Placement, *, end: str = "", error: str = "") -> None:
-        """End the actor if it still runs, and report the end of the worker."""
         if placement.actor is not None:
             with contextlib.suppress(RayError):  # it has ended already
                 ray.kill(placement.actor, no_restart=True)

@@ -67,7 +67,6 @@ class DriverProcess:
 
     @property
     def late(self) -> bool:
-        """True if the driver has not connected within `CONNECT_S` seconds."""
         return not self.connected and time.monotonic() > self._deadline
 
     def wait(self, timeout_s: float) -> None:
@@ -83,7 +82,6 @@ class DriverProcess:
                 self.outbox.popleft()
 
     def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the kind and the fields of each packet that has arrived."""
         while True:
             try:
                 data = self._pair.recv(MAX_PACKET_BYTES)

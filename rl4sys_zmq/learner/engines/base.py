@@ -69,7 +69,7 @@ class LearnerThreadHandle(Protocol):
 
     @property
     def crash(self) -> str:
-        """How a worker process ended by itself, without reporting an error; empty in all other cases.
+        """A description of how a worker process ended by itself, without reporting an error; empty in all other cases.
 
         A new worker can continue from the checkpoint.
         """

@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -48,7 +49,6 @@ MAX_WAITING = 4
 MAX_RECORDS = 1000
 """Records of one worker that can wait for this thread, which stores only the newest."""
 
-_EXCUSE, _FINISH, _RECORD = "excuse", "finish", "record"
 _LOOK_S = 0.05
 _NAMES = frozenset({MANIFEST, *POLICY_FILES})
 
@@ -58,8 +58,6 @@ StorageAnswer = CheckpointFound | CheckpointPartReply | CheckpointStored | Train
 
 
 class _Incoming:
-    """A checkpoint that arrives in parts, in a temporary folder."""
-
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
         self.content: dict[str, tuple[int, str]] = {}  # the size and the digest (xxh3-128) of each complete file
@@ -140,7 +138,6 @@ class WorkerFiles:
                 assert_never(message)
 
     def finish(self) -> None:
-        """Discard an unfinished checkpoint."""
         if self._incoming is not None:
             log.warning("client %s: an unfinished checkpoint is discarded: its worker has ended", self._assign.client_id)
         self._discard_incoming()
@@ -248,7 +245,7 @@ class CheckpointThread(Worker):
     def __init__(self, wake: Callable[[], None]) -> None:
         super().__init__("rl4sys-checkpoints")
         self._wake = wake
-        self._requests: queue.SimpleQueue[tuple[WorkerFiles, _CheckpointRequest | str] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
 
     def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
@@ -256,26 +253,24 @@ class CheckpointThread(Worker):
         if isinstance(message, RecordTraining):
             files.records.append(message)
             if len(files.records) == 1:  # otherwise the thread has not taken those before
-                self._requests.put((files, _RECORD))
+                self._requests.put(partial(self._answer, files, files.record))
             return True
         if files.waiting >= MAX_WAITING:
             return False
         files.waiting += 1
-        self._requests.put((files, message))
+        self._requests.put(partial(self._answer, files, partial(_handled, files, message)))
         return True
 
     def finish(self, files: WorkerFiles) -> None:
         """Discard what an ended worker has left unfinished, and wait until that is done. Any other thread can call this."""
-        self._requests.put((files, _FINISH))
+        self._requests.put(files.finish)
         while not files.closed.wait(_LOOK_S) and self.alive:
             pass
 
     def excuse(self, files: WorkerFiles) -> None:
-        """Record that a worker was asked to end."""
-        self._requests.put((files, _EXCUSE))
+        self._requests.put(files.excuse)
 
     def deliver_answers(self) -> None:
-        """Pass the answers that are ready to the workers' connections."""
         while self._answers:
             files, answer = self._answers.popleft()
             if not isinstance(answer, TrainingRecorded):
@@ -284,23 +279,19 @@ class CheckpointThread(Worker):
 
     def run(self) -> None:
         while (request := self._requests.get()) is not None:
-            files, message = request
-            if message == _EXCUSE:
-                files.excuse()
-            elif message == _FINISH:
-                files.finish()
-            elif not files.closed.is_set():
-                answer = files.record() if isinstance(message, str) else _answer(files, message)
-                if answer is not None:
-                    self._answers.append((files, answer))
-                    self._wake()
+            request()
+
+    def _answer(self, files: WorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
+        if not files.closed.is_set() and (answer := handle()) is not None:
+            self._answers.append((files, answer))
+            self._wake()
 
     def stop(self) -> None:
         """Ask the thread to end after the requests that wait."""
         self._requests.put(None)
 
 
-def _answer(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
+def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
     """Handle one request. One that cannot be handled must not end the thread of all workers."""
     try:
         return files.handle(message)

@@ -42,10 +42,10 @@ from rl4sys_zmq.learner.engines.packets import (
     decode_packet,
     encode_packet,
 )
+from rl4sys_zmq.learner.engines.watch import REPLACED_KILL_S, WatchedWorker, WatchThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins
-from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket, make_socket_folder
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
@@ -53,10 +53,6 @@ from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
 
 log = get_logger(__name__)
 
-REPLACED_KILL_S = 5.0
-"""Time that a replaced worker process has to end by itself. Then it is killed."""
-
-ABORT_WAIT_S = 2.0
 LINGER_S = 30.0
 LOOK_S = 0.05
 PACKETS_PER_LOOK = 64
@@ -94,11 +90,13 @@ ENTRY = EngineEntry(
 )
 
 
-class LearnerProcess:
+class LearnerProcess(WatchedWorker):
     """A handle to a process that trains one client, with the PUSH socket that sends messages to it.
 
-    It implements `LearnerThreadHandle`. Only the gateway uses it; any thread can call `alive`, `join` and `abort`.
+    It implements `LearnerThreadHandle`. Only the gateway uses it.
     """
+
+    _watch: _ProcessWatchThread
 
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
         start = ProcessStart(
@@ -121,22 +119,6 @@ class LearnerProcess:
             self._push.close()
             raise
 
-    @property
-    def alive(self) -> bool:
-        return not self._watch.over
-
-    @property
-    def crash(self) -> str:
-        return self._watch.crash
-
-    @property
-    def failure(self) -> ThreadFailed | None:
-        return self._watch.failure
-
-    @property
-    def silent_s(self) -> float:
-        return self._watch.silent_s
-
     def send(self, frames: Sequence[Frame]) -> bool:
         """Queue a message. Return False if the queue is full, the process is not connected so far, or `end` was called."""
         return self._push is not None and bool(self._push.send(frames))
@@ -151,13 +133,6 @@ class LearnerProcess:
             self._watch.tell(REPLACE)
             self._watch.kill_within(REPLACED_KILL_S)
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        return self._watch.join(timeout_s)
-
-    def abort(self) -> bool:
-        self._watch.stop()
-        return self._watch.join(ABORT_WAIT_S)
-
     def describe(self) -> dict[str, Any]:
         watch = self._watch
         return {
@@ -168,7 +143,7 @@ class LearnerProcess:
         }
 
 
-class _ProcessWatchThread(Worker):
+class _ProcessWatchThread(WatchThread):
     """The thread that starts one worker process, reads its packets, and waits for its end.
 
     On Linux, the process is killed if this thread ends before it, for example together with the whole learner. After the end of
@@ -176,16 +151,12 @@ class _ProcessWatchThread(Worker):
     """
 
     def __init__(self, start: ProcessStart, ended: Callable[[], None]) -> None:
-        super().__init__(f"rl4sys-process-{start.client_id}")
+        super().__init__(f"rl4sys-process-{start.client_id}", ended)
         self.pid: int | None = None  # None before the process is created
-        self.over = False  # True after the end of the process. `crash` and `failure` are then final.
-        self.crash = ""
-        self.failure: ThreadFailed | None = None
         self.busy_s = 0.0  # since the process last looked for messages, as of its last sign of life
-        self._start, self._ended = start, ended
+        self._start = start
         self._lock = threading.Lock()
         self._killed = False
-        self._kill_at = math.inf
         self._alive_at = math.inf
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pair: socket.socket | None = ours
@@ -193,7 +164,6 @@ class _ProcessWatchThread(Worker):
 
     @property
     def silent_s(self) -> float:
-        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
         return 0.0 if self.over else max(0.0, time.monotonic() - self._alive_at)
 
     def start(self) -> None:
@@ -211,10 +181,6 @@ class _ProcessWatchThread(Worker):
                     self._pair.send(encode_packet(command), socket.MSG_NOSIGNAL)
                 except OSError as exc:  # it has ended, or is stopped and has many unread commands
                     log.debug("%s: %s cannot be sent: %s", self.name, command, exc)
-
-    def kill_within(self, seconds: float) -> None:
-        """Kill the process if it still runs after a time in seconds."""
-        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def stop(self) -> None:
         """Kill the process. Any thread can call this."""

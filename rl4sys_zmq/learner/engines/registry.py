@@ -26,7 +26,6 @@ To add an engine to this package, write a module that contains an `EngineEntry`,
 
 
 def check_engines(config: LearnerConfig) -> None:
-    """Check the options of a learner's configuration about engines."""
     entries = {name: ENGINES.get(name) for name in config.engines}
     if config.resources is not None and not any(entry.reserves for entry in entries.values()):
         raise ConfigError(f"resources: the engine {config.engine} does not reserve resources; use engine ray", key="resources")

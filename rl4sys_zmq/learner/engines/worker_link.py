@@ -216,8 +216,6 @@ class WorkerLink(Resource):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The objects that all connections of one gateway use."""
-
     counters: Counters
     storage: CheckpointThread
 
@@ -280,5 +278,4 @@ class WorkerLinks:
 
 
 def _advertised(address: Address, host: str) -> str:
-    """Return a bound address with another host, if one is given."""
     return Address(address.scheme, host, address.port).uri if host else address.uri

@@ -63,7 +63,6 @@ class EvaluationProcess(Resource):
         return self._process.pid
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send a request, and wait for the answer, at most `timeout_s` seconds."""
         try:
             self._send(request)
             line = self._read_line(time.monotonic() + timeout_s)
@@ -157,7 +156,6 @@ class PolicyEvaluator(Worker):
             self._condition.notify()
 
     def report(self) -> dict[str, Any]:
-        """Return the part of the learner's status about the evaluation, as JSON."""
         last, best, since = self._last, self.best.record if self.best is not None else None, self._busy_since
         return {
             "evaluations": self._evaluations,

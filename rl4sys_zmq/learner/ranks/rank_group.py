@@ -151,7 +151,6 @@ class RankGroup(RankMember, Resource):
             raise
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace each element of a float32 tensor, in place, by its sum over all ranks."""
         try:
             super().add_up(tensor)
         except RankError as exc:
@@ -162,7 +161,6 @@ class RankGroup(RankMember, Resource):
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:
-        """Let the other ranks use these parameters of the algorithm from the next work on."""
         self._send(self._others, {"change": dict(parameters)})
 
     def _send(self, others: Sequence[_OtherRank], message: Mapping[str, Any]) -> None:

@@ -194,7 +194,6 @@ def state_files(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def is_state_file(name: str) -> bool:
-    """Return True if a file of this name in a checkpoint contains the state or a piece of it."""
     return name == STATE or _PIECE_FILE.fullmatch(name) is not None
 
 
@@ -366,7 +365,6 @@ class CheckpointStore:
         return 1 + max((number for number, _, _ in self._entries()), default=0)
 
     def temporary(self, number: int) -> Path:
-        """Return the folder in which this thread writes checkpoint `number` before `install`."""
         return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
 
     def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
@@ -444,7 +442,6 @@ class CheckpointStore:
         return sorted(entries, reverse=True)
 
     def _sweep(self) -> None:
-        """Remove what a crash has left behind."""
         for path in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -54,7 +54,6 @@ class TrainingCheckpoints:
 
     @property
     def damaged(self) -> Sequence[str]:
-        """One error message for each damaged checkpoint that `load` has found."""
         return self._store.damaged if self._store is not None else ()
 
     def load(self) -> CheckpointManifest | None:

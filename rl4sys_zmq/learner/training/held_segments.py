@@ -57,8 +57,6 @@ class SegmentInTraining:
 
 @dataclass(slots=True, eq=False)
 class _ObservedMessage:
-    """The segments of one message that an algorithm has observed."""
-
     first: int  # the number of the first of them in the order of observation
     key: Key
     first_seq: int  # of the message

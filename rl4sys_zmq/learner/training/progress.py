@@ -24,8 +24,6 @@ class ObservedDataCounts:
 
 
 class _StreamProgress:
-    """The position in one stream, and the verdicts of its segments."""
-
     __slots__ = ("next_seq", "verdicts")
 
     def __init__(self, next_seq: int, verdicts: Mapping[str, int]) -> None:

@@ -95,7 +95,6 @@ class PolicyPublisher:
         return self.version if published else self.version + 1
 
     def publish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Send the weights to the gateway as the next version."""
         flat, others = self._spec.flatten(tensors)
         self.version += 1
         wire = self._quantizer.round(flat)

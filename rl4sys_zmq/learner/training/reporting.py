@@ -106,7 +106,6 @@ class LearnerThreadReporter:
     # ---- verdicts
 
     def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict for consecutive segments of one actor."""
         ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end
@@ -146,7 +145,6 @@ class LearnerThreadReporter:
     # ---- metrics
 
     def ended(self, episodes: Iterable[tuple[float, float, int]]) -> None:
-        """Record episodes that have ended."""
         for step, total, length in episodes:
             self.observed_episodes += 1
             self.recent.append((total, length))
@@ -162,7 +160,6 @@ class LearnerThreadReporter:
         self.scalars["charts/overridden_steps"] = self.overridden_steps
 
     def observed(self, lags: NDArray[np.int64], steps: NDArray[np.int64], reward: float) -> None:
-        """Count segments that the algorithm has observed."""
         count = int(steps.sum())
         self.observed_steps += count
         self._lags += count_lags(lags, steps)

@@ -61,7 +61,6 @@ class CrashSuspectRecord:
                 self._give_up(exc)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Record that no segment is in training, and stop recording, at the end of the learner thread."""
         if not crashed:
             self.clear()
         self._disabled = True
@@ -88,7 +87,6 @@ class CrashSuspectRecord:
         self._write(streams_of(held)[:MAX_RANGES])
 
     def clear(self) -> None:
-        """Record that no segment is in training."""
         if self._in_hand and not self._disabled:
             self._in_hand.clear()
             self._bytes = 0
@@ -127,7 +125,6 @@ class CrashSuspectRecord:
         return [part for part in (suspects[:half], suspects[half:]) if part]
 
     def _update_suspects(self, in_hand: Sequence[SegmentRange]) -> None:
-        """Update the set of suspects after a crash."""
         now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
         now -= self._to_quarantine.keys()
         if not now:

@@ -100,7 +100,6 @@ class TrainLoop:
         self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
 
     def run(self) -> None:
-        """Receive messages and train until the message `StopThread` arrives."""
         if self._ranks is not None:
             self._ranks.start()
         self._send(self._ready)
@@ -269,7 +268,6 @@ class TrainLoop:
             self._barrier()
 
     def _observe_some(self, message: DecodedSegmentMessage, start: int) -> int:
-        """Pass the segments of a message to the algorithm until its batch is full or the message ends."""
         key, batch = message.key, message.batch
         first = batch.first_seq + start
         lags = self._publisher.version - message.oldest
@@ -388,7 +386,6 @@ class TrainLoop:
         self._suspects.clear_pending()
 
     def _undone(self, outcome: UpdateOutcome) -> None:
-        """Quarantine the segments that made an update fail, and raise an alarm."""
         reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
         trained = self._algorithm.kind != "onpolicy"
         for one in outcome.culprits:

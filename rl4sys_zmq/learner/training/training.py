@@ -34,8 +34,6 @@ RECENT_SEGMENTS, RECENT_BYTES = 1 << 16, 8 << 20
 
 @dataclass(slots=True)
 class UpdateOutcome:
-    """The result of an attempt to update an algorithm: the update succeeded, or it was undone."""
-
     metrics: Mapping[str, float] | None = None  # None if the update was undone
     used: list[SegmentInTraining] = field(default_factory=list)  # on-policy: these now count as trained
     culprits: list[SegmentInTraining] = field(default_factory=list)  # to be quarantined

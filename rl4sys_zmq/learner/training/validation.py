@@ -125,7 +125,6 @@ class SegmentValueLimits:
                 self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
 
     def of(self, name: str) -> ColumnValueLimits | None:
-        """Return the allowed range of a column by its name, such as ``rewards``; None if it has none."""
         return self._ranges.get(name)
 
     def max_return(self, steps: int) -> float:
@@ -162,8 +161,6 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SegmentContentRules:
-    """The conditions that the numbers in segments must meet to be trained on."""
-
     schema: SegmentSchema
     bounds: SegmentValueLimits
     generation: int  # of the learner thread that trains the policy now

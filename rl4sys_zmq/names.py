@@ -76,15 +76,6 @@ def _whole_characters(plain: str) -> str:
     return plain
 
 
-def current_folder_name(folder: str) -> str:
-    """Return the name that `folder_name` gives now, instead of `folder`, which an earlier version gave to the same text."""
-    plain, cut, digest = folder.rpartition("%-")
-    if cut:
-        return f"{_whole_characters(plain)}%-{digest}" if len(digest) == _DIGEST_CHARS else folder
-    text = _decoded(folder) if "%~" not in folder else None
-    return folder if text is None else folder_name(text)
-
-
 def name_of(folder: str) -> str | None:
     """Convert a result of `folder_name` back to the original text.
 

@@ -41,7 +41,7 @@ def placed_algorithm(
         torch_threads=1, learners=ranks, device=device, tf32=tf32,
     )  # fmt: skip
     algorithm = make_algorithm(name, OBSERVATIONS, ACTIONS, parameters, 1)
-    group = place_algorithm(algorithm, assign, threading.Event()).group
+    _, group = place_algorithm(algorithm, assign, threading.Event())
     if group is not None:
         stack.enter_context(group).start()
     return algorithm

@@ -23,7 +23,7 @@ from rl4sys_zmq.learner.gateway.gateway import Gateway
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART, SET
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder
 from rl4sys_zmq.learner.run.resume import CHECKPOINTS, JOURNAL, RollbackSummary, open_journal, return_to_checkpoint
-from rl4sys_zmq.learner.run.run_paths import move_old_files
+from rl4sys_zmq.learner.run.run_paths import move_misplaced
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
@@ -108,7 +108,7 @@ class Learner(Resource):
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
             sink: EventSink = NullEventSink()
             if self.config.run_dir is not None:
-                moved = move_old_files(self.config.run_dir)
+                moved = move_misplaced(self.config.run_dir)
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
                 for source, target in moved:
                     sink.event("moved", source=source, target=target)

@@ -1,7 +1,7 @@
-"""The storage of a worker on another machine: checkpoints and the record of segments in training are kept by the gateway.
+"""The storage of a worker on another machine: the gateway keeps its checkpoints and the record of segments in training.
 
-The learner thread, which trains the client, waits for the answer to each request. `CheckpointThread` answers on the gateway's
-machine. A checkpoint counts as written when it is on the disk there.
+The learner thread waits for the answer of `CheckpointThread` to each request. A checkpoint counts as written when it is on the
+gateway's disk.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rl4sys_zmq.wire.thread_messages import (
 )
 
 PARTS_ON_THE_WAY = 2
-"""Number of parts of a checkpoint that a worker sends before it waits for an answer."""
+"""Parts of a checkpoint that a worker sends before it waits for an answer."""
 
 CAREFUL_S = 60.0
-"""Time for which a worker whose predecessor has crashed waits until each record of segments in training has arrived, in seconds.
-After this time, a crash costs one more crash until its cause is found."""
+"""Time for which a worker whose predecessor has crashed waits for each record. Later, a crash costs one more until its cause is
+found."""
 
 T = TypeVar("T", bound=ToRemoteWorker)
 
@@ -49,14 +49,12 @@ class GatewayStorage:
     """
 
     def __init__(self, post: Callable[[StorageRequest], None]) -> None:
-        """Create the storage, without sending anything."""
         self._post = post
         self._answers: queue.SimpleQueue[ToRemoteWorker | None] = queue.SimpleQueue()
         self._lost = ""
         self._found: CheckpointFound | None = None
 
     def deliver(self, answer: ToRemoteWorker) -> None:
-        """Take an answer of the gateway."""
         self._answers.put(answer)
 
     def give_up(self, reason: str) -> None:
@@ -81,13 +79,11 @@ class GatewayStorage:
         return _GatewaySuspects(self, self._found)
 
     def post(self, message: StorageRequest) -> None:
-        """Send a message to the gateway."""
         if self._lost:
             raise CheckpointError("on the gateway's machine", self._lost)
         self._post(message)
 
     def wait(self, expected: type[T]) -> T:
-        """Wait for an answer of this type."""
         while True:
             answer = None if self._lost else self._answers.get()
             if self._lost or answer is None:
@@ -108,7 +104,6 @@ class _GatewayCheckpoints:
         self._next_number = found.next_number
 
     def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
-        """Fetch the newest checkpoint in parts. Return None if there is none."""
         if not self._found.number:
             return None
         return *read_checkpoint(self._folder / f"{self._found.number:08d}", self._fetch), self.damaged
@@ -138,7 +133,6 @@ class _GatewayCheckpoints:
         policy: StoredPolicy | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> CheckpointManifest:
-        """Send one checkpoint to the gateway in parts. It is on the gateway's disk when this returns."""
         number, self._next_number = self._next_number, self._next_number + 1  # after a failure, a number is left out
         written = replace(manifest, number=number, saved_unix_s=time.time())
         files = encode_checkpoint(written, state, policy)
@@ -179,8 +173,8 @@ class _GatewaySuspects:
     """The record of segments in training on the gateway's machine. It implements `SuspectStorage`.
 
     It sends the segments of each update. If the previous worker has crashed, it is *careful* for `CAREFUL_S`: it sends the
-    segments of each message too, and waits until each record is on the gateway's machine. A process that crashes at once would
-    otherwise end before the record has left it.
+    segments of each message too, and waits until each record has arrived. A process that crashes at once would otherwise end
+    before the record has left it.
     """
 
     def __init__(self, storage: GatewayStorage, found: CheckpointFound) -> None:
@@ -191,11 +185,9 @@ class _GatewaySuspects:
 
     @property
     def each_message(self) -> bool:
-        """True while this record is careful."""
         return time.monotonic() < self._careful_until
 
     def read(self) -> tuple[bytes, bytes]:
-        """Return the suspects and the mark of the previous worker."""
         suspects, mark = self._found.body
         return bytes(suspects), bytes(mark)
 
@@ -203,7 +195,6 @@ class _GatewaySuspects:
         """Do nothing: the gateway has begun a new mark when it answered `FindCheckpoint`."""
 
     def write(self, at: int, data: bytes, count: int) -> None:
-        """Send the segments in training. See `SuspectStorage.write`."""
         self._ranges[at:] = data
         self._send(b"", encode_mark(count, bytes(self._ranges)))
 
@@ -211,7 +202,6 @@ class _GatewaySuspects:
         """Do nothing: the gateway records that it has asked this worker to end."""
 
     def save(self, suspects: bytes) -> None:
-        """Send the suspects."""
         self._send(suspects, encode_mark(0, b""))
 
     def _send(self, suspects: bytes, mark: bytes) -> None:

@@ -6,7 +6,6 @@ is here and in `worker_link`: the keys, the messages, the checkpoints, and the r
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -15,10 +14,10 @@ from rl4sys_zmq.child_process import start_error_text
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.engines.base import WorkerAssignment
 from rl4sys_zmq.learner.engines.remote_start import RemoteWorkerStart
+from rl4sys_zmq.learner.engines.watch import ABORT_WAIT_S, REPLACED_KILL_S, WatchedWorker, WatchThread
 from rl4sys_zmq.learner.engines.worker_link import WorkerLink
 from rl4sys_zmq.liveness import REMOTE_WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import ThreadFailed
 
@@ -26,10 +25,6 @@ __all__ = ["RemoteProcess", "RemoteWorker"]
 
 log = get_logger(__name__)
 
-REPLACED_KILL_S = 5.0
-"""Time that a replaced worker has to end by itself, in seconds. Then it is killed."""
-
-ABORT_WAIT_S = 2.0
 WAIT_S = 0.2
 _PAUSED_S = 2.0
 
@@ -55,11 +50,13 @@ class RemoteProcess(Protocol):
         """Return what the learner's status shows of the process, as JSON, such as its node."""
 
 
-class RemoteWorker:
+class RemoteWorker(WatchedWorker):
     """A handle to a worker on another machine. It implements `LearnerThreadHandle`.
 
-    Only the gateway (the learner's network thread) uses this object, except that any thread can call `alive`, `join` and `abort`.
+    Only the gateway uses this object, except that any thread can call `alive`, `join` and `abort`.
     """
+
+    _watch: _RemoteWatchThread
 
     def __init__(
         self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
@@ -80,26 +77,6 @@ class RemoteWorker:
             link.finished = True
             raise
 
-    @property
-    def alive(self) -> bool:
-        """True from the creation of this object to the end of the process, or until the process counts as lost."""
-        return not self._watch.over
-
-    @property
-    def crash(self) -> str:
-        """A description of how the process ended by itself, without reporting an error; empty in all other cases."""
-        return self._watch.crash if self._watch.over else ""
-
-    @property
-    def failure(self) -> ThreadFailed | None:
-        """The error because of which no process could be started, if another attempt cannot succeed either."""
-        return self._watch.failure
-
-    @property
-    def silent_s(self) -> float:
-        """The time since the last sign of life of the worker, in seconds; 0 until the first, and after its end."""
-        return self._watch.silent_s
-
     def send(self, frames: Sequence[Frame]) -> bool:
         """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
         return self._link.send(frames)
@@ -115,72 +92,46 @@ class RemoteWorker:
         if replaced:
             self._watch.kill_within(REPLACED_KILL_S)
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the worker. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
-        return self._watch.join(timeout_s)
-
-    def abort(self) -> bool:
-        """Kill the worker. Return True if it has ended. Any thread can call this."""
-        self._watch.stop()
-        return self._watch.join(ABORT_WAIT_S)
-
     def describe(self) -> dict[str, Any]:
         """Return the part of the learner's status about this worker, as JSON.
 
         It has the name of the engine; after the first sign of life, ``host``, ``pid``, ``busy_s`` and ``silent_s`` as for an
         engine `process`; and what the engine adds (`RemoteProcess.describe`).
         """
-        found: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
+        status: dict[str, Any] = {"engine": self._engine, **self._watch.describe()}
         signs = self._link.signs
         if signs.at is not None:
-            found |= {"host": signs.host, "pid": signs.pid}
-            found |= {"busy_s": round(signs.busy_s, 3), "silent_s": round(self.silent_s, 3)}
-        return found
+            status |= {"host": signs.host, "pid": signs.pid}
+            status |= {"busy_s": round(signs.busy_s, 3), "silent_s": round(self.silent_s, 3)}
+        return status
 
 
-class _RemoteWatchThread(Worker):
-    """The thread that starts one worker on another machine, writes its log records to the log, and waits for its end.
-
-    Attributes:
-        over: True after the end of the worker. `crash` and `failure` are then final.
-        crash: As `RemoteWorker.crash`.
-        failure: As `RemoteWorker.failure`.
-    """
+class _RemoteWatchThread(WatchThread):
+    """The thread that starts one worker on another machine, writes its log records to the log, and waits for its end."""
 
     def __init__(
         self, assignment: WorkerAssignment, link: WorkerLink, launch: Callable[[RemoteWorkerStart], RemoteProcess]
     ) -> None:
-        super().__init__(f"rl4sys-remote-{assignment.client_id}")
-        self.over = False
-        self.crash = ""
-        self.failure: ThreadFailed | None = None
-        self._client_id, self._engine, self._ended = assignment.client_id, assignment.engine, assignment.ended
+        super().__init__(f"rl4sys-remote-{assignment.client_id}", assignment.ended)
+        self._client_id, self._engine = assignment.client_id, assignment.engine
         self._link, self._launch = link, launch
         self._process: RemoteProcess | None = None
-        self._kill_at = math.inf
         self._awake_at = self._turned_at = time.monotonic()
 
     @property
     def silent_s(self) -> float:
-        """The time since the last sign of life, in seconds. The time in which this whole process was stopped does not count."""
         at = self._link.signs.at
+        # The time in which this whole process was stopped does not count.
         return 0.0 if at is None or self.over else max(0.0, time.monotonic() - max(at, self._awake_at))
 
     def describe(self) -> dict[str, Any]:
-        """Return what the engine says of the process."""
         return self._process.describe() if self._process is not None else {}
 
-    def kill_within(self, seconds: float) -> None:
-        """Kill the process if it still runs after a time in seconds."""
-        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
-
     def stop(self) -> None:
-        """Kill the process. Any thread can call this."""
         self._kill_at = 0.0
         self._kill()
 
     def run(self) -> None:
-        """Start the process, and wait for its end."""
         try:
             end = self._watch_process()
             if end and not self._link.signs.failed:

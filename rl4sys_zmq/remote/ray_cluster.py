@@ -1,4 +1,4 @@
-"""Functions of the processes that are connected to Ray: the connection, the nodes, and the choice of a node for an actor."""
+"""The processes that are connected to Ray: their connection, the nodes, and the choice of a node for an actor."""
 
 from __future__ import annotations
 
@@ -23,23 +23,17 @@ from rl4sys_zmq.remote.ray_packets import CONNECTED, LOCAL, REFUSED
 from rl4sys_zmq.remote.ray_resources import placement_problem
 
 PENDING_S = 5.0
-"""Time after which an actor that Ray has not placed so far is reported, in seconds."""
+"""Time after which an actor that Ray has not placed so far is reported."""
 
-LOOK_S = 0.05
-"""Longest time to wait for a packet, or for the result of a call, in seconds."""
-
-LOOK_EVERY_S = 1.0
-"""Time between two looks at the nodes of the cluster, in seconds."""
-
-REACH_S = 5.0
-"""Longest time to wait for a TCP connection to the cluster's address, in seconds."""
+LOOK_S = 0.05  # for a packet, or for the result of a call
+LOOK_EVERY_S = 1.0  # at the nodes of the cluster
+REACH_S = 5.0  # for a TCP connection to the cluster's address
 
 SUSPECT_S = 30.0
-"""Time for which no actor is placed on a node of which one could not be reached, in seconds. Ray itself needs about 15 s to find
-that a node is lost, and places actors on it until then."""
+"""Ray needs about 15 s to find that a node is lost, and places actors on it until then."""
 
 STORE_BYTES = 80 * 1024 * 1024
-"""Size of the object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
+"""The object store of a local Ray. No data passes through it, and this is about the least that Ray accepts."""
 
 
 def alive_nodes() -> list[dict[str, Any]]:
@@ -83,7 +77,7 @@ class SuspectNodes:
         self._since[node] = time.monotonic()
 
     def strategy(self, wanted: Mapping[str, float], nodes: Sequence[Mapping[str, Any]], used: Sequence[str]) -> tuple[Any, str]:
-        """Return Ray's strategy for a new actor, and the node if the strategy names one: spread, but not on a suspect."""
+        """Return Ray's strategy for a new actor (spread, but not on a suspect), and the node if the strategy names one."""
         now = time.monotonic()
         suspects = {node for node, at in self._since.items() if now - at < SUSPECT_S}
         others = [each["node"] for each in nodes if each["node"] not in suspects and not placement_problem(wanted, [each])]
@@ -94,9 +88,9 @@ class SuspectNodes:
 
 
 def error_line(exc: BaseException) -> str:
-    """Return the class and the text of an exception in one line of at most 400 characters, without Ray's colours."""
-    words = " ".join(str(exc).replace("\x1b[36m", "").replace("\x1b[39m", "").split())
-    return f"{type(exc).__name__}: {words}"[:400]
+    """Return the class and the text of an exception in one line, without Ray's colours."""
+    text = " ".join(str(exc).replace("\x1b[36m", "").replace("\x1b[39m", "").split())
+    return f"{type(exc).__name__}: {text}"[:400]
 
 
 class Driver(ABC):
@@ -143,7 +137,6 @@ class Driver(ABC):
         """Handle a packet of the other process."""
 
     def send(self, kind: str, **fields: object) -> None:
-        """Send a packet to the other process."""
         with contextlib.suppress(OSError):  # it has ended: `_read` returns False
             self._pair.send(encode_packet(kind, **fields), socket.MSG_NOSIGNAL)
 
@@ -172,7 +165,7 @@ class Driver(ABC):
 
 
 def run_driver(create: Callable[[socket.socket], Driver]) -> None:
-    """Run a driver with the arguments of the command line: the address of the cluster, and the descriptor of the socketpair."""
+    """Run a driver with the arguments of the command line: the cluster's address, and the descriptor of the socketpair."""
     reset_signals()
     for number in (signal.SIGTERM, signal.SIGINT):  # this process ends when the socketpair is closed
         signal.signal(number, signal.SIG_IGN)

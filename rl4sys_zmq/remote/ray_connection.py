@@ -28,31 +28,21 @@ _PROGRAM = "from rl4sys_zmq.remote.ray_driver import main; main()"
 class RayProcess:
     """One worker of the engine ``ray``, as the learner knows it. It implements `RemoteProcess`.
 
-    The connection's thread changes it. Any thread can read it.
-
-    Attributes:
-        number: The number of the worker in packets.
-        client_id: The client that it trains.
-        wanted: The resources that it needs, by Ray's names.
-        waits: True if it waits until the cluster has a node with these resources. If False, it fails if there is none.
-        start: The data with which it starts.
-        sent: True if the present driver has been told to place it.
-        node: The Ray node on which it runs; empty until then.
-        waiting: A text about what it waits for; empty if it does not wait.
-        unwanted: True after `kill`, until the driver has been told.
+    The connection's thread changes it. Any thread can read it, and call `kill`.
     """
 
     def __init__(
         self, number: int, client_id: str, wanted: Mapping[str, float], start: RemoteWorkerStart, *, waits: bool
     ) -> None:
         self.number, self.client_id, self.wanted, self.start, self.waits = number, client_id, wanted, start, waits
-        self.sent = self.unwanted = False
-        self.node = self.waiting = ""
+        self.sent = False  # the present driver has been told to place it
+        self.unwanted = False  # it was killed, and the driver was not told so far
+        self.node = ""  # on which it runs
+        self.waiting = ""  # what it waits for
         self._end = self._error = ""
         self._over = threading.Event()
 
     def wait(self, timeout_s: float) -> str | None:
-        """Wait for the end of the worker, at most `timeout_s` seconds. Return None while it runs, else how it ended."""
         if not self._over.wait(timeout_s):
             return None
         if self._error:
@@ -60,11 +50,9 @@ class RayProcess:
         return self._end
 
     def kill(self) -> None:
-        """End the worker by force, without waiting for its end. Any thread can call this."""
         self.unwanted = True
 
     def describe(self) -> dict[str, Any]:
-        """Return the Ray node on which the worker runs, and what it waits for, as JSON. A text is empty if there is none."""
         return {"node": self.node, "waiting": self.waiting}
 
     def order(self, host: str) -> bytes:
@@ -81,7 +69,6 @@ class RayProcess:
         )
 
     def ended(self, end: str, error: str) -> None:
-        """Record the end of the worker. Only the thread of the connection calls this."""
         self._end, self._error, self.waiting = end, error, ""
         self._over.set()
 
@@ -90,15 +77,11 @@ class RayConnectionThread(Worker):
     """The thread that runs the driver process, which is connected to Ray, and starts another one when it ends.
 
     All workers of a driver end with it.
-
-    Attributes:
-        nodes: The nodes of the cluster at the time of the last connection: ``node``, ``host`` and ``resources`` of each.
     """
 
     def __init__(self, address: str) -> None:
-        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-ray")
-        self.nodes: list[dict[str, Any]] = []
+        self.nodes: list[dict[str, Any]] = []  # `alive_nodes` at the time of the last connection
         self._address = address
         self._lock = threading.Lock()
         self._workers: list[RayProcess] = []
@@ -111,7 +94,6 @@ class RayConnectionThread(Worker):
     # ---- for other threads
 
     def wait_connected(self) -> None:
-        """Wait until the first attempt to connect has succeeded or failed."""
         if not self._settled.wait(CONNECT_S):
             self._problem = f"no answer within {CONNECT_S:g} s"
         if self._problem:
@@ -130,7 +112,6 @@ class RayConnectionThread(Worker):
         self._stopping.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Record the end of all workers, after this thread has failed."""
         self._problem = self._problem or repr(error)
         self._finish()
 
@@ -182,7 +163,6 @@ class RayConnectionThread(Worker):
         return driver.connected
 
     def _order(self, driver: DriverProcess) -> None:
-        """Place new workers, and end unwanted ones."""
         with self._lock:
             workers = list(self._workers)
         for worker in workers:
@@ -214,15 +194,15 @@ class RayConnectionThread(Worker):
     def _on_connected(self, pid: int, *, address: str, host: str, node: str, nodes: list[dict[str, Any]], version: str) -> None:
         self.nodes, self._host = nodes, host
         started = "has started a local Ray" if self._address == LOCAL else "is connected to the Ray cluster"
-        words = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
-        log.info(words, started, version, address, pid, node, host, nodes_text(nodes))
+        text = "the learner %s %s at %s: driver process %d on node %s (%s); nodes: %s"
+        log.info(text, started, version, address, pid, node, host, nodes_text(nodes))
         self._settled.set()
 
     def _on_worker(self, worker: RayProcess, kind: str, fields: dict[str, Any]) -> None:
         if kind == PLACED:
             worker.node, worker.waiting = fields["node"], ""
-            words = "client %s, generation %d, is trained by process %d on %s, node %s of the Ray cluster"
-            log.info(words, worker.client_id, worker.start.generation, fields["pid"], fields["host"], worker.node)
+            text = "client %s, generation %d, is trained by process %d on %s, node %s of the Ray cluster"
+            log.info(text, worker.client_id, worker.start.generation, fields["pid"], fields["host"], worker.node)
         elif kind == WAITING:
             worker.waiting = fields["text"]
             log.warning("client %s waits for a worker: %s", worker.client_id, worker.waiting)

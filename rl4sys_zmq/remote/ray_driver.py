@@ -1,8 +1,7 @@
 """The program that connects a learner with Ray. It creates, watches and ends the Ray actors that train the learner's clients.
 
-`ray_connection` starts it with the address of the cluster, and the descriptor of the socketpair to the learner's process. It is
-a process of its own for four reasons: Ray installs signal handlers, also in C++; it writes to stdout; its calls can take seconds;
-and a driver whose node is lost cannot continue. The learner then starts another one.
+It is a process of its own for four reasons: Ray installs signal handlers, also in C++; it writes to stdout; its calls can take
+seconds; and a driver whose node is lost cannot continue. The learner then starts another one (`ray_connection`).
 
 The program ends when the socketpair closes, which is also when the learner's process ends. It then ends its actors, and the Ray
 that it has started itself, if any.
@@ -28,35 +27,20 @@ from rl4sys_zmq.version import package_version
 
 @dataclass(slots=True, kw_only=True)
 class _Placement:
-    """One worker, from the order to place it until it has ended.
-
-    Attributes:
-        number: The number with which the learner names this worker.
-        client_id: The client that it trains.
-        wanted: The resources that it needs, by Ray's names.
-        start: The start data, as text. They contain secrets.
-        path: The folders in which the learner finds modules.
-        waits: True if the worker is to wait for a node with these resources. Otherwise it fails if there is none.
-        actor: The Ray actor, once it was created.
-        call: The call of an actor's method that has not returned so far: of `RayWorker.describe`, then of `RayWorker.run`.
-        node: The node on which the actor is; empty until that is known.
-        running: True from the call of `RayWorker.run` on.
-        since: When the actor was created.
-        reported: The last text about what this worker waits for.
-    """
+    """One worker, from the order to place it until it has ended."""
 
     number: int
     client_id: str
-    wanted: dict[str, float]
-    start: str = field(repr=False)
-    path: list[str]
-    waits: bool
+    wanted: dict[str, float]  # the resources that it needs, by Ray's names
+    start: str = field(repr=False)  # the start data, which contain secrets
+    path: list[str]  # `sys.path` of the learner
+    waits: bool  # for a node with these resources. Otherwise it fails if there is none.
     actor: Any = None
-    call: Any = None
-    node: str = ""
-    running: bool = False
-    since: float = 0.0
-    reported: str = ""
+    call: Any = None  # of `RayWorker.describe`, then of `RayWorker.run`
+    node: str = ""  # empty until it is known
+    running: bool = False  # from the call of `RayWorker.run` on
+    since: float = 0.0  # when the actor was created
+    reported: str = ""  # the last text about what this worker waits for
 
 
 class RayDriver(Driver):
@@ -67,7 +51,6 @@ class RayDriver(Driver):
         self._placements: dict[int, _Placement] = {}
 
     def run(self) -> None:
-        """Follow the learner's packets, and watch the actors, until the learner closes the socketpair."""
         while self._read(wait=all(placement.call is None for placement in self._placements.values())):
             now = time.monotonic()
             if self._nodes_are_due(now):
@@ -105,25 +88,21 @@ class RayDriver(Driver):
                 self._end(placement, error=f"resources: {problem}; change the resources of the client, or add a node")
             return
         others = {name: amount for name, amount in placement.wanted.items() if name not in BUILT_IN}
+        used = [each.node for each in self._placements.values()]
+        strategy, placement.node = self._suspects.strategy(placement.wanted, nodes, used)
         options = {
             "name": f"rl4sys-{placement.client_id}-{placement.number}",
             "num_cpus": placement.wanted.get("CPU", 0),
             "num_gpus": placement.wanted.get("GPU", 0),
             "resources": others,
             "max_restarts": 0,  # a restart by Ray would have the key of the worker before it; the learner restarts with a new one
-            "scheduling_strategy": self._strategy(placement, nodes),
+            "scheduling_strategy": strategy,
         }
         if "memory" in placement.wanted:
             options["memory"] = placement.wanted["memory"]
         placement.actor = ray.remote(RayWorker).options(**options).remote()
         placement.call = placement.actor.describe.remote(placement.start, placement.path)
         placement.since = time.monotonic()
-
-    def _strategy(self, placement: _Placement, nodes: list[dict[str, Any]]) -> Any:
-        """Return Ray's strategy for a new actor: spread over the nodes, but not on one that could be lost."""
-        used = [each.node for each in self._placements.values()]
-        strategy, placement.node = self._suspects.strategy(placement.wanted, nodes, used)
-        return strategy
 
     def _wait(self, placement: _Placement, text: str) -> None:
         if text != placement.reported:
@@ -159,7 +138,6 @@ class RayDriver(Driver):
                 placement.call = placement.actor.run.remote(placement.start)
 
     def _end(self, placement: _Placement, *, end: str = "", error: str = "") -> None:
-        """End the actor if it still runs, and report the end of the worker."""
         if placement.actor is not None:
             with contextlib.suppress(RayError):  # it has ended already
                 ray.kill(placement.actor, no_restart=True)
@@ -171,8 +149,8 @@ class RayDriver(Driver):
             if placement.actor is None:
                 self._place(placement)
             elif not placement.running and now - placement.since >= PENDING_S:
-                found = ray.available_resources()
-                free = amounts_text({name: found.get(name, 0.0) for name in placement.wanted})
+                available = ray.available_resources()
+                free = amounts_text({name: available.get(name, 0.0) for name in placement.wanted})
                 needs = amounts_text(placement.wanted)
                 self._wait(
                     placement, f"Ray has not placed it so far: it needs {needs} on one node, and the cluster has {free} free"
@@ -180,8 +158,5 @@ class RayDriver(Driver):
 
 
 def main() -> None:
-    """Connect to Ray, and follow the learner until it ends.
-
-    The arguments of the command line are the address of the cluster, and the descriptor of the socketpair.
-    """
+    """Connect to Ray, and follow the learner until it ends."""
     run_driver(RayDriver)

@@ -1,7 +1,7 @@
 """The engine ``ray``: each client is trained in an actor of a Ray cluster, on any of its nodes.
 
-This module and the gateway do not import Ray. A separate process, the *driver* (`ray_driver`), is connected to Ray. It creates
-the actors and watches them. A thread of the learner (`ray_connection`) starts the driver, and exchanges packets with it.
+This module and the gateway do not import Ray. The *driver* (`ray_driver`), a process of its own, is connected to it. A thread
+of the learner (`ray_connection`) starts the driver, and exchanges packets with it.
 
 Ray places a worker, and reports its end. It does not restart it: a worker that Ray revived would have the key of a worker that
 was replaced. The learner starts another one with a new key, as for a process.
@@ -25,10 +25,7 @@ LOOPBACK, ALL_INTERFACES = "tcp://127.0.0.1:0", "tcp://0.0.0.0:0"
 
 
 class RayEngine:
-    """The engine that trains each client in an actor of a Ray cluster. See the module's text."""
-
     def __init__(self, gateway: GatewayEndpoints) -> None:
-        """Start the thread that connects to Ray, without waiting for it."""
         self._gateway, self._config = gateway, gateway.config
         address = cluster_address(self._config.ray_address)
         self._bind = LOOPBACK if address == LOCAL else ALL_INTERFACES
@@ -40,8 +37,7 @@ class RayEngine:
     def start(self, assignment: WorkerAssignment) -> RemoteWorker:
         """Start a worker that trains one client, as soon as there is a connection to Ray and a node for it.
 
-        The first worker of a new client fails if no node has the resources. Later ones wait, because a node that is lost can
-        return.
+        The first worker of a new client fails if no node has the resources. Later ones wait, because a lost node can return.
         """
         client_id, number = assignment.client_id, next(self._numbers)
         wanted, waits = ray_amounts(self._resources(client_id)), client_id in self._known
@@ -66,7 +62,6 @@ class RayEngine:
                     raise ConfigError(f"{key}: {problem}; change the resources, or add a node to the cluster", key=key)
 
     def close(self) -> None:
-        """End the driver, and with it a local Ray."""
         self._connection.stop()
         self._connection.join()
 

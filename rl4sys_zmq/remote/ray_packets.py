@@ -1,7 +1,4 @@
-"""The packets between a learner and its Ray driver process, in addition to the functions of `packets`.
-
-The field ``number`` of a packet names the worker that it is about.
-"""
+"""The packets between a learner and its Ray driver process. The field ``number`` names the worker that a packet is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a driver process, which is connected to Ray: its address of the cluster, and its descriptor.
+"""The start of a driver process, which is connected to Ray.
 
 The learner and the fleet of actors both have such a process, so that their own processes never import Ray.
 """
@@ -24,39 +24,31 @@ from rl4sys_zmq.learner.engines.packets import MAX_PACKET_BYTES, decode_packet
 from rl4sys_zmq.remote.ray_packets import LOCAL
 
 CONNECT_S = 60.0
-"""Longest time to connect to a cluster, or to start a local Ray, in seconds."""
+"""Longest time to connect to a cluster, or to start a local Ray."""
 
 CLOSE_S = 5.0
-"""Longest time in which the driver ends the local Ray that it has started, in seconds. Then it is killed."""
+"""Longest time in which the driver ends the local Ray that it has started. Then it is killed."""
 
 _NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 """A Ray that a driver starts sends no statistics to Ray's authors, unless the environment says so."""
 
 
-def cluster_address(given: str | None) -> str:
-    """Return the address of the cluster: the given one, else that in ``RAY_ADDRESS``, else ``local``."""
+def cluster_address(configured: str | None) -> str:
+    """Return the address of the cluster: the configured one, else that in ``RAY_ADDRESS``, else ``local``."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("engine: ray needs ray, which is not installed: pip install 'rl4sys-zmq[ray]'", key="engine")
-    found = os.environ.get("RAY_ADDRESS")
-    return given or (check_value("RAY_ADDRESS", found, ray_address) if found else LOCAL)
+    address = os.environ.get("RAY_ADDRESS")
+    return configured or (check_value("RAY_ADDRESS", address, ray_address) if address else LOCAL)
 
 
 def described_cluster(address: str) -> str:
-    """Return the words for the cluster at an address, for messages."""
     return "the local Ray" if address == LOCAL else f"the Ray cluster at {address}"
 
 
 class DriverProcess:
-    """A driver process, and the socketpair to it. One thread uses it, and closes it.
-
-    Attributes:
-        outbox: The packets that `exchange` will send.
-        pid: The number of the process.
-        connected: True once the driver is connected to Ray. The owner sets it.
-    """
+    """A driver process, and the socketpair to it. One thread uses it, and closes it."""
 
     def __init__(self, program: str, address: str) -> None:
-        """Start the process."""
         self._pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pair.setblocking(False)
         silent = subprocess.DEVNULL  # Ray writes messages of its own there
@@ -70,12 +62,11 @@ class DriverProcess:
             raise
         self.outbox: deque[bytes] = deque()
         self.pid = self._process.pid
-        self.connected = False
+        self.connected = False  # the owner sets it to True
         self._deadline = time.monotonic() + CONNECT_S
 
     @property
     def late(self) -> bool:
-        """True if the driver has not connected within `CONNECT_S` seconds."""
         return not self.connected and time.monotonic() > self._deadline
 
     def wait(self, timeout_s: float) -> None:
@@ -85,14 +76,12 @@ class DriverProcess:
         poll.poll(timeout_s * 1000)
 
     def write(self) -> None:
-        """Send packets of the outbox, as many as the socketpair takes now."""
         with contextlib.suppress(OSError):  # the driver is busy; or it has ended, and `read` raises
             while self.outbox:
                 self._pair.send(self.outbox[0], socket.MSG_NOSIGNAL)
                 self.outbox.popleft()
 
     def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the kind and the fields of each packet that has arrived."""
         while True:
             try:
                 data = self._pair.recv(MAX_PACKET_BYTES)

@@ -1,4 +1,4 @@
-"""Comparison of the resources that a client needs with those of the nodes of a Ray cluster, under Ray's names."""
+"""The resources that a client needs and those of the nodes of a Ray cluster, under Ray's names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BUILT_IN = ("CPU", "GPU", "memory")
 
 
 def ray_amounts(resources: ResourcesConfig) -> dict[str, float]:
-    """Return the amounts that are reserved for a worker, by Ray's names. Amounts of 0 are left out."""
-    found = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory or 0), **resources.custom}
-    return {name: amount for name, amount in found.items() if amount}
+    """Return the amounts that are reserved for a worker, without those of 0."""
+    amounts = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory or 0), **resources.custom}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def placement_problem(wanted: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The Ray actor that trains one client: the worker of the engine ``ray``, in a process of its own on a node of the cluster.
+"""The Ray actor that trains one client, in a process of its own on a node of the cluster.
 
 The driver process (`ray_driver`) creates it and calls its methods. Ray's own channel carries these calls, and so the start data
 with their secrets. Segments, weights and checkpoints do not pass through Ray.

@@ -1,8 +1,8 @@
-"""The program of a worker on another machine than the learner, which trains one client.
+"""The program of a worker on another machine than the learner.
 
 An engine calls `run_remote_worker` in a process of its own on that machine. The calling thread runs the same code as a learner
-thread. A second thread, the *connection*, has the two sockets to the gateway (the learner's network thread). It passes messages
-on to the learner thread and back, sends signs of life and log records, and ends the process when the gateway is lost.
+thread. A second thread, the *connection*, has the two sockets to the gateway. It passes messages on to the learner thread and
+back, sends signs of life and log records, and ends the process when the gateway is lost.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.prefix import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointFound,
     CheckpointPartReply,
@@ -48,20 +49,19 @@ from rl4sys_zmq.wire.thread_messages import (
 log = get_logger(__name__)
 
 LAST_MESSAGES_S = 5.0
-"""Longest time for which a worker at its end waits until the gateway has received its last messages, in seconds."""
+"""Longest wait at the end until the gateway has received the last messages."""
 
 ORPHAN_S = 2.0
-"""Time that the algorithm has to end after the loss of the gateway or a replacement, in seconds. Then the process is ended."""
+"""Time that the algorithm has to end after the loss of the gateway or a replacement. Then the process is ended."""
 
 TURN_MESSAGES = 256
-"""Largest number of messages that the connection passes on in one direction before it looks at the other one."""
+"""Messages that the connection passes on in one direction before it looks at the other one."""
 
 MAX_LOGS = 1000
 MAX_LOG_CHARS = 16_000
 MAX_NAME_CHARS = 200
 _RETRY_S = 0.005
 _PAUSED_S = 2.0
-_PREFIX_BYTES, _KIND_AT = 48, 6
 _ANSWERS = (CheckpointFound, CheckpointPartReply, CheckpointStored, TrainingRecorded)
 _OWN = frozenset({cls.KIND for cls in (GatewayAlive, ReplaceWorker, *_ANSWERS)})
 
@@ -105,15 +105,11 @@ class _PostLogHandler(logging.Handler):
 
 
 class _GatewayConnection(Worker):
-    """The connection of this worker to the gateway (the learner's network thread), in a thread of its own.
-
-    Attributes:
-        lost: The reason why the connection has ended; empty while it works.
-    """
+    """The connection of this worker to the gateway, in a thread of its own."""
 
     def __init__(self, start: RemoteWorkerStart, end_process: Callable[[int], object]) -> None:
         super().__init__("rl4sys-gateway-link")
-        self.lost = ""
+        self.lost = ""  # why the connection has ended
         self._start_data, self._end_process = start, end_process
         self._key = bytes.fromhex(start.key)
         inner = f"inproc://rl4sys-worker-{start.key}"
@@ -141,7 +137,7 @@ class _GatewayConnection(Worker):
     # ---- the calling thread
 
     def train(self) -> str:
-        """Run the learner thread's code in this thread, with the connection in another. Return the error that ended it."""
+        """Run the learner thread's code in this thread. Return the error that ended it."""
         self.start()
         self._open.wait()
         try:
@@ -167,8 +163,7 @@ class _GatewayConnection(Worker):
             return str(exc)
         return ""
 
-    def _post(self, message: ThreadMessage) -> None:
-        """Queue a message for the gateway. Any thread can call this."""
+    def _post(self, message: ThreadMessage) -> None:  # any thread can call this
         self._posted.append(message)
         self._wakeup.set()
 
@@ -178,14 +173,13 @@ class _GatewayConnection(Worker):
         self._wakeup.set()
 
     def stop(self) -> None:
-        """Ask the thread to end after the last messages. `train` does the same at its end."""
         self._finishing = True
         self._wakeup.set()
 
     # ---- the thread
 
     def run(self) -> None:
-        """Pass messages on in both directions until the learner thread has ended and the gateway has its last messages."""
+        """Pass messages on until the learner thread has ended and the gateway has its last messages."""
         start = self._start_data
         secure = curve((start.public, start.secret, start.gateway_public))
         try:
@@ -246,15 +240,12 @@ class _GatewayConnection(Worker):
                     self._sign_due = self._ending = True
 
     def _alive(self) -> WorkerAlive:
-        """Return a sign of life. Send it before any other message, because it counts the messages sent so far."""
+        """Return a sign of life. Send it before any other message, because it counts those sent so far."""
         self._sign_due = False
         return WorkerAlive(platform.node(), os.getpid(), self._learner.busy_s, self._ending, self._sent)
 
     def _read_gateway(self, down: Socket, to_learner: Socket) -> bool:
-        """Pass messages of the gateway on, up to `TURN_MESSAGES`, while the learner thread's queue has room.
-
-        Return True if one has arrived.
-        """
+        """Pass messages of the gateway on while the learner thread's queue has room. Return True if one has arrived."""
         arrived = False
         for _ in range(TURN_MESSAGES):
             while self._in:
@@ -266,7 +257,7 @@ class _GatewayConnection(Worker):
                 return arrived
             arrived = True
             self._arrived += 1
-            kind = frames[0][_KIND_AT] if len(frames[0]) >= _PREFIX_BYTES else -1
+            kind = frames[0][KIND_AT] if len(frames[0]) >= PREFIX_BYTES else -1
             if kind in _OWN:
                 self._on_gateway(frames)
                 continue
@@ -292,7 +283,7 @@ class _GatewayConnection(Worker):
             self._storage.deliver(message)
 
     def _write_gateway(self, from_learner: Socket, up: Socket) -> bool:
-        """Send what waits for the gateway, up to `TURN_MESSAGES`. Return True if nothing waits any more."""
+        """Send what waits for the gateway. Return True if nothing waits any more."""
         for _ in range(TURN_MESSAGES):
             while self._out:
                 if not self.lost:

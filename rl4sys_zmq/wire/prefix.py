@@ -29,7 +29,7 @@ from rl4sys_zmq.errors import ProtocolError, RefusalReason
 
 MAGIC = b"R4SZ"
 MAJOR, MINOR = 1, 0
-PREFIX_BYTES = 48
+PREFIX_BYTES, KIND_AT = 48, 6
 MAX_BODY_FRAMES = 255
 WRAPPERS = frozenset({33, 49, 55})
 """The kinds of `DeliverSegments`, `PolicyPublished` and `QuarantinedSegment`. Their bodies have checksums of their own, so that

@@ -390,7 +390,8 @@ def test_a_minari_dataset_is_what_a_file_of_it_is(tmp_path: Path, monkeypatch: p
     demonstrated = use(tmp_path, minari="test-v0", fraction=0.25, clone_steps=3)
     assert demonstrated.clone(lambda scalars: None)
     write_demonstrations(tmp_path / "d.npz", *read_minari("test-v0"))
-    assert use(tmp_path / "d.npz", fraction=0.25)._found.digest == demonstrated._found.digest  # either can resume the other
+    from_file = use(tmp_path / "d.npz", fraction=0.25)
+    assert from_file._demonstrations.digest == demonstrated._demonstrations.digest  # either can resume the other
     with pytest.raises(ConfigError, match="minari download other-v0"):
         use(tmp_path, minari="other-v0", clone_steps=3)
     monkeypatch.setitem(sys.modules, "minari", None)

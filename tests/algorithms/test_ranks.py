@@ -91,7 +91,7 @@ def ranked(assign: AssignClient) -> tuple[Any, RankGroup]:
     """Return an algorithm with several ranks, and their running group."""
     spaces = OBSERVATIONS, FOUR if assign.action_space == space_to_json(FOUR) else BOX
     algorithm = make_algorithm(assign.algorithm_name, *spaces, assign.parameters, assign.seed)
-    group = place_algorithm(algorithm, assign, threading.Event()).group
+    _, group = place_algorithm(algorithm, assign, threading.Event())
     assert group is not None
     group.start()
     return algorithm, group
@@ -232,7 +232,7 @@ def test_a_rank_that_is_killed_while_the_group_starts_is_lost(moment: str, monke
         monkeypatch.setattr(module, "RANK_TIMEOUT_S", 4.0)
     assign = assignment("PPO", FOUR, PPO, learners=3)
     algorithm = make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3)
-    group = place_algorithm(algorithm, assign, threading.Event()).group
+    _, group = place_algorithm(algorithm, assign, threading.Event())
     assert group is not None
     killed: list[int] = []
 
@@ -267,7 +267,7 @@ def test_a_rank_that_cannot_be_started_is_lost(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.EMFILE, "Too many open files")
 
     assign = assignment("PPO", FOUR, PPO, learners=2)
-    group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, threading.Event()).group
+    _, group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, threading.Event())
     assert group is not None
     monkeypatch.setattr(socket, "socketpair", full)
     with pytest.raises(RankLost, match=r"rank 1 cannot be started: .*Too many open files; raise the limit of open files"):
@@ -309,7 +309,7 @@ def test_a_start_that_is_stopped_leaves_no_process() -> None:
     stopping = threading.Event()
     stopping.set()
     assign = assignment("PPO", FOUR, PPO, learners=2)
-    group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, stopping).group
+    _, group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, stopping)
     assert group is not None
     with pytest.raises(Closed, match="before its ranks were ready"):
         group.start()
@@ -320,7 +320,7 @@ def test_a_start_is_stopped_while_a_rank_does_not_connect(monkeypatch: pytest.Mo
     """The rank is stopped when it is ready, so rank 0 waits for it."""
     stopping, ready = threading.Event(), RankGroup._await_ready
     assign = assignment("PPO", FOUR, PPO, learners=2)
-    group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, stopping).group
+    _, group = place_algorithm(make_algorithm("PPO", OBSERVATIONS, FOUR, PPO, 3), assign, stopping)
     assert group is not None
 
     def stop(given: RankGroup, deadline: float) -> None:
@@ -435,7 +435,7 @@ def test_an_algorithm_without_the_methods_is_refused() -> None:
         place(learners=2)
     with pytest.raises(ConfigError, match="device: algorithm FAKE trains on the CPU"):
         place(device="cuda")
-    assert place(device="auto").devices == ("cpu",)
+    assert place(device="auto") == (("cpu",), None)
 
 
 def at_the_top(*given: Any) -> Any:

@@ -338,7 +338,7 @@ class MarksBeforeItTrains(SimThread):
         self.progress.barrier()
 
     def _dispose(self, key: Key, seq: int, segment: int, verdict: str) -> None:
-        self.progress.take(key, seq, seq + 1)
+        self.progress.receive(key, seq, seq + 1)
         super()._dispose(key, seq, segment, verdict)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl4sys_zmq.learner.training.quantizer import WeightQuantizer
+from rl4sys_zmq.learner.training.publishing import WeightQuantizer
 from rl4sys_zmq.policies.gru import GRUParameters, gru_spec
 from rl4sys_zmq.policies.linear_bandit import linear_bandit_spec
 from rl4sys_zmq.policies.mlp import mlp_spec

@@ -1,4 +1,4 @@
-"""Tests of the layout of a run directory: old files move once and completely, and the recorder survives errors of the disk."""
+"""Tests of a run directory: what stands in the way moves once and whole, and the recorder survives errors of the disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -17,91 +16,40 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.run import recorder as recorder_module
 from rl4sys_zmq.learner.run.log_files import read_log
 from rl4sys_zmq.learner.run.recorder import NullEventSink, Recorder, RunDirectoryWriter
-from rl4sys_zmq.learner.run.run_paths import move_old_files
-from rl4sys_zmq.names import folder_name
+from rl4sys_zmq.learner.run.run_paths import move_misplaced
 from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
 
 
-def old_run(run: Path) -> dict[str, int]:
-    """Make a run directory of an earlier version, and return the number of files of each content."""
-    for name in ("luna", "Luna", "journal.db-journal", "log", "checkpoints", "tensorboard", "dead"):
-        for number in range(2):
-            path = run / name / f"events.out.tfevents.176376432{number}.host.1.0"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{name} {number}")
-    (run / "journal.db-wal").mkdir()
-    (run / "journal.db-wal" / "mine").write_text("a note")
-    for client in ("luna", "Luna", "a%20b", "x" * 150 + "%-0123456789abcdef"):
-        (run / "checkpoints" / client / "00000001").mkdir(parents=True)
-        (run / "checkpoints" / client / "00000001" / "manifest.json").write_text(client)
-    (run / "own notes").mkdir()
-    (run / "own notes" / "today.txt").write_text("the user's")
-    return contents(run)
+def test_what_stands_in_the_way_is_moved_once_and_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in ("journal.db-wal", "config.json", "own notes"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine").write_text(folder)
+    for file in ("dead", "tensorboard", "today.txt"):
+        (tmp_path / file).write_text(file)
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "today.txt")
+    moved = dict(move_misplaced(tmp_path))
+    assert moved.keys() == {"journal.db-wal", "config.json", "dead", "tensorboard"}
+    for source, target in moved.items():
+        place = tmp_path / target
+        assert place.parent.name.startswith("before-") and place.name == source and not (tmp_path / source).exists()
+        assert (place / "mine" if place.is_dir() else place).read_text() == source
+        assert source in caplog.text and target in caplog.text
+    assert (tmp_path / "own notes" / "mine").exists() and (tmp_path / "today.txt").exists()
+    assert (tmp_path / "checkpoints").is_symlink() and move_misplaced(tmp_path) == []
 
 
-def contents(run: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for path in run.rglob("*"):
-        if path.is_file():
-            found[path.read_text()] = found.get(path.read_text(), 0) + 1
-    return found
+def test_a_move_that_fails_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dead").write_text("mine")
 
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device", str(self))
 
-def assert_tidy(run: Path, before: dict[str, int]) -> None:
-    assert contents(run) == before  # no file is lost or duplicated
-    assert not list(run.glob("*/events.out.tfevents.*"))
-    assert {path.name for path in (run / "tensorboard").iterdir()} == {
-        *("luna", "Luna%~1", "journal.db-journal", "log", "checkpoints", "tensorboard", "dead")
-    }
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {
-        *("luna", "Luna%~1", "a%20b", "x" * 150 + "%-0123456789abcdef")
-    }
-    assert not [path for path in run.glob("journal.db*") if path.is_dir()]
-    assert (run / "own notes" / "today.txt").exists() and len(list(run.glob("before-*/journal.db-wal/mine"))) == 1
-    assert move_old_files(run) == []
-
-
-def test_what_stood_in_the_way_is_moved_once_and_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = old_run(tmp_path)
-    moved = move_old_files(tmp_path)
-    assert ("journal.db-journal/events.out.tfevents.*", "tensorboard/journal.db-journal/") in moved
-    assert ("checkpoints/Luna", "checkpoints/Luna%~1") in moved
-    assert len(moved) == 9 and all(source in caplog.text and target in caplog.text for source, target in moved)
-    assert_tidy(tmp_path, before)
-
-
-def test_a_move_that_is_cut_short_goes_on_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = Path.rename
-    for stop in range(1, 17):
-        run = tmp_path / str(stop)
-        before = old_run(run)
-        count = 0
-
-        def stopping(self: Path, target: Path, stop: int = stop) -> Path:
-            nonlocal count
-            count += 1
-            if count == stop:
-                raise OSError(28, "No space left on device", str(self))
-            return rename(self, target)
-
-        monkeypatch.setattr(Path, "rename", stopping)
-        with pytest.raises(RunDirectoryError, match="cannot be moved: No space left"):
-            move_old_files(run)
-        monkeypatch.setattr(Path, "rename", rename)
-        assert contents(run) == before
-        move_old_files(run)
-        assert_tidy(run, before)
-
-
-def test_a_folder_that_was_cut_inside_a_character_gets_its_new_name(tmp_path: Path) -> None:
-    name = "日" * 25
-    old = f"{quote(name)[:150]}{folder_name(name)[-42:]}"
-    for part in ("checkpoints", "best", "tensorboard"):
-        (tmp_path / part / old).mkdir(parents=True)
-    assert old != folder_name(name) and len(move_old_files(tmp_path)) == 3
-    assert {path.name for path in tmp_path.glob("*/*")} == {folder_name(name)}
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(RunDirectoryError, match=r"cannot be moved: No space left.*choose another --run-dir"):
+        move_misplaced(tmp_path)
+    assert (tmp_path / "dead").read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -141,15 +89,6 @@ def test_whatever_is_in_a_run_directory_a_learner_starts(kind: str, tmp_path: Pa
                 path.touch()
         with Learner(LearnerConfig(bind="inproc://*", run_dir=run)) as learner:
             assert learner.status()["clients"] == {}
-
-
-def test_events_of_the_same_name_do_not_replace_each_other(tmp_path: Path) -> None:
-    for folder in ("luna", "tensorboard/luna"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "events.out.tfevents.1").write_text(folder)
-    before = contents(tmp_path)
-    move_old_files(tmp_path)
-    assert contents(tmp_path) == before and len(list((tmp_path / "tensorboard" / "luna").iterdir())) == 2
 
 
 def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> None:

@@ -134,12 +134,12 @@ def test_messages_of_a_replay_are_kept_within_a_limit() -> None:
     for message in given:
         recent.add(message, 0)  # type: ignore[arg-type]
     assert recent.nbytes == 4 * one.nbytes
-    assert recent.take(20) is None and recent.take(30) is None
-    found = [recent.take(number) for number in (22, 25, 26, 29)]
+    assert recent.pop(20) is None and recent.pop(30) is None
+    found = [recent.pop(number) for number in (22, 25, 26, 29)]
     assert [f.seq for f in found if f] == [22, 25, 26, 29]
     messages: list[Any] = [f.message for f in found if f]
     assert messages == [None, None, given[26], given[29]], "the newest four messages"
-    assert recent.take(29) is None, "only once"
+    assert recent.pop(29) is None, "only once"
 
 
 def test_segments_of_one_message_are_found_by_the_order_of_observation() -> None:
@@ -147,8 +147,8 @@ def test_segments_of_one_message_are_found_by_the_order_of_observation() -> None
     for place in (0, 3, 5):
         recent.add(messages[0], place)  # type: ignore[arg-type]
     recent.add(messages[1], 7)  # type: ignore[arg-type]
-    found = [recent.take(number) for number in (3, 1, 0, 2)]
-    assert [(f.place, f.seq) for f in found if f] == [(7, 207), (3, 103), (0, 100), (5, 105)]
+    found = [recent.pop(number) for number in (3, 1, 0, 2)]
+    assert [(f.index, f.seq) for f in found if f] == [(7, 207), (3, 103), (0, 100), (5, 105)]
 
 
 @pytest.mark.parametrize("prioritised", [False, True])

@@ -277,7 +277,7 @@ class SimThread:
         key = given.key
         for index, segment in enumerate(given.batch.segments()[given.skip :], given.skip):
             seq = given.first_seq + index
-            self.progress.take(key, seq, seq + 1)
+            self.progress.receive(key, seq, seq + 1)
             if index in given.refused:
                 self.progress.record_verdict(key, Verdict.REFUSED)
                 continue

@@ -15,15 +15,9 @@ LOOK_S = 0.05
 
 
 class AbandonCheckpointsThread(Worker):
-    """A thread that renames the checkpoints of a removed client, after the client's learner threads have ended.
+    """A thread that renames the checkpoints of a removed client to ``NUMBER.abandoned``, after its learner threads have ended.
 
-    The folders are renamed to ``NUMBER.abandoned``, so that no later start resumes from them. A separate thread does this,
-    because the gateway (the learner's network thread) must not wait for a disk. This class implements `AbandonCheckpointsTask`.
-
-    Attributes:
-        done: True if the task has ended, with or without an error.
-        problem: The text of the error; empty if there is none.
-        count: The number of checkpoints that were renamed.
+    It implements `AbandonCheckpointsTask`. The gateway must not wait for a disk.
     """
 
     def __init__(self, client_id: str, workers: Sequence[LearnerThreadHandle], folder: Path, wake: Callable[[], None]) -> None:
@@ -35,7 +29,6 @@ class AbandonCheckpointsThread(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Wait for the end of the learner threads, and rename the checkpoints. This is the body of the thread."""
         try:
             ended = [False]
             while not all(ended) and not self._stopping.is_set():

@@ -1,7 +1,7 @@
 """The interface of an engine, which starts the worker that trains one client, and of the gateway that the engine works for.
 
-A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway (the learner's network thread)
-and a worker exchange encoded messages only.
+A *worker* runs `LearnerThread`: in a thread or in a process, as the engine decides. The gateway and a worker exchange encoded
+messages only.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ class WorkerAssignment:
     """The task of one worker, which trains one client until another worker replaces it.
 
     Attributes:
-        client_id: The client.
-        key: The fencing token: random bytes that are the first frame of each message of this worker. The gateway (the learner's
-            network thread) ignores messages with the key of an earlier worker. It is a secret.
+        key: The fencing token: random bytes that are the first frame of each message of this worker. The gateway ignores
+            messages with the key of an earlier worker. It is a secret.
         engine: The name of the engine, as in the configuration.
         assign: The first message that the worker receives, with the client's configuration and the worker's generation.
         ended: An engine whose workers are processes calls this once, from any thread, after the end of the worker. For other
@@ -44,7 +43,7 @@ class WorkerAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEndpoints:
-    """The gateway (the learner's network thread), as an engine sees it. Only the gateway thread uses this object.
+    """The gateway, as an engine sees it. Only the gateway thread uses this object.
 
     Attributes:
         config: The learner's configuration.
@@ -52,10 +51,10 @@ class GatewayEndpoints:
         up: The inproc address of a PULL socket of the gateway, for workers in this process.
         listen: Binds a further PULL socket of the gateway to an address, and returns the bound address. Workers send their
             messages there.
-        connect_worker: Binds the two sockets of a worker on another machine, with CURVE and a fresh key pair that is accepted for
-            this worker only. Arguments: the assignment; the address to bind, such as ``tcp://0.0.0.0:0``; and the host name at
-            which the worker reaches this machine, or "" for the host in the address. Returns the connection; its `start` has the
-            data for `run_remote_worker`.
+        connect_worker: Binds the two sockets of a worker on another machine, with CURVE and a fresh key pair that is accepted
+            for this worker only. Arguments: the assignment; the address to bind, such as ``tcp://0.0.0.0:0``; and the host name
+            at which the worker reaches this machine, or "" for the host in the address. Returns the connection; its `start` has
+            the data for `run_remote_worker`.
     """
 
     config: LearnerConfig

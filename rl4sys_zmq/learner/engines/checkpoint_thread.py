@@ -1,9 +1,9 @@
 """A thread of the learner that keeps the checkpoints of workers on other machines on the learner's disk.
 
-A checkpoint arrives in parts, which the thread writes to a temporary folder. After the last part it checks the manifest, renames
-the folder into place, and only then answers that the checkpoint is stored. So the loss of the worker's machine at any moment
-loses no checkpoint that was reported. The thread also sends the newest checkpoint to a new worker, and it stores the segments
-that a worker has in training, so that the next worker can find those that end the process.
+A checkpoint arrives in parts, which the thread writes to a temporary folder. After the last part it checks the manifest,
+renames the folder into place, and only then answers that the checkpoint is stored. So the loss of the worker's machine loses no
+checkpoint that was reported. The thread also sends the newest checkpoint to a new worker, and stores the segments that a worker
+has in training.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -41,37 +42,25 @@ from rl4sys_zmq.wire.thread_messages import (
 log = get_logger(__name__)
 
 PART_BYTES = 4 << 20
-"""Largest size of a part of a checkpoint, in bytes."""
 
 MAX_WAITING = 4
-"""Largest number of requests of one worker that wait for this thread. A worker sends at most two parts before an answer."""
+"""Requests of one worker that can wait for this thread. A worker sends at most two parts before an answer."""
 
 MAX_RECORDS = 1000
-"""Largest number of records of segments in training of one worker that wait for this thread. Older ones are superseded."""
+"""Records of one worker that can wait for this thread, which stores only the newest."""
 
-_EXCUSE, _FINISH, _RECORD = "excuse", "finish", "record"
 _LOOK_S = 0.05
 _NAMES = frozenset({MANIFEST, *POLICY_FILES})
 
-StorageRequest = FindCheckpoint | FetchCheckpointPart | CheckpointPart | RecordTraining
-"""The messages that this thread answers."""
-
+_CheckpointRequest = FindCheckpoint | FetchCheckpointPart | CheckpointPart
+StorageRequest = _CheckpointRequest | RecordTraining
 StorageAnswer = CheckpointFound | CheckpointPartReply | CheckpointStored | TrainingRecorded
-"""The answers of this thread."""
 
 
 class _Incoming:
-    """A checkpoint that arrives in parts, in a temporary folder.
-
-    Attributes:
-        folder: The folder.
-        number: The number of the checkpoint.
-        content: The size in bytes and the digest (xxh3-128) of each complete file.
-    """
-
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
-        self.content: dict[str, tuple[int, str]] = {}
+        self.content: dict[str, tuple[int, str]] = {}  # the size and the digest (xxh3-128) of each complete file
         self._file = -1
         self._name, self._size, self._digest = "", 0, xxhash.xxh3_128()
         folder.mkdir(mode=0o700)
@@ -94,12 +83,10 @@ class _Incoming:
                 rest = rest[os.write(self._file, rest) :]
 
     def end(self) -> None:
-        """Flush the last file and the folder to the disk."""
         self._end_file()
         sync_folder(self.folder)
 
     def discard(self) -> None:
-        """Remove the folder."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -116,18 +103,11 @@ class _Incoming:
 
 
 class WorkerFiles:
-    """The files of one worker's client in the run directory. Only the checkpoint thread uses it, except as described.
-
-    Attributes:
-        closed: Set when the thread has finished all work for this worker.
-        waiting: Number of requests that wait for the thread or for the delivery of the answer, without those in `records`.
-        records: The records of segments in training that wait for the thread. It stores only the newest of them.
-    """
+    """The files of one worker's client in the run directory. Only the checkpoint thread uses it, except `fence`."""
 
     def __init__(self, assign: AssignClient, answer: Callable[[StorageAnswer], None]) -> None:
-        """Create the object, without accessing the disk."""
-        self.closed = threading.Event()
-        self.waiting = 0
+        self.closed = threading.Event()  # set when the thread has finished all work for this worker
+        self.waiting = 0  # requests, without records, whose answer was not delivered so far. Only the gateway thread uses it.
         self.records: deque[RecordTraining] = deque(maxlen=MAX_RECORDS)
         self.answer = answer
         self._assign = assign
@@ -146,36 +126,38 @@ class WorkerFiles:
         if self._claimed:
             self._store_mark(encode_mark(0, b"", excused=True))
 
-    def handle(self, message: FindCheckpoint | FetchCheckpointPart | CheckpointPart) -> StorageAnswer:
-        """Handle one request of the worker, and return the answer."""
+    def handle(self, message: _CheckpointRequest) -> StorageAnswer:
         match message:
             case FindCheckpoint():
                 return self._find()
             case FetchCheckpointPart():
                 return self._fetch(message)
             case CheckpointPart():
-                return self._take(message)
+                return self._receive(message)
             case _:
                 assert_never(message)
 
     def finish(self) -> None:
-        """Discard an unfinished checkpoint."""
         if self._incoming is not None:
             log.warning("client %s: an unfinished checkpoint is discarded: its worker has ended", self._assign.client_id)
+        self._discard_incoming()
+        self.closed.set()
+
+    def _discard_incoming(self) -> None:
+        if self._incoming is not None:
             self._incoming.discard()
             self._incoming = None
-        self.closed.set()
 
     def _find(self) -> CheckpointFound:
         try:
             self._store.claim(self._assign.generation)
-            found = self._store.load()
+            loaded = self._store.load()
             suspects, mark = self._marks.read()
             self._store_mark(encode_mark(0, b""))
             self._claimed = True
-            number = found[0].number if found is not None else 0
+            number = loaded[0].number if loaded is not None else 0
             folder = self._store.folder / f"{number:08d}"
-            names = (MANIFEST, *state_files(folder)) if found is not None else ()
+            names = (MANIFEST, *state_files(folder)) if loaded is not None else ()
             sizes = {name: (folder / name).stat().st_size for name in names}
             next_number = self._store.prepare()
         except (CheckpointError, OSError) as exc:
@@ -193,11 +175,11 @@ class WorkerFiles:
             return CheckpointStored(message.number, False, _text(exc))
         return CheckpointPartReply(message.number, message.name, message.offset, (data,))
 
-    def _take(self, part: CheckpointPart) -> CheckpointStored:
+    def _receive(self, part: CheckpointPart) -> CheckpointStored:
         try:
             incoming = self._incoming
             if incoming is None or part.number != incoming.number:
-                incoming = self._begin(part)
+                incoming = self._begin_checkpoint(part)
             incoming.add(part)
             if not part.last:
                 return CheckpointStored(part.number, False, "")
@@ -205,16 +187,12 @@ class WorkerFiles:
             self._incoming = None
             self._install(incoming)
         except (CheckpointError, OSError) as exc:
-            if self._incoming is not None:
-                self._incoming.discard()
-                self._incoming = None
+            self._discard_incoming()
             return CheckpointStored(part.number, False, _text(exc))
         return CheckpointStored(part.number, True, "")
 
-    def _begin(self, part: CheckpointPart) -> _Incoming:
-        if self._incoming is not None:
-            self._incoming.discard()
-            self._incoming = None
+    def _begin_checkpoint(self, part: CheckpointPart) -> _Incoming:
+        self._discard_incoming()
         least = self._store.prepare()
         if part.number < least or part.offset:
             raise CheckpointError(
@@ -262,45 +240,37 @@ class WorkerFiles:
 
 
 class CheckpointThread(Worker):
-    """The thread that reads and writes the checkpoints of all workers on other machines. The gateway thread uses it.
-
-    Requests wait in a queue, at most `MAX_WAITING` for each worker.
-    """
+    """The thread that reads and writes the checkpoints of all workers on other machines. The gateway thread uses it."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-checkpoints")
         self._wake = wake
-        self._requests: queue.SimpleQueue[
-            tuple[WorkerFiles, FindCheckpoint | FetchCheckpointPart | CheckpointPart | str] | None
-        ] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: deque[tuple[WorkerFiles, StorageAnswer]] = deque()
 
     def request(self, files: WorkerFiles, message: StorageRequest) -> bool:
-        """Queue a request of a worker. Return False if too many of its requests wait. Only the gateway thread calls this."""
+        """Queue a request of a worker. Return False if `MAX_WAITING` of its requests wait."""
         if isinstance(message, RecordTraining):
             files.records.append(message)
             if len(files.records) == 1:  # otherwise the thread has not taken those before
-                self._requests.put((files, _RECORD))
+                self._requests.put(partial(self._answer, files, files.record))
             return True
         if files.waiting >= MAX_WAITING:
             return False
         files.waiting += 1
-        self._requests.put((files, message))
+        self._requests.put(partial(self._answer, files, partial(_handled, files, message)))
         return True
 
     def finish(self, files: WorkerFiles) -> None:
         """Discard what an ended worker has left unfinished, and wait until that is done. Any other thread can call this."""
-        self._requests.put((files, _FINISH))
+        self._requests.put(files.finish)
         while not files.closed.wait(_LOOK_S) and self.alive:
             pass
 
     def excuse(self, files: WorkerFiles) -> None:
-        """Record that a worker was asked to end. Only the gateway thread calls this."""
-        self._requests.put((files, _EXCUSE))
+        self._requests.put(files.excuse)
 
     def deliver_answers(self) -> None:
-        """Pass the answers that are ready to the workers' connections. Only the gateway thread calls this."""
         while self._answers:
             files, answer = self._answers.popleft()
             if not isinstance(answer, TrainingRecorded):
@@ -308,26 +278,21 @@ class CheckpointThread(Worker):
             files.answer(answer)
 
     def run(self) -> None:
-        """Handle requests until `stop`. Requests that were queued before `stop` are handled."""
         while (request := self._requests.get()) is not None:
-            files, message = request
-            if message == _EXCUSE:
-                files.excuse()
-            elif message == _FINISH:
-                files.finish()
-            elif not files.closed.is_set():
-                answer = files.record() if isinstance(message, str) else _answer(files, message)
-                if answer is not None:
-                    self._answers.append((files, answer))
-                    self._wake()
+            request()
+
+    def _answer(self, files: WorkerFiles, handle: Callable[[], StorageAnswer | None]) -> None:
+        if not files.closed.is_set() and (answer := handle()) is not None:
+            self._answers.append((files, answer))
+            self._wake()
 
     def stop(self) -> None:
         """Ask the thread to end after the requests that wait."""
         self._requests.put(None)
 
 
-def _answer(files: WorkerFiles, message: FindCheckpoint | FetchCheckpointPart | CheckpointPart) -> StorageAnswer:
-    """Handle one request, and return the answer. A request that cannot be handled must not end the thread of all workers."""
+def _handled(files: WorkerFiles, message: _CheckpointRequest) -> StorageAnswer:
+    """Handle one request. One that cannot be handled must not end the thread of all workers."""
     try:
         return files.handle(message)
     except Exception as exc:

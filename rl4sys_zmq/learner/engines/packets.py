@@ -1,4 +1,4 @@
-"""The packets between a learner and its worker processes, each of which trains one client.
+"""The packets between a learner and its worker processes.
 
 A packet is a JSON object in one message of a socketpair: its kind, and the fields of this kind.
 """
@@ -35,29 +35,18 @@ MAX_PACKET_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """The data with which a worker process starts.
-
-    Attributes:
-        client_id: The client.
-        key: The first frame of each message of the process, in hexadecimal. It is a secret.
-        down: The address from which the process receives messages.
-        up: The address to which the process sends messages.
-        plugins: The modules to import first.
-        path: The folders in which the learner finds modules (`sys.path`).
-        log_level: The lowest level of log records that the learner shows.
-    """
+    """The data with which a worker process starts."""
 
     client_id: str
-    key: str
-    down: str
-    up: str
-    plugins: list[str]
-    path: list[str]
-    log_level: int
+    key: str  # the first frame of each message of the process, in hexadecimal; a secret
+    down: str  # the address from which the process receives messages
+    up: str  # the address to which it sends messages
+    plugins: list[str]  # the modules to import first
+    path: list[str]  # `sys.path` of the learner
+    log_level: int  # the lowest level of log records that the learner shows
 
 
 def encode_packet(packet: ProcessStart | str, **fields: object) -> bytes:
-    """Return the bytes of a packet."""
     if isinstance(packet, ProcessStart):
         return encode_packet(START, **asdict(packet))
     return json.dumps({"kind": packet, **fields}).encode()

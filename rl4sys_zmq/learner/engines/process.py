@@ -4,11 +4,10 @@ The processes use several cores, and a crash in native code costs one client a r
 
 Messages travel through ipc sockets in a folder that only this user can access, so they need no encryption. A worker process has
 an ipc address of its own from which it receives messages, so that it cannot receive those of its successor. All processes send
-to one address, and the gateway (the learner's network thread) recognizes the newest worker of a client by its secret key.
+to one address, and the gateway recognizes the newest worker of a client by its secret key.
 
-A socketpair connects the gateway's process and the worker process. Through it go, as whole packets: at first the addresses, the
-key and the plugins; later commands to the worker; and from the worker its log records, signs of life, and the error that ended
-it. When the gateway's process ends, the socketpair closes, and the worker process ends.
+A socketpair connects the gateway's process and the worker process, with the packets in `packets`. When the gateway's process
+ends, the socketpair closes, and the worker process ends.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from rl4sys_zmq.learner.engines.packets import (
     decode_packet,
     encode_packet,
 )
+from rl4sys_zmq.learner.engines.watch import REPLACED_KILL_S, WatchedWorker, WatchThread
 from rl4sys_zmq.liveness import WORKER_REPORT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.plugins import imported_plugins
-from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket, make_socket_folder
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
@@ -54,26 +53,18 @@ from rl4sys_zmq.wire.thread_messages import StopThread, ThreadFailed
 
 log = get_logger(__name__)
 
-REPLACED_KILL_S = 5.0
-"""Time that a replaced worker process has to end by itself, in seconds. Then it is killed."""
-
-ABORT_WAIT_S = 2.0
 LINGER_S = 30.0
 LOOK_S = 0.05
 PACKETS_PER_LOOK = 64
-"""Largest number of packets of a process that are read before the next look at its end and at the time to kill it."""
-
-LAST_PACKETS = 4096
-"""Limit on the packets that are read after the end of a process. The socketpair holds fewer."""
+LAST_PACKETS = 4096  # after the end of a process. The socketpair holds fewer.
 
 _MODULE = "rl4sys_zmq.learner.engines.worker"
 
 
 class ProcessEngine:
-    """The engine that trains each client in a process of its own. See the module's text."""
+    """The engine that trains each client in a process of its own."""
 
     def __init__(self, gateway: GatewayEndpoints) -> None:
-        """Create a private folder, and bind the address to which the processes send."""
         if not hasattr(socket, "SOCK_SEQPACKET") or not sys.executable:
             raise ConfigError("engine: process needs Linux and a Python interpreter (sys.executable); use thread", key="engine")
         self._folder = make_socket_folder()
@@ -85,14 +76,12 @@ class ProcessEngine:
             raise
 
     def start(self, assignment: WorkerAssignment) -> LearnerProcess:
-        """Start a process that trains one client."""
         return LearnerProcess(assignment, self._up, f"ipc://{self._folder}/{next(self._numbers)}")
 
     def wait_ready(self) -> None:
         """Return at once: a process can be started now."""
 
     def close(self) -> None:
-        """Remove the folder of the sockets."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -101,15 +90,15 @@ ENTRY = EngineEntry(
 )
 
 
-class LearnerProcess:
+class LearnerProcess(WatchedWorker):
     """A handle to a process that trains one client, with the PUSH socket that sends messages to it.
 
-    It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
-    thread can call `alive`, `join` and `abort`.
+    It implements `LearnerThreadHandle`. Only the gateway uses it.
     """
 
+    _watch: _ProcessWatchThread
+
     def __init__(self, assignment: WorkerAssignment, up: str, down: str) -> None:
-        """Bind the PUSH socket, and start the process without waiting for it."""
         start = ProcessStart(
             client_id=assignment.client_id,
             key=assignment.key.hex(),
@@ -130,35 +119,11 @@ class LearnerProcess:
             self._push.close()
             raise
 
-    @property
-    def alive(self) -> bool:
-        """True from the creation of this object to the end of the process."""
-        return not self._watch.over
-
-    @property
-    def crash(self) -> str:
-        """A description of how the process ended by itself, without reporting an error; empty in all other cases."""
-        return self._watch.crash
-
-    @property
-    def failure(self) -> ThreadFailed | None:
-        """The error that ended the process, if the process has reported one."""
-        return self._watch.failure
-
-    @property
-    def silent_s(self) -> float:
-        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
-        return self._watch.silent_s
-
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for the process.
-
-        Return False if the queue is full, the process is not connected so far, or `end` was called before.
-        """
+        """Queue a message. Return False if the queue is full, the process is not connected so far, or `end` was called."""
         return self._push is not None and bool(self._push.send(frames))
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the process to train on its queued messages and end."""
         if self._push is not None:
             queued = bool(self._push.send(encode(StopThread())))
             self._push.close()  # libzmq still sends what is queued
@@ -168,21 +133,7 @@ class LearnerProcess:
             self._watch.tell(REPLACE)
             self._watch.kill_within(REPLACED_KILL_S)
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the process. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
-        return self._watch.join(timeout_s)
-
-    def abort(self) -> bool:
-        """Kill the process. Return True if it has ended. Any thread can call this."""
-        self._watch.stop()
-        return self._watch.join(ABORT_WAIT_S)
-
     def describe(self) -> dict[str, Any]:
-        """Return the part of the learner's status about this process, as JSON.
-
-        It has the name of the engine, the process id (None while the process is being created), the time since the process last
-        looked for messages (``busy_s``), and the time since its last sign of life (``silent_s``), both in seconds.
-        """
         watch = self._watch
         return {
             "engine": ENTRY.name,
@@ -192,31 +143,20 @@ class LearnerProcess:
         }
 
 
-class _ProcessWatchThread(Worker):
+class _ProcessWatchThread(WatchThread):
     """The thread that starts one worker process, reads its packets, and waits for its end.
 
     On Linux, the process is killed if this thread ends before it, for example together with the whole learner. After the end of
     the process, what it has started in its process group is killed too.
-
-    Attributes:
-        pid: The process id; None before the process is created.
-        over: True after the end of the process. `crash` and `failure` are then final.
-        crash: As `LearnerProcess.crash`.
-        failure: As `LearnerProcess.failure`.
-        busy_s: The time since the process last looked for messages, in seconds, as of its last sign of life.
     """
 
     def __init__(self, start: ProcessStart, ended: Callable[[], None]) -> None:
-        super().__init__(f"rl4sys-process-{start.client_id}")
-        self.pid: int | None = None
-        self.over = False
-        self.crash = ""
-        self.failure: ThreadFailed | None = None
-        self.busy_s = 0.0
-        self._start, self._ended = start, ended
+        super().__init__(f"rl4sys-process-{start.client_id}", ended)
+        self.pid: int | None = None  # None before the process is created
+        self.busy_s = 0.0  # since the process last looked for messages, as of its last sign of life
+        self._start = start
         self._lock = threading.Lock()
         self._killed = False
-        self._kill_at = math.inf
         self._alive_at = math.inf
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pair: socket.socket | None = ours
@@ -224,11 +164,9 @@ class _ProcessWatchThread(Worker):
 
     @property
     def silent_s(self) -> float:
-        """The time since the last sign of life of the process, in seconds; 0 until the first, and after its end."""
         return 0.0 if self.over else max(0.0, time.monotonic() - self._alive_at)
 
     def start(self) -> None:
-        """Start the thread. If that is impossible, close the socketpair and raise RuntimeError."""
         try:
             super().start()
         except BaseException:
@@ -243,10 +181,6 @@ class _ProcessWatchThread(Worker):
                     self._pair.send(encode_packet(command), socket.MSG_NOSIGNAL)
                 except OSError as exc:  # it has ended, or is stopped and has many unread commands
                     log.debug("%s: %s cannot be sent: %s", self.name, command, exc)
-
-    def kill_within(self, seconds: float) -> None:
-        """Kill the process if it still runs after a time in seconds."""
-        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def stop(self) -> None:
         """Kill the process. Any thread can call this."""
@@ -267,7 +201,6 @@ class _ProcessWatchThread(Worker):
                 end.close()
 
     def run(self) -> None:
-        """Start the process, and read its packets until it has ended."""
         try:
             code = self._watch_process()
             if code and self.failure is None:

@@ -1,4 +1,4 @@
-"""The registry of engines (ways to run the code that trains a client): built-in ones, and those of installed Python packages."""
+"""The registry of engines: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ To add an engine to this package, write a module that contains an `EngineEntry`,
 
 
 def check_engines(config: LearnerConfig) -> None:
-    """Check the options of a learner's configuration about engines."""
     entries = {name: ENGINES.get(name) for name in config.engines}
     if config.resources is not None and not any(entry.reserves for entry in entries.values()):
         raise ConfigError(f"resources: the engine {config.engine} does not reserve resources; use engine ray", key="resources")

@@ -22,13 +22,12 @@ WIRE_VERSION = f"{MAJOR}.{MINOR}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWorkerStart:
-    """The start data of one worker on another machine, which trains one client.
+    """The start data of one worker on another machine.
 
     The client's configuration is not part of them. It is the first message that the worker receives.
 
     Attributes:
         engine: Name of the engine.
-        client_id: The client.
         generation: Number of the worker: later workers of the client have higher numbers.
         key: The fencing token, in hexadecimal: the first frame of each message of the worker. It is a secret.
         down: The address from which the worker receives messages.
@@ -66,23 +65,22 @@ class RemoteWorkerStart:
     def from_json(cls, text: str) -> Self:
         """Return the data from the result of `to_json`.
 
-        If a learner with another version has written the text, unknown fields are left out, so that the worker can report the
-        difference (`version_error`).
+        Unknown fields, of a learner with another version, are left out, so that the worker can report `version_error`.
 
         Raises:
             ConfigError: If the text is invalid, or lacks a field. The error names both versions.
         """
         try:
-            found: Any = json.loads(text)
+            document: Any = json.loads(text)
         except (ValueError, RecursionError) as exc:
             raise ConfigError(f"the start data of a worker are not JSON: {exc}; pass the result of to_json unchanged") from exc
-        if not isinstance(found, dict):
-            raise ConfigError(f"the start data of a worker are a {type(found).__name__}; expected the result of to_json")
+        if not isinstance(document, dict):
+            raise ConfigError(f"the start data of a worker are a {type(document).__name__}; expected the result of to_json")
         try:
-            known = {one.name: found[one.name] for one in fields(cls) if one.name in found}
-            return cls(**{**known, "plugins": tuple(found["plugins"])})
+            known = {one.name: document[one.name] for one in fields(cls) if one.name in document}
+            return cls(**{**known, "plugins": tuple(document["plugins"])})
         except (TypeError, KeyError) as exc:
-            versions = _difference(str(found.get("library")), str(found.get("wire")))
+            versions = _difference(str(document.get("library")), str(document.get("wire")))
             raise ConfigError(f"the start data of a worker lack a field ({exc}); {versions}", key="engine") from exc
 
     @property

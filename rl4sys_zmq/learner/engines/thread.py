@@ -21,7 +21,6 @@ class ThreadEngine:
         self._up = gateway.up
 
     def start(self, assignment: WorkerAssignment) -> InProcessLearnerThread:
-        """Start a learner thread."""
         return InProcessLearnerThread(assignment, self._up)
 
     def wait_ready(self) -> None:
@@ -37,21 +36,14 @@ ENTRY = EngineEntry(name="thread", factory=ThreadEngine, summary="a thread of th
 class InProcessLearnerThread:
     """A handle to a learner thread, with the PUSH socket that sends messages to the thread.
 
-    It implements `LearnerThreadHandle`. Only the gateway (the learner's network thread) uses this object, except that any
-    thread can call `alive`, `join` and `abort`.
-
-    Attributes:
-        crash: Always empty: if a thread crashes, the learner's process ends with it.
-        failure: Always None: the thread sends its error as a message.
-        silent_s: Always 0: a thread stops only together with its process.
+    It implements `LearnerThreadHandle`. Only the gateway uses it; any thread can call `alive`, `join` and `abort`.
     """
 
-    crash = ""
-    failure: ThreadFailed | None = None
-    silent_s = 0.0
+    crash = ""  # if a thread crashes, the learner's process ends with it
+    failure: ThreadFailed | None = None  # the thread sends its error as a message
+    silent_s = 0.0  # a thread stops only together with its process
 
     def __init__(self, assignment: WorkerAssignment, up: str) -> None:
-        """Bind the PUSH socket, and start the learner thread."""
         key = assignment.key
         down = f"{up}-{key.hex()}"
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
@@ -64,15 +56,12 @@ class InProcessLearnerThread:
 
     @property
     def alive(self) -> bool:
-        """True while the thread runs."""
         return self._thread.alive
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for the thread. Return False if the queue is full, or `end` was called before."""
         return self._push is not None and bool(self._push.send(frames))
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the thread to process its queued messages and end."""
         if self._push is not None:
             self._push.send(encode(StopThread()))
             self._push.close()
@@ -82,13 +71,11 @@ class InProcessLearnerThread:
         self._thread.stop()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the thread. Return False if it still runs after `timeout_s` seconds. Any thread can call this."""
         return self._thread.join(timeout_s)
 
     def abort(self) -> bool:
-        """Return True if the thread has ended. A thread cannot be ended by force. Any thread can call this."""
+        """Return True if the thread has ended. A thread cannot be ended by force."""
         return not self._thread.alive
 
     def describe(self) -> dict[str, Any]:
-        """Return the part of the learner's status about this thread, as JSON."""
         return {"engine": ENTRY.name}

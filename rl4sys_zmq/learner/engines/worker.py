@@ -1,9 +1,8 @@
-"""The program of a worker process, which trains one client.
+"""The program of a worker process, ``python -m rl4sys_zmq.learner.engines.worker FD``.
 
-It runs as ``python -m rl4sys_zmq.learner.engines.worker FD``. FD is the descriptor of the socketpair to the learner's process,
-from which it receives its task. The main thread runs the same code as a learner thread. The process ends when it is told to,
-when its algorithm raises, and when the learner's process ends: then at once on Linux, otherwise within `ORPHAN_S` seconds and
-without a checkpoint.
+FD is the descriptor of the socketpair to the learner's process, from which it receives its task. The main thread runs the same
+code as a learner thread. The process ends when it is told to, when its algorithm raises, and when the learner's process ends:
+then at once on Linux, otherwise within `ORPHAN_S` seconds and without a checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from rl4sys_zmq.transports.context import context, open_sockets
 log = get_logger(__name__)
 
 ORPHAN_S = 2.0
-"""Longest time that this process still runs after the end of the learner's process, in seconds."""
 
 MAX_LOG_CHARS = 10_000
 """Limit on the text of a log record, in characters. Each takes up to 12 bytes of a packet, which has `MAX_PACKET_BYTES`."""
@@ -75,7 +73,6 @@ class _CommandThread(threading.Thread):
         self._pair, self._learner = pair, learner
 
     def run(self) -> None:
-        """Follow the commands until the learner's process has ended. Then end this process."""
         poll = select.poll()
         poll.register(self._pair, select.POLLIN)
         while True:
@@ -108,10 +105,7 @@ def _send(pair: socket.socket, data: bytes) -> None:
 
 
 def main() -> None:
-    """Train one client, as the learner's process says, and end this process.
-
-    The first argument of the command line is the descriptor of the socketpair to the learner's process.
-    """
+    """Train one client, as the learner's process says, and end this process."""
     begin_child(signal.SIGINT, signal.SIGTERM)  # the learner ends this process in order
     faulthandler.enable()
     pair = socket.socket(fileno=int(sys.argv[1]))

@@ -1,7 +1,8 @@
-"""The gateway's connections to workers on other machines, each of which trains one client.
+"""The gateway's connections to workers on other machines.
 
-A connection has two sockets over tcp with CURVE: a PUSH to the worker and a PULL from it. Both accept only the key pair that was
-made for this worker. So no other worker receives its segments, and an earlier worker of the client sends nothing in its name.
+A connection has two sockets over tcp with CURVE: a PUSH to the worker and a PULL from it. Both accept only the key pair that
+was made for this worker. So no other worker receives its segments, and an earlier worker of the client sends nothing in its
+name.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rl4sys_zmq.security import WorkerAccess, WorkerKeys
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.prefix import KIND_AT, PREFIX_BYTES
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointPart,
     CheckpointStored,
@@ -42,14 +44,8 @@ from rl4sys_zmq.wire.thread_messages import (
 )
 
 MAX_LOGS = 1000
-"""Largest number of log records of a worker that wait to be logged. Further ones are dropped."""
-
 MESSAGES_PER_TURN = 256
-"""Largest number of messages of a worker that the gateway reads at a time."""
-
 LINGER_S = 5.0
-_PREFIX_BYTES = 48
-_KIND_AT = 6
 _OWN = frozenset(
     {cls.KIND for cls in (WorkerAlive, WorkerLog, FindCheckpoint, FetchCheckpointPart, CheckpointPart, RecordTraining)}
 )
@@ -57,39 +53,23 @@ _OWN = frozenset(
 
 @dataclass(slots=True)
 class WorkerSigns:
-    """The signs of life of a worker on another machine. Only the gateway thread changes them; any thread can read them.
+    """The signs of life of a worker. Only the gateway thread changes them; any thread can read them."""
 
-    Attributes:
-        at: The time of the last sign, on the monotonic clock, in seconds; None before the first.
-        host: Name of the worker's machine.
-        pid: Process id on that machine.
-        busy_s: Time since the learner thread last looked for messages, as of the last sign, in seconds.
-        failed: True if the worker has reported the error that ends it.
-        lost: A text if messages of the worker were lost on the way; empty otherwise.
-    """
-
-    at: float | None = None
+    at: float | None = None  # the time of the last sign, on the monotonic clock
     host: str = ""
     pid: int = 0
-    busy_s: float = 0.0
-    failed: bool = False
-    lost: str = ""
+    busy_s: float = 0.0  # since the learner thread last looked for messages, as of the last sign
+    failed: bool = False  # the worker has reported the error that ends it
+    lost: str = ""  # about messages that were lost on the way
 
 
 class WorkerLink(Resource):
-    """The gateway's connection to one worker on another machine. Only the gateway thread uses it, except as described.
-
-    Attributes:
-        start: The data with which the worker starts. They contain secrets.
-        signs: The signs of life of the worker.
-        logs: Log records of the worker, oldest first. Another thread can take them.
-        finished: Any thread can set this to True after the end of the worker. The gateway then closes the connection.
-    """
+    """The gateway's connection to one worker. Only the gateway thread uses it, except as described."""
 
     def __init__(self, assignment: WorkerAssignment, bind: str, advertise: str, access: WorkerAccess, shared: _Shared) -> None:
         self.signs = WorkerSigns()
-        self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)
-        self.finished = False
+        self.logs: deque[WorkerLog] = deque(maxlen=MAX_LOGS)  # oldest first. Another thread can pop them.
+        self.finished = False  # any thread can set it after the end of the worker; the gateway then closes the connection
         self._key = assignment.key
         self._access, self._shared = access, shared
         self._received = self._sent = 0
@@ -123,16 +103,15 @@ class WorkerLink(Resource):
     # ---- to the worker
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for the worker. Return False if the queue is full, it is not connected, or `end` was called."""
-        return not self._ended and self._flush() and self._try(frames)
+        """Queue a message. Return False if the queue is full, the worker is not connected, or `end` was called."""
+        return not self._ended and self.flush() and self._try(frames)
 
     def control(self, message: StorageAnswer | ReplaceWorker | StopThread) -> None:
         """Queue a message of the connection itself. It is sent before further messages for the learner thread."""
         self._control.append(encode(message))
-        self._flush()
+        self.flush()
 
     def end(self, *, replaced: bool) -> None:
-        """Ask the worker to end."""
         if not self._ended:
             self._ended = True
             if self._files is not None and not (self.finished or self.signs.failed):  # it has not ended by itself
@@ -147,7 +126,7 @@ class WorkerLink(Resource):
             self._push.close()  # libzmq still sends what is queued
             self._push = None
 
-    def _flush(self) -> bool:
+    def flush(self) -> bool:
         """Send the waiting messages of the connection. Return True if none is left."""
         while self._control:
             if not self._try(self._control[0]):
@@ -164,7 +143,7 @@ class WorkerLink(Resource):
     # ---- from the worker
 
     def receive(self, *, all_of_them: bool) -> Iterator[list[Frame]]:
-        """Read messages of the worker that have arrived. Yield those of its learner thread, and handle the others."""
+        """Read messages that have arrived. Yield those of the learner thread, and handle the others."""
         for _ in itertools.count() if all_of_them else range(MESSAGES_PER_TURN):
             try:
                 frames = self.pull.recv(MAX_REPORT_FRAMES)
@@ -173,11 +152,11 @@ class WorkerLink(Resource):
                 continue
             if frames is None:
                 return
-            if len(frames) < 2 or frames[0] != self._key or len(frames[1]) < _PREFIX_BYTES:
+            if len(frames) < 2 or frames[0] != self._key or len(frames[1]) < PREFIX_BYTES:
                 self._shared.counters.add("worker_messages_refused.key")
                 continue
             self._received += 1
-            kind = frames[1][_KIND_AT]
+            kind = frames[1][KIND_AT]
             if kind not in _OWN:
                 self.signs.failed = self.signs.failed or kind == ThreadFailed.KIND
                 yield frames
@@ -215,12 +194,8 @@ class WorkerLink(Resource):
                 if event.name.startswith("handshake_failed"):
                     self._shared.counters.add("worker_connections_refused")
 
-    def turn(self) -> None:
-        """Send the messages of the connection that found no room before."""
-        self._flush()
-
     def _say_alive(self) -> None:
-        if self._flush():
+        if self.flush():
             self._try(encode(GatewayAlive(self._received, self._sent)))
 
     # ---- the end
@@ -241,17 +216,14 @@ class WorkerLink(Resource):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The objects that all connections of one gateway use: the counters, and the thread that keeps the checkpoints."""
-
     counters: Counters
     storage: CheckpointThread
 
 
 class WorkerLinks:
-    """All connections of one gateway to workers on other machines. Only the gateway thread uses it, except `join`."""
+    """All connections of one gateway. Only the gateway thread uses it, except `join`."""
 
     def __init__(self, counters: Counters, poller: Poller, wake: Callable[[], None]) -> None:
-        """Create the object. Keys and the checkpoint thread are created with the first connection."""
         self._counters, self._poller, self._wake = counters, poller, wake
         self._keys: WorkerKeys | None = None
         self._shared: _Shared | None = None
@@ -280,27 +252,25 @@ class WorkerLinks:
         for link in list(self._links):
             finished = link.finished  # before the last messages are read
             yield from link.receive(all_of_them=finished)
-            link.turn()
+            link.flush()  # what found no room before
             if finished and link in self._links:
                 self._links.remove(link)
                 self._poller.unregister(link.pull)
                 link.close()
 
     def each_second(self) -> None:
-        """Send each worker a sign of life, and count refused connections."""
         if self._shared is not None:
             self._shared.storage.raise_if_dead()
         for link in self._links:
             link.each_second()
 
     def close(self) -> None:
-        """Close all connections."""
         for link in self._links:
             link.close()
         self._links.clear()
 
     def join(self, timeout_s: float) -> bool:
-        """End the checkpoint thread after its last request, and wait for it. Return False if it still runs after `timeout_s`."""
+        """End the checkpoint thread after its last request. Return False if it still runs after `timeout_s`."""
         if self._shared is None:
             return True
         self._shared.storage.stop()
@@ -308,5 +278,4 @@ class WorkerLinks:
 
 
 def _advertised(address: Address, host: str) -> str:
-    """Return a bound address with another host, for a worker on another machine."""
     return Address(address.scheme, host, address.port).uri if host else address.uri

@@ -2,8 +2,7 @@
 
 A `PolicyEvaluator` is a thread for one client. The gateway thread offers it each published version, which costs no more than a
 comparison. The thread passes the newest one that is due to its process, which plays the episodes, and waits for the result.
-Versions that become due meanwhile replace each other, and are counted as skipped. So neither the gateway nor the learner thread
-ever waits for an evaluation.
+Versions that become due meanwhile replace each other, and are counted as skipped.
 """
 
 from __future__ import annotations
@@ -36,18 +35,16 @@ log = get_logger(__name__)
 PROCESS = "rl4sys_zmq.ops.evaluation_process"
 """The module that runs in the process. It is named, not imported: it needs Gymnasium, and the learner does not."""
 LOOK_S = 0.1
-"""Time between two looks for a request to stop while the process plays, in seconds."""
 END_S = 2.0
-"""Time that the process has to end after its socket was closed, in seconds. Then it is killed."""
+"""Time that the process has to end after its socket was closed. Then it is killed."""
 MAX_FAILURES = 3
-"""Largest number of evaluations in a row that can fail. Then no further version is evaluated."""
+"""Failed evaluations in a row after which no further version is evaluated."""
 
 
 class EvaluationProcess(Resource):
     """The process that plays the episodes of one client. One thread starts it, uses it and closes it."""
 
     def __init__(self, plugins: Sequence[str], stopping: threading.Event) -> None:
-        """Start the process."""
         self._stopping = stopping
         self._end, theirs = socket.socketpair()
         self._received = b""
@@ -63,11 +60,9 @@ class EvaluationProcess(Resource):
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
         return self._process.pid
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send a request, and wait for the answer, at most `timeout_s` seconds."""
         try:
             self._send(request)
             line = self._read_line(time.monotonic() + timeout_s)
@@ -108,11 +103,7 @@ class EvaluationProcess(Resource):
 
 
 class PolicyEvaluator(Worker):
-    """A thread that evaluates versions of a client's policy without exploration, and keeps the best one.
-
-    Attributes:
-        best: The folder of the best policy; None without a run directory, and before the thread has opened it.
-    """
+    """A thread that evaluates versions of a client's policy without exploration, and keeps the best one."""
 
     def __init__(
         self,
@@ -123,9 +114,8 @@ class PolicyEvaluator(Worker):
         on_result: Callable[[EvaluationRecord, bool], None],
         on_failure: Callable[[str], None],
     ) -> None:
-        """Create the evaluator. `start` starts the thread."""
         super().__init__(f"rl4sys-evaluation-{client_id}")
-        self.best: BestPolicyFolder | None = None
+        self.best: BestPolicyFolder | None = None  # without a run directory, and before the thread has opened it
         self._client_id, self._options, self._plugins, self._run_dir = client_id, options, plugins, run_dir
         self._on_result, self._on_failure = on_result, on_failure
         self._condition = threading.Condition()
@@ -166,7 +156,6 @@ class PolicyEvaluator(Worker):
             self._condition.notify()
 
     def report(self) -> dict[str, Any]:
-        """Return the part of the learner's status about the evaluation, as JSON."""
         last, best, since = self._last, self.best.record if self.best is not None else None, self._busy_since
         return {
             "evaluations": self._evaluations,
@@ -183,7 +172,6 @@ class PolicyEvaluator(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """Evaluate the offered versions until `stop`. Each exception counts as a failed evaluation."""
         process: EvaluationProcess | None = None
         try:
             self._try(self._open_best)
@@ -216,7 +204,6 @@ class PolicyEvaluator(Worker):
             self.best = BestPolicyFolder(self._run_dir, self._client_id)
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Call a function of the best policy's folder. An exception of it counts as a failed evaluation."""
         try:
             action()
         except Exception as exc:  # noqa: BLE001 - no exception ends the evaluation without an alarm
@@ -227,7 +214,7 @@ class PolicyEvaluator(Worker):
         self._fail(f"{type(exc).__name__}: {exc}")
 
     def _next(self) -> StoredPolicy | None:
-        """Wait for the next version to evaluate. Return None when the thread must end."""
+        """Wait for the next version to evaluate; None when the thread must end."""
         with self._condition:
             self._busy_since = None
             self._condition.wait_for(lambda: self._waiting is not None or self._stopping.is_set())

@@ -1,7 +1,4 @@
-"""Rank 0 of a client: it starts the other ranks, gives them the work of each update, and ends them.
-
-The ranks are the processes that train one policy together (the option ``learners``). Rank 0 is the learner thread.
-"""
+"""Rank 0 of a client, in the learner thread: it starts the other ranks, gives them the work of each update, and ends them."""
 
 from __future__ import annotations
 
@@ -31,23 +28,21 @@ from rl4sys_zmq.wire.thread_messages import AssignClient
 log = get_logger(__name__)
 
 RANK_START_S = 180.0
-"""The longest time from the start of a rank until it has built the algorithm, in seconds. Most of it is the import of torch."""
+"""The longest time until a rank has built the algorithm. Most of it is the import of torch."""
 
 LOST_STATUS = 3
-"""The exit status of a rank that has ended because it lost another rank. The other one is then at fault."""
+"""The exit status of a rank that has ended because it lost another one, which is then at fault."""
 
 _MODULE = "rl4sys_zmq.learner.ranks.rank_process"
 _LOOK_S = 0.1
 _END_S = 1.0
-"""Time for which rank 0 waits for the end of a rank, in seconds: before it names the rank at fault, and before it kills one."""
+"""Time for which rank 0 waits for the end of a rank, before it names the one at fault, and before it kills one."""
 
 _REMEDY = "the client continues from its checkpoint when it is restarted"
 
 
 @dataclass(frozen=True, slots=True)
 class _OtherRank:
-    """Another rank: its number, its process and the link to it."""
-
     rank: int
     process: ChildProcess
     link: RankLink
@@ -62,12 +57,11 @@ class _OtherRank:
 class RankGroup(RankMember, Resource):
     """The ranks of a client, as rank 0 sees them. It implements `rl4sys_zmq.learner.registry.compute.Ranks`.
 
-    Only the learner thread uses it. It owns the processes of the other ranks. They end when the group is closed, or when this
-    process ends in any way. If one of them fails, the group ends, and every further call raises `RankError`.
+    Only the learner thread uses it. The other ranks end when the group is closed, or when this process ends in any way. If one
+    of them fails, the group ends, and every further call raises `RankError`.
     """
 
     def __init__(self, assign: AssignClient, factory: str, devices: Sequence[torch.device], stopping: threading.Event) -> None:
-        """Create the group. `start` starts its processes."""
         super().__init__(0, len(devices))
         self._assign, self._factory, self._devices, self._stopping = assign, factory, devices, stopping
         self._others: list[_OtherRank] = []
@@ -77,14 +71,12 @@ class RankGroup(RankMember, Resource):
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the other ranks, in the order of the ranks."""
         return [other.process.pid for other in self._others]
 
     def start(self) -> None:
         """Start the other ranks, and wait until they have built the algorithm and are connected.
 
-        The ranks connect when all are ready, which takes milliseconds. A rank that is stopped then has `RANK_TIMEOUT_S` to
-        continue.
+        They connect when all are ready, which takes milliseconds. A rank that is stopped then has `RANK_TIMEOUT_S` to continue.
         """
         try:
             self._store, port = open_store(self.size)
@@ -114,8 +106,7 @@ class RankGroup(RankMember, Resource):
             "assign": [bytes(frame) for frame in encode(self._assign)],
         }
 
-    def _await_ready(self, deadline: float) -> None:
-        """Wait until all other ranks have built the algorithm. A rank that is ready sends nothing more, unless it ends."""
+    def _await_ready(self, deadline: float) -> None:  # a rank that is ready sends nothing more, unless it ends
         waiting, links = list(self._others), {other.link.fileno(): other for other in self._others}
         poll = select.poll()
         for descriptor in links:
@@ -137,7 +128,7 @@ class RankGroup(RankMember, Resource):
                 waiting.remove(other)
 
     def _await_connecting(self, deadline: float) -> None:
-        """Wait until all other ranks connect, or one has ended. `connect`, which cannot be interrupted, then finds them there."""
+        """Wait until all other ranks connect, since `connect` cannot be interrupted, or one has ended."""
         while not self.connecting(self._store, self._assign.generation):
             if time.monotonic() > deadline or any(other.process.poll() is not None for other in self._others):
                 raise self._lost(TimeoutError())
@@ -160,18 +151,16 @@ class RankGroup(RankMember, Resource):
             raise
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace each element of a float32 tensor, in place, by its sum over all ranks."""
         try:
             super().add_up(tensor)
         except RankError as exc:
             raise self._lost(exc) from exc
 
     def differ(self) -> None:
-        """Record that the state of rank 0 has changed outside of `leading`."""
+        """Record that the state of rank 0 has changed outside of `leading`, so that the others get it with the next work."""
         self._differs = True
 
     def change(self, parameters: Mapping[str, Any]) -> None:
-        """Let the other ranks use these parameters of the algorithm from the next work on."""
         self._send(self._others, {"change": dict(parameters)})
 
     def _send(self, others: Sequence[_OtherRank], message: Mapping[str, Any]) -> None:
@@ -197,16 +186,16 @@ class RankGroup(RankMember, Resource):
         ended.sort(key=lambda pair: pair[1] == LOST_STATUS)
         if ended:
             other, code = ended[0]
-            words = _last_words(other.link)
-            text = f"{self._name(other)} ended with {end_text(code)}{words}"
+            reported = _last_words(other.link)
+            text = f"{self._name(other)} ended with {end_text(code)}{reported}"
         else:
-            words = ""
+            reported = ""
             names = " or ".join(map(self._name, self._others))
             cause = f"no answer for {RANK_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error
             text = f"{names} runs but does not answer ({cause}); is it stopped?"
-        self._failure = f"{text}; {_REMEDY}" if words else text
+        self._failure = f"{text}; {_REMEDY}" if reported else text
         self.close()
-        return RankError(self._failure) if words else RankLost(self._failure)
+        return RankError(self._failure) if reported else RankLost(self._failure)
 
     def close(self) -> None:
         """End the other ranks. Every further call for work raises `RankError`."""
@@ -220,7 +209,6 @@ class RankGroup(RankMember, Resource):
 
 
 def _start_process(rank: int) -> _OtherRank:
-    """Start the process of a rank, with one end of a socketpair."""
     try:
         ours, theirs = socket.socketpair()
     except OSError as exc:
@@ -239,7 +227,7 @@ def _start_process(rank: int) -> _OtherRank:
 
 
 def _last_words(link: RankLink) -> str:
-    """Return the error that an ended rank has reported, with a leading colon; empty if it has reported none."""
+    """Return the error that an ended rank has reported, with a leading colon; empty if there is none."""
     with contextlib.suppress(EOFError, OSError):
         while "failed" not in (message := link.receive()):
             pass  # it was ready

@@ -1,8 +1,8 @@
-"""The connection between rank 0 of a client and another rank, and its messages. It is a socketpair.
+"""The socketpair between rank 0 of a client and another rank, and its messages.
 
-The ranks are the processes that train one policy together. Rank 0 is the learner thread. A message is a dict of the values that a
-checkpoint can contain (`learner.run.state_tree`). Its bytes are the length of a JSON text, the text, and the bytes of the
-arrays that the text lists. A socketpair takes a tenth to a half of the time of a broadcast by torch.distributed.
+A message is a dict of the values that a checkpoint can contain (`learner.run.state_tree`). Its bytes are the length of a JSON
+text, the text, and the bytes of the arrays that the text lists. A socketpair takes a tenth to a half of the time of a broadcast
+by torch.distributed.
 """
 
 from __future__ import annotations
@@ -36,30 +36,25 @@ def encode_rank_message(message: Mapping[str, Any]) -> list[memoryview]:
 
 
 class RankLink(Resource):
-    """One end of the socketpair between rank 0 and another rank, a process that trains the same policy.
+    """One end of the socketpair.
 
     A timeout of the socket limits each call. A call that fails can leave a part of a message, so close the link then.
     """
 
     def __init__(self, end: socket.socket) -> None:
-        """Use the socket, and own it."""
         self._socket = end
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socket."""
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message."""
         self.send_parts(encode_rank_message(message))
 
     def send_parts(self, parts: Sequence[memoryview]) -> None:
-        """Send the parts of a message that `encode_rank_message` has returned."""
         for part in parts:
             self._socket.sendall(part)
 
     def receive(self) -> dict[str, Any]:
-        """Wait for a message, and return it."""
         (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
         tree, listed = json.loads(self._read(bytearray(length)))
         arrays = {name: np.empty(shape, dtype) for name, dtype, shape in listed}
@@ -79,5 +74,4 @@ class RankLink(Resource):
         return buffer
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""A member of the group of ranks, the processes that train one policy together. It adds up tensors by torch.distributed."""
+"""A member of the group of ranks. It adds up tensors by torch.distributed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from rl4sys_zmq.errors import RankError
 from rl4sys_zmq.learner.registry.compute import RowShare, row_share
 
 RANK_TIMEOUT_S = 60.0
-"""The time after which a rank that has not taken part in a sum counts as failed, in seconds.
-
-It is much longer than a gradient step, because a machine can be slow or a process can be stopped for some time.
-"""
+"""The time after which a rank that has not taken part in a sum counts as failed. Machines can be slow, and processes stopped."""
 
 _LOOPBACK = "127.0.0.1"
 _DISTRIBUTED: Any = distributed
@@ -39,7 +36,7 @@ def open_store(size: int) -> tuple[Any, int]:
 
 
 def join_store(port: int) -> Any:
-    """Connect to the store that rank 0 has opened on this port of the loopback interface, and return it."""
+    """Connect to the store that rank 0 has opened on this port."""
     try:
         return _DISTRIBUTED.TCPStore(_LOOPBACK, port, None, False, timedelta(seconds=RANK_TIMEOUT_S))
     except RuntimeError as exc:
@@ -47,14 +44,7 @@ def join_store(port: int) -> Any:
 
 
 class RankMember:
-    """This process as a member of the group of ranks. It implements `rl4sys_zmq.learner.registry.compute.Ranks`.
-
-    Rank 0 uses the subclass `rl4sys_zmq.learner.ranks.rank_group.RankGroup`.
-
-    Attributes:
-        rank: The number of this rank; 0 for the learner thread.
-        size: The number of ranks.
-    """
+    """This process as a member of the group of ranks. It implements `rl4sys_zmq.learner.registry.compute.Ranks`."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -65,7 +55,7 @@ class RankMember:
     def connect(self, store: Any, generation: int, device: torch.device) -> None:
         """Connect all ranks with each other. The call returns when all ranks have made it.
 
-        The group is not torch's default group, of which a process has only one. So each client of a learner has its own.
+        The group is not torch's default group, of which a process has only one: each client of a learner has its own.
         """
         prefix = _DISTRIBUTED.PrefixStore(f"generation-{generation}", store)
         prefix.set(f"connecting-{self.rank}", "1")
@@ -92,19 +82,18 @@ class RankMember:
         return bool(prefix.check([f"connecting-{rank}" for rank in range(self.size) if rank != self.rank]))
 
     def share(self, rows: int) -> RowShare:
-        """Return the part of a minibatch of `rows` rows for this rank."""
         return row_share(rows, self.rank, self.size)
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace each element of a float32 tensor, in place, by its sum over all ranks. All ranks get identical bits."""
+        """Replace each element of a float32 tensor by its sum over all ranks. All ranks get identical bits."""
         try:
             self._group.allreduce([tensor], self._options).wait()
         except RuntimeError as exc:
             raise RankError(f"rank {self.rank} of {self.size} cannot add up gradients: {exc}") from exc
 
     def leading(self, work: Mapping[str, Any], state: Callable[[], Any]) -> AbstractContextManager[None]:
-        """Return a context that does nothing. Only rank 0 leads."""
+        """Do nothing. Only rank 0 leads."""
         return nullcontext()
 
     def differ(self) -> None:
-        """Do nothing. A rank other than 0 gets its state from rank 0."""
+        """Do nothing. The state comes from rank 0."""

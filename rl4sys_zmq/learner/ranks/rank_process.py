@@ -1,8 +1,4 @@
-"""The process of a rank other than 0: it computes gradients for a learner thread. Run as ``python -m`` with a file descriptor.
-
-The ranks are the processes that train one policy together (the option ``learners``). This process ends when its link to rank 0
-is closed, or when its parent process has ended.
-"""
+"""The process of a rank other than 0. It ends when its link to rank 0 is closed, or when its parent process has ended."""
 
 from __future__ import annotations
 
@@ -31,7 +27,6 @@ from rl4sys_zmq.values import observation_space_from, space_from
 from rl4sys_zmq.wire.thread_messages import AssignClient, decode_thread_message
 
 PARENT_LOOK_S = 1.0
-"""Time between two checks that the parent process is the same, in seconds."""
 
 
 class ParentWatch(Worker):
@@ -43,7 +38,6 @@ class ParentWatch(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Wait until the other end of the link is closed, or the parent process has ended; then end this process."""
         poll = select.poll()
         poll.register(self._link.fileno(), 0)  # a hang-up is always reported
         while not self._stopping.is_set():
@@ -51,12 +45,10 @@ class ParentWatch(Worker):
                 os._exit(0)
 
     def stop(self) -> None:
-        """Stop watching."""
         self._stopping.set()
 
 
 def build(setup: Mapping[str, Any]) -> tuple[AssignClient, RankMember, torch.device, ParallelAlgorithm]:
-    """Build this rank's copy of the algorithm."""
     sys.path[:] = setup["path"]  # the factory can be beside the program that embeds the learner
     assign = decode_thread_message(setup["assign"])
     assert isinstance(assign, AssignClient)
@@ -89,7 +81,7 @@ def serve(link: RankLink) -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a rank. Return the exit status of the process."""
+    """Run a rank. Its argument is the descriptor of the link. Return the exit status of the process."""
     # This process ends when rank 0 ends, which may first complete an update; also while native code holds the interpreter's lock.
     begin_child(signal.SIGINT, signal.SIGTERM)
     (fd,) = argv if argv is not None else sys.argv[1:]

@@ -6,8 +6,7 @@
       spec.json, policy.safetensors, ...    the policy (`rl4sys_zmq.policies.folder`)
       evaluation.json                       the evaluation: environment, episodes, mean return, version, time
 
-A better version replaces the folder by one exchange of two names, so at each moment the path has the old policy or the new one,
-whole, even if the process is killed.
+A better version replaces the folder by one exchange of two names, so at each moment the path has a whole policy.
 """
 
 from __future__ import annotations
@@ -49,11 +48,7 @@ class EvaluationRecord:
         updates: Updates of the training up to the version.
         env: Arguments of ``gymnasium.make``, with ``id``.
         seed: Seed of the initial states.
-        episodes: Number of episodes.
-        mean_return: Mean of their returns.
-        min_return: The lowest return.
-        max_return: The highest return.
-        mean_length: Mean length of the episodes, in steps.
+        episodes: Number of episodes. The returns are theirs, and `mean_length` is in steps.
         evaluated_unix_s: Unix time of the evaluation, in seconds.
     """
 

@@ -10,18 +10,17 @@
       .tmp-00000010/                      being written or removed; the next start removes it
       .writer                             the generation of the only learner thread that can write here
 
-A new checkpoint is written under a temporary name, flushed to disk, and then renamed. After a crash at any moment, the folder
-either has the complete new checkpoint or is as before. A checkpoint is verified when it is read.
+A new checkpoint is written under a temporary name, flushed to disk, and then renamed. So after a crash at any moment, the
+folder either has the complete new checkpoint or is as before. A checkpoint is verified when it is read.
 
 A *piece* of the state never changes, such as old rows of a replay (`rl4sys_zmq.replay.StatePiece`). It has a file of its own,
 ``piece-DIGEST.safetensors``, which a checkpoint shares with the one before the last by a hard link. So each folder is complete,
 and a checkpoint writes only what is new. Two successive checkpoints share no file, so damage to one file leaves one of them
-intact. A piece is therefore written twice.
+intact; a piece is therefore written twice.
 
-Checksums cover every bit of the files. ``manifest.json`` begins with its *seal*, a digest of everything after the seal. It
-also contains the size and the digest of ``state.safetensors`` and of each piece. The files of the policy have checksums of
-their own. Only an export reads them. Future formats keep these rules, so that a checkpoint in another format is never mistaken
-for a damaged one. The digests (xxh3-128) detect accidents, not attacks.
+Checksums cover every bit of the files. ``manifest.json`` begins with its *seal*, a digest of everything after it, and contains
+the size and the digest of ``state.safetensors`` and of each piece. The files of the policy have checksums of their own; only an
+export reads them. The digests (xxh3-128) detect accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -60,20 +59,16 @@ _PIECE_FILE = re.compile(PIECE + r"[0-9a-f]{32}\.safetensors")
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 """The errors after which a file counts as lost. Other errors (no permission, too many open files) can be temporary."""
 
-_LATER = ("grid", "blob", "episodes", "recent", "overridden_steps")
-"""The fields of `CheckpointManifest` that manifests from older versions of this library lack."""
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointedStreamProgress:
-    """The position of a checkpoint in one stream, the numbered segments (pieces of episodes) of one actor.
+    """The position of a checkpoint in one stream.
 
     Attributes:
-        actor_id: Name of the actor.
-        origin: The incarnation that began to number the segments.
-        next_seq: Sequence number of the first segment that the saved state does not include. Training continues from there.
-        verdicts: Number of segments below `next_seq` by verdict (result): trained, stale, quarantined or refused.
+        next_seq: The first sequence number that the saved state does not include. Training continues from there.
+        verdicts: Number of segments below `next_seq` by verdict.
     """
 
     actor_id: str
@@ -87,27 +82,19 @@ class CheckpointManifest:
     """The description of a checkpoint: the content of ``manifest.json`` without the state and the digests of the files.
 
     Attributes:
-        client_id: Name of the client, a policy with its learner.
-        journal_id: Id of the journal, the learner's record of accepted segments. The positions in `marks` are valid only for
-            this journal.
+        journal_id: Id of the journal for which the positions in `marks` are valid.
         number: Number of the checkpoint, from 1 for each client; set by `CheckpointStore.write`.
         generation: Number of the learner thread that wrote the checkpoint.
-        version: Version of the policy. Generation and version together identify a policy.
         digest: Xxh3-64 of the policy's weights, as in `PolicySnapshot`.
         trained_digest: The same without the tensors that follow from parameters, which can be changed at a resume.
-        algorithm_name: Registered name of the algorithm that can read the state.
-        updates: Number of updates that the algorithm has done.
         steps: Number of environment steps that the algorithm has observed.
-        episodes: Number of episodes that ended in these steps.
-        recent: Return and length in steps of the latest of these episodes, oldest first.
-        overridden_steps: Number of steps whose actions the host overrode.
-        verdicts: Number of all segments (pieces of episodes) of the client by verdict (result): trained, stale, quarantined or
-            refused.
-        marks: Position of the checkpoint in each stream. A stream is the numbered segments of one actor.
-        grid: If weights are rounded to multiples of a step size before they are published, the step size of each tensor as an
-            exponent of 2; else empty.
+        verdicts: Number of all segments of the client by verdict.
+        grid: The step size of each rounded tensor as an exponent of 2; empty unless weights are rounded to multiples of one.
         blob: Digest of the extra bytes (`blob`) in the description of the policy; empty if it has none.
         saved_unix_s: Unix time of writing, in seconds; set by `CheckpointStore.write`.
+        episodes: Number of episodes that ended in `steps`.
+        recent: Return and length in steps of the latest of these episodes, oldest first.
+        overridden_steps: Number of steps whose actions the host overrode.
     """
 
     client_id: str
@@ -155,7 +142,6 @@ def encode_checkpoint(
 
 
 def _by_file(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the arrays of a state by the name of the file that stores them."""
     files: dict[str, dict[str, Any]] = {STATE: {}}
     for name, array in arrays.items():
         piece = piece_of(name)
@@ -191,7 +177,6 @@ def read_checkpoint(path: Path, read: Callable[[Path], bytes] | None = None) -> 
 
 
 def _arrays(file: Path, data: bytes, size: int, digest: str) -> dict[str, Any]:
-    """Return the arrays in the content of a file, whose size and digest must be these."""
     if len(data) != size:
         raise CheckpointError(file, f"it has {len(data)} bytes; expected {size}", damaged=True)
     if xxhash.xxh3_128_hexdigest(data) != digest:
@@ -209,7 +194,6 @@ def state_files(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def is_state_file(name: str) -> bool:
-    """Return True if a file of this name in the folder of a checkpoint contains the state or a piece of it."""
     return name == STATE or _PIECE_FILE.fullmatch(name) is not None
 
 
@@ -226,7 +210,7 @@ def _listed(path: Path, document: Mapping[str, Any]) -> dict[str, tuple[int, str
 
 
 def _document(path: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
-    """Read the manifest in the folder `path`, check its digest and its format, and return its JSON."""
+    """Return the verified manifest in the folder `path`, as JSON."""
     file = path / MANIFEST
     data = read(file)
     if not seal_holds(data):
@@ -245,21 +229,20 @@ def _document(path: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
 
 def _manifest(path: Path, document: Mapping[str, Any]) -> CheckpointManifest:
     try:
-        values = {field.name: document[field.name] for field in fields(CheckpointManifest) if field.name not in _LATER}
-        values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))
-        values["blob"] = document.get("blob", "")
-        values["episodes"] = document.get("episodes", 0)
-        values["overridden_steps"] = document.get("overridden_steps", 0)
-        values["recent"] = tuple((float(total), operator.index(length)) for total, length in document.get("recent", ()))
+        values = {field.name: document[field.name] for field in fields(CheckpointManifest)}
+        values["grid"] = tuple(operator.index(step) for step in values["grid"])
+        values["recent"] = tuple((float(total), operator.index(length)) for total, length in values["recent"])
         values["marks"] = tuple(CheckpointedStreamProgress(**mark) for mark in values["marks"])
-        for thing in (CheckpointManifest(**values), *values["marks"]):
-            for field in fields(thing):
+        manifest = CheckpointManifest(**values)
+        records: tuple[CheckpointManifest | CheckpointedStreamProgress, ...] = (manifest, *manifest.marks)
+        for record in records:
+            for field in fields(record):
                 expected = _TYPES.get(str(field.type))
-                if expected is not None and type(getattr(thing, field.name)) is not expected:
+                if expected is not None and type(getattr(record, field.name)) is not expected:
                     raise TypeError(f"{field.name} is not {field.type}")
     except (KeyError, TypeError, ValueError) as exc:
         raise CheckpointError(path / MANIFEST, f"a field is missing or invalid: {exc}", damaged=True) from exc
-    return CheckpointManifest(**values)
+    return manifest
 
 
 def _read(file: Path) -> bytes:
@@ -292,12 +275,10 @@ class CheckpointStore:
     a higher generation has claimed it.
 
     Attributes:
-        folder: The client's folder, created by the first `write`.
         damaged: One error message for each damaged checkpoint that `load` has renamed so far.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        """Create the store, without accessing the disk."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; expected at least 1")
         self.folder = folder
@@ -320,10 +301,7 @@ class CheckpointStore:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Hold the lock of the folder in the body of the ``with`` statement, if no later learner thread has claimed the folder.
-
-        Without an earlier call of `claim`, this does nothing.
-        """
+        """Hold the lock of the folder, if no later learner thread has claimed it. Do nothing without a call of `claim`."""
         if not self._generation:
             yield
             return
@@ -342,10 +320,7 @@ class CheckpointStore:
             os.close(file)
 
     def release(self) -> None:
-        """Remove the claim of a learner thread, so that one with a lower number can claim the folder.
-
-        Call this only while no learner thread of this client runs.
-        """
+        """Remove the claim, so that a lower generation can claim the folder. Call this while no learner thread runs."""
         with _disk(self.folder):
             (self.folder / WRITER).unlink(missing_ok=True)
 
@@ -386,11 +361,10 @@ class CheckpointStore:
             return self.next_number()
 
     def next_number(self) -> int:
-        """Return the number of the next checkpoint, above those of all others in the folder, also damaged and abandoned ones."""
+        """Return the number of the next checkpoint, above all others in the folder, also damaged and abandoned ones."""
         return 1 + max((number for number, _, _ in self._entries()), default=0)
 
     def temporary(self, number: int) -> Path:
-        """Return the path of the folder in which this thread writes checkpoint `number` before `install`."""
         return self.folder / f"{TEMPORARY}{number:08d}-{os.getpid()}-{threading.get_ident()}"
 
     def install(self, temporary: Path, number: int, wanted: Callable[[], bool] = lambda: True) -> None:
@@ -408,37 +382,28 @@ class CheckpointStore:
         self._prune()
 
     def stored_pieces(self) -> frozenset[str]:
-        """Return the names of the pieces in the second newest checkpoint, which the next one can share.
-
-        If that checkpoint cannot be read, return none. Then the next checkpoint writes all pieces.
-        """
+        """Return the pieces of the second newest checkpoint, which the next one can share; none if it cannot be read."""
         return frozenset(name.removeprefix(PIECE).partition(".")[0] for name in self._shared_pieces()[1])
 
     def _shared_pieces(self) -> tuple[Path, dict[str, dict[str, Any]]]:
-        """Return the folder of the second newest checkpoint, and the entries of its manifest for pieces.
-
-        If a file of a piece is missing or has another size, there are no entries.
-        """
+        """Return the folder of the second newest checkpoint, and its manifest's entries for pieces if all files are there."""
         for path in self.newest()[1:2]:
             try:
                 entries = _document(path, _read)["files"]
-                found = {str(name): entry for name, entry in entries.items() if _PIECE_FILE.fullmatch(name)}
-                if all((path / name).stat().st_size == entry["bytes"] for name, entry in found.items()):
-                    return path, found
+                pieces = {str(name): entry for name, entry in entries.items() if _PIECE_FILE.fullmatch(name)}
+                if all((path / name).stat().st_size == entry["bytes"] for name, entry in pieces.items()):
+                    return path, pieces
             except (CheckpointError, OSError, KeyError, TypeError, AttributeError) as exc:
                 log.warning("the pieces of %s cannot be used again, so the next checkpoint is written as a whole: %s", path, exc)
         return self.folder, {}
 
     def newest(self) -> list[Path]:
-        """Return the folders of the checkpoints, newest first. Damaged, abandoned and unfinished ones are left out."""
+        """Return the folders of the checkpoints, newest first, without damaged, abandoned and unfinished ones."""
         with _disk(self.folder):
             return [path for _, aside, path in self._entries() if not aside]
 
     def load(self) -> tuple[CheckpointManifest, dict[str, Any], list[str]] | None:
-        """Return the newest intact checkpoint.
-
-        If newer checkpoints are damaged, they are renamed to ``NNNNNNNN.damaged``.
-        """
+        """Return the newest intact checkpoint. Newer ones are renamed to ``NNNNNNNN.damaged``."""
         with _disk(self.folder):
             self._sweep()
         damaged: list[str] = []
@@ -462,36 +427,26 @@ class CheckpointStore:
         return [number for number, _ in newer]
 
     def abandon_all(self) -> list[int]:
-        """Rename all checkpoints to ``NNNNNNNN.abandoned``, and release the folder.
-
-        Call this after the end of the client's learner threads.
-        """
+        """Abandon all checkpoints, and release the folder. Call this after the end of the client's learner threads."""
         numbers = self.abandon_after(0)
         self.release()
         return numbers
 
     def _entries(self) -> list[tuple[int, bool, Path]]:
-        """Return ``(number, renamed, path)`` of each checkpoint, newest first.
-
-        `renamed` is True for a damaged or abandoned checkpoint.
-        """
+        """Return ``(number, is damaged or abandoned, path)`` of each checkpoint, newest first."""
         try:
             names = with_descriptor(lambda: os.listdir(self.folder))
         except FileNotFoundError:
             return []
-        found = [(int(match[1]), bool(match[2]), self.folder / name) for name in names if (match := _NAME.fullmatch(name))]
-        return sorted(found, reverse=True)
+        entries = [(int(match[1]), bool(match[2]), self.folder / name) for name in names if (match := _NAME.fullmatch(name))]
+        return sorted(entries, reverse=True)
 
     def _sweep(self) -> None:
-        """Remove the temporary folders that a crash has left behind."""
         for path in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _prune(self) -> None:
-        """Remove old checkpoints. The newest ones stay, as many as the constructor's argument `keep` says, and renamed ones.
-
-        A failure is only logged, since it costs no more than space on the disk. The next `write` tries again.
-        """
+        """Remove old checkpoints. A failure costs only space on the disk, and the next `write` tries again."""
         try:
             for path in reversed(self.newest()[self._keep :]):
                 doomed = self.folder / f"{TEMPORARY}{path.name}"
@@ -520,7 +475,7 @@ def _disk(path: Path) -> Iterator[None]:
 
 
 def _lock(file: int, folder: Path) -> None:
-    """Wait for the exclusive lock on an open file. Closing the file releases the lock, and so does the end of the process."""
+    """Wait for the exclusive lock on an open file, which ends with the file or the process."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The dead-letter folder: quarantined segments, kept for inspection.
+"""The dead-letter folder of a run directory.
 
 ::
 
@@ -6,9 +6,8 @@
       2026-11-21/luna,3f2a9c41,7,1042.msg     the segment's `Submit`: each frame after its length (u32, little-endian)
       2026-11-21/luna,3f2a9c41,7,1042.json    the stream of the segment, and why it was quarantined
 
-A file name consists of the client, the actor, the origin of the stream and the sequence number, encoded by
-`rl4sys_zmq.names.file_name`. So no two segments have the same file name, and no file name leads out of the folder. If there are
-more than `MAX_LETTERS` segments, or more than `MAX_BYTES` bytes, the oldest ones are removed.
+A file name has the client, the actor, the origin and the sequence number, encoded by `rl4sys_zmq.names.file_name`. So no two
+segments have the same file name, and no file name leads out of the folder.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.names import file_name
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.wire.messages import Frame
@@ -29,22 +29,12 @@ from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
 MAX_LETTERS = 1_000
 MAX_BYTES = 256 << 20
-MAX_FRAMES = 256
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """One dead letter on disk: a quarantined segment, which was accepted but is unfit for training.
-
-    Attributes:
-        path: Path of the ``.msg`` file with the segment. A ``.json`` file beside it has the other fields.
-        client_id, actor_id, origin, seq: The client, the actor, the origin of the stream, and the sequence number. Together
-            they identify the segment.
-        reason: Reason for the quarantine.
-        at_unix_s: Unix time of the quarantine, in seconds.
-        nbytes: Size of the ``.msg`` file, in bytes.
-    """
+    """One dead letter on disk. `path` is the ``.msg`` file with the segment, and `nbytes` its size."""
 
     path: Path
     client_id: str
@@ -57,9 +47,9 @@ class StoredDeadLetter:
 
 
 class DeadLetterFolder:
-    """The folder of dead letters: segments that were accepted but are unfit for training (quarantined), kept for inspection.
+    """The folder of dead letters. Use the object in one thread.
 
-    Each write removes the oldest dead letters beyond the limits. Use the object in one thread.
+    Each write removes the oldest ones beyond `max_letters` segments or `max_bytes` bytes.
     """
 
     def __init__(self, folder: Path, *, max_letters: int = MAX_LETTERS, max_bytes: int = MAX_BYTES) -> None:
@@ -68,7 +58,7 @@ class DeadLetterFolder:
         self._bytes = 0
 
     def write(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> Path:
-        """Write a quarantined segment (unfit for training) to the folder, and return the path of its ``.msg`` file."""
+        """Write a quarantined segment, and return the path of its ``.msg`` file."""
         held = self._look()
         day = self._folder / time.strftime("%Y-%m-%d", time.gmtime(at_unix_s))
         make_private(day)
@@ -94,22 +84,16 @@ class DeadLetterFolder:
         return path
 
     def _look(self) -> deque[tuple[Path, int]]:
-        """Return the path and size of each dead letter (quarantined segment) on disk, oldest first.
-
-        Earlier runs are included.
-        """
+        """Return the path and size of each dead letter on disk, oldest first, also of earlier runs."""
         if self._held is None:
-            found = sorted((p.stat().st_mtime, p, p.stat().st_size) for p in self._folder.glob("*/*.msg"))
-            self._held = deque((path, size) for _, path, size in found)
-            self._bytes = sum(size for _, _, size in found)
+            letters = sorted((p.stat().st_mtime, p, p.stat().st_size) for p in self._folder.glob("*/*.msg"))
+            self._held = deque((path, size) for _, path, size in letters)
+            self._bytes = sum(size for _, _, size in letters)
         return self._held
 
 
 def list_letters(folder: Path) -> list[StoredDeadLetter]:
-    """Return all dead letters (quarantined segments) in a folder (``RUN/dead``), oldest first.
-
-    Dead letters without a readable ``.json`` file are left out.
-    """
+    """Return all dead letters in ``RUN/dead``, oldest first, without those whose ``.json`` file cannot be read."""
     letters = []
     for path in folder.glob("*/*.msg"):
         try:
@@ -122,13 +106,13 @@ def list_letters(folder: Path) -> list[StoredDeadLetter]:
 
 
 def read_letter(path: Path) -> Sequence[Frame]:
-    """Read the ``.msg`` file of a dead letter, and return the frames of the message in it."""
+    """Return the frames of the message in the ``.msg`` file of a dead letter."""
     content = memoryview(path.read_bytes())
     frames: list[Frame] = []
     start = 0
     while start < len(content):
-        if len(frames) == MAX_FRAMES:
-            raise ValueError(f"{path} has more than {MAX_FRAMES} frames; is it a dead letter?")
+        if len(frames) == MAX_MESSAGE_FRAMES:
+            raise ValueError(f"{path} has more than {MAX_MESSAGE_FRAMES} frames; is it a dead letter?")
         if start + _LENGTH.size > len(content):
             raise ValueError(f"{path} is truncated")
         (size,) = _LENGTH.unpack_from(content, start)

@@ -1,8 +1,7 @@
-"""The file formats of a run directory's log and of its TensorBoard event files.
+"""The formats of a run directory's log and of its TensorBoard event files.
 
-The log is ``RUN/log.jsonl``, with one event per line. Older parts of the log are in ``RUN/log/``; some of their lines are
-removed to limit the size. TensorBoard's own writer is not used for its event files, because it limits neither their size nor
-the access of other users.
+The log is ``RUN/log.jsonl``, with one event per line, and its older parts are in ``RUN/log/``. TensorBoard's own writer is not
+used, because it limits neither the size of its files nor the access of other users.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ TENSORBOARD = "tensorboard"
 """The name of the folder in a run directory that contains one folder of event files per client, and nothing else."""
 
 EVENT_FILES = "events.out.tfevents."
-"""The beginning of the names of event files. TensorBoard finds the files by the word ``tfevents``."""
+"""The beginning of the names of event files. TensorBoard looks for the word ``tfevents``."""
 
 MAX_RECORD_BYTES = 1 << 26
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 class EventFileFormat(RecordFormat):
-    """The format of a TensorBoard event file: TFRecords, each with one `Event` message of TensorBoard.
-
-    The kind of a record (see `FileSeriesRecord.kind`), by which records are grouped, is the list of the tags in the event.
+    """The format of a TensorBoard event file: TFRecords, each with one `Event`. The kind of a record is its tags.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -61,7 +58,7 @@ class EventFileFormat(RecordFormat):
     def record(
         self, wall_time_s: float, step: int, scalars: Mapping[str, float], lags: Sequence[int] = (), **fields: Any
     ) -> bytes:
-        """Encode scalars as one event of TensorBoard, in the file format TFRecord."""
+        """Encode scalars as one event, in the file format TFRecord."""
         event = self._event(wall_time=wall_time_s, step=step, **fields)
         for tag, value in scalars.items():
             event.summary.value.add(tag=tag, simple_value=value)
@@ -86,14 +83,11 @@ class EventFileFormat(RecordFormat):
         )
 
     def restart_record(self, wall_time_s: float, step: int) -> bytes:
-        """Encode the record of a restart.
-
-        TensorBoard then hides earlier points beyond `step`, since training continues from there.
-        """
+        """Encode a restart: TensorBoard hides earlier points beyond `step`, since training continues from there."""
         return self.record(wall_time_s, step + 1, {}, session_log=self._restarted)
 
     def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
-        """Yield the complete records of a file. Stop at an incomplete record, and skip a record that cannot be decoded."""
+        """Yield the complete records of a file, up to an incomplete one. Skip those that cannot be decoded."""
         while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
             (size,) = _LENGTH.unpack_from(start)
             if size > MAX_RECORD_BYTES:
@@ -110,7 +104,6 @@ class EventFileFormat(RecordFormat):
 
 
 def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
-    """Return the writer of one client's TensorBoard event files."""
     return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
 
 
@@ -127,16 +120,14 @@ _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": 
 
 
 class JsonLineFormat(RecordFormat):
-    """The format of a run directory's log: one event per line, as a JSON object.
+    """The format of the log: one event per line, as a JSON object. The kind of a record is its event and its client.
 
-    The kind of a record (see `FileSeriesRecord.kind`), by which records are grouped, is the name of its event and the id of its
-    client. All events but ``metrics`` are lasting: they are kept in preference to metrics when old records are dropped.
+    All events but ``metrics`` are lasting.
     """
 
     suffix = ".jsonl"
 
     def read(self, file: BinaryIO) -> Iterator[FileSeriesRecord]:
-        """Yield the complete lines of a file as records."""
         for line in file:
             match = _START.match(line)
             if match is not None and line.endswith(b"}\n"):
@@ -146,12 +137,11 @@ class JsonLineFormat(RecordFormat):
 
 
 def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
-    """Return the writer of the log of a run directory."""
     return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def last_record_unix_s(run_dir: Path) -> float | None:
-    """Return the Unix time of the newest complete record in ``log.jsonl``, or None if there is none."""
+    """Return the Unix time of the newest complete record in ``log.jsonl``; None if there is none."""
     try:
         with (run_dir / LOG).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -159,11 +149,11 @@ def last_record_unix_s(run_dir: Path) -> float | None:
     except FileNotFoundError:
         return None
     times = (_TIME.match(line) for line in reversed(lines) if line.endswith(b"}\n"))
-    return next((float(found[1]) for found in times if found is not None), None)
+    return next((float(match[1]) for match in times if match is not None), None)
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield each event in the log of a run directory as a dict, oldest first. A learner can be writing the log meanwhile."""
+    """Yield each event in the log of a run directory as a dict, oldest first. A learner can be writing it meanwhile."""
     path = run_dir / LOG
     try:
         with contextlib.ExitStack() as stack:
@@ -178,11 +168,8 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log, and return them, oldest first. `stack` closes them.
-
-    All files are opened before the first one is read. A learner can merge and remove files meanwhile, but a file that is open
-    stays readable.
-    """
+    """Open all files of the log, and return them, oldest first. `stack` closes them."""
+    # All are opened before the first is read: a learner can merge and remove files, but one that is open stays readable.
     for tries_left in reversed(range(TRIES)):
         with contextlib.ExitStack() as trying:
             try:
@@ -198,15 +185,12 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
 
 def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """Open all files of the log once, and return them, oldest first.
-
-    Return an empty list if a learner has renamed one meanwhile.
-    """
+    """Open all files of the log once, oldest first. Return ``[]`` if a learner has renamed one meanwhile."""
     newest: BinaryIO | None = None
     with contextlib.suppress(FileNotFoundError):  # it has become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))
-    found = [part.path for part in list_parts(run_dir / LOG_FOLDER, JsonLineFormat())[0]]
-    files: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in found]
+    parts, _ = list_parts(run_dir / LOG_FOLDER, JsonLineFormat())
+    files: list[BinaryIO] = [stack.enter_context(part.path.open("rb")) for part in parts]
     if newest is None:
         return files
     if any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):  # the log has become a part since

@@ -1,4 +1,4 @@
-"""The recorder: a thread that writes a learner's log, metrics and quarantined (unfit) data to the learner's folder."""
+"""The recorder: a thread that writes a learner's log, metrics and dead letters to its run directory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,9 @@ from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 
 class RunDirectoryWriter(Resource):
-    """The writer of a learner's files: ``config.json``, the log, TensorBoard's event files, and data excluded from training.
+    """The writer of ``config.json``, the log, the event files and the dead letters. One thread uses it.
 
-    Only one thread uses it.
-
-    Attributes:
-        counters: ``records_thinned`` counts old records that were dropped to make space for newer ones. ``records_too_long``
-            counts records that were too long to be stored.
+    Its counters are ``records_thinned`` (old records that were dropped to make space) and ``records_too_long``.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
@@ -50,7 +46,7 @@ class RunDirectoryWriter(Resource):
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
     def open(self, at_unix_s: float) -> None:
-        """Create the run directory, ``config.json`` and the log file, and write the event that the learner has started."""
+        """Create the run directory, ``config.json`` and the log, and write the event that the learner has started."""
         make_private(self._run_dir)
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
         write_private(self._run_dir / CONFIG, text.encode())
@@ -60,7 +56,6 @@ class RunDirectoryWriter(Resource):
         self.event(LEARNER_STARTED, {"version": package_version(), "down_s": round(down_s, 3)}, at_unix_s)
 
     def metrics(self, client_id: str, metrics: TrainingMetrics, at_unix_s: float) -> None:
-        """Write the training metrics of a client to the log and to the client's TensorBoard files."""
         record = {
             "t": round(at_unix_s, 3),
             "event": "metrics",
@@ -79,28 +74,24 @@ class RunDirectoryWriter(Resource):
             self._write_curves(client_id, metrics, at_unix_s)
 
     def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
-        """Write an event, such as the restart of a policy's training, to the log."""
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
         if name == CLIENT_READY:
             self._write(self._curve(fields["client_id"]), self._form.restart_record(at_unix_s, fields["steps"]), at_unix_s)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment, at_unix_s: float) -> None:
-        """Write a quarantined segment to the folder ``dead`` of the run directory."""
         self._dead.write(client_id, letter, at_unix_s)
 
     def forget(self, client_id: str) -> None:
-        """Close the TensorBoard files of a client that an operator or the learner has removed."""
+        """Close the event files of a client that was removed."""
         series = self._curves.pop(client_id, None)
         if series is not None:
             series.close()
 
     def flush(self) -> None:
-        """Pass all buffered records to the operating system."""
         for series in (self._log, *self._curves.values()):
             series.flush()
 
     def close(self) -> None:
-        """Write all buffered records and close all files. A second call does nothing."""
         error: OSError | None = None
         for series in (self._log, *self._curves.values()):
             try:
@@ -141,43 +132,39 @@ log = get_logger(__name__)
 QUEUE_RECORDS = 10_000
 FLUSH_S = 1.0
 
-
 LOGGED_BY_CALLER = frozenset(
     {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
     | {"hello_refused", "others_can_write"}
 )
-"""The names of the events that the caller itself logs with `logging`, as a sentence. They are not logged a second time."""
+"""The events that the caller itself logs with `logging`, as a sentence."""
 
 
 def log_event(name: str, fields: Mapping[str, Any]) -> None:
-    """Log an event with `logging`, except the events in `LOGGED_BY_CALLER`, which the caller itself logs as a sentence."""
     if name not in LOGGED_BY_CALLER:
         log.info("%s %s", name, dict(fields))
 
 
 class NullEventSink:
-    """An event sink that writes no files, for a learner without a folder for files. It only logs events with `logging`."""
+    """An event sink without a run directory: it only logs events with `logging`."""
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Ignore the training metrics."""
+        """Do nothing."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Log the event with `logging`, unless it is in `LOGGED_BY_CALLER` (events that the caller logs itself)."""
         log_event(name, fields)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Ignore a quarantined segment."""
+        """Do nothing."""
 
     def forget(self, client_id: str) -> None:
-        """Do nothing for a client that was removed: this object keeps no files or other data."""
+        """Do nothing."""
 
 
 class Recorder(Worker):
-    """A thread that writes a learner's metrics, events and quarantined segments to its folder. It implements `EventSink`.
+    """The thread that writes to the run directory. It implements `EventSink`.
 
-    Quarantined segments are data unfit for training. The caller never waits. Records go into a queue of at most
-    `QUEUE_RECORDS`. If the queue is full, they are dropped and counted as ``records_dropped``. Failures to write are logged and
-    counted as ``write_errors``.
+    Records go into a queue of at most `QUEUE_RECORDS`. If it is full, they are dropped and counted as ``records_dropped``.
+    Failures to write are logged and counted as ``write_errors``.
     """
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
@@ -189,7 +176,7 @@ class Recorder(Worker):
         self.counters = self._files.counters
 
     def open(self) -> None:
-        """Create the files and start the thread. Until this call, records wait in the queue and nothing on disk changes."""
+        """Create the files and start the thread. Until then, records wait in the queue and nothing on disk changes."""
         try:
             self._files.open(time.time())
         except OSError as exc:
@@ -200,20 +187,16 @@ class Recorder(Worker):
     # ---- called by the gateway; never blocks
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
-        """Queue the training metrics of a client for writing to the run directory."""
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Queue an event for the log file. Also log it with `logging`, unless it is in `LOGGED_BY_CALLER`."""
         log_event(name, fields)
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Queue a quarantined segment for writing to the run directory."""
         self._put((client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        """Queue a request to close the files of a client that has been removed."""
         self._put((client_id, None, time.time()))
 
     def _put(self, record: tuple[Any, ...]) -> None:
@@ -225,7 +208,6 @@ class Recorder(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """Write queued records until `stop`. This is the body of the thread."""
         next_flush = time.monotonic() + FLUSH_S
         try:
             while True:
@@ -245,7 +227,7 @@ class Recorder(Worker):
             self._try(self._files.close)
 
     def stop(self) -> None:
-        """Ask the thread to write all queued records and end. If the queue stays full for `FLUSH_S` seconds, log a warning."""
+        """Ask the thread to write all queued records and end."""
         if self.ident is not None and not self._ending.is_set():
             self._ending.set()
             try:
@@ -264,7 +246,7 @@ class Recorder(Worker):
             self._files.metrics(name, what, at)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """Call `write`. If it raises `OSError`, count and log the error instead of raising it."""
+        """Call `write`. Count and log an `OSError`."""
         try:
             write()
         except OSError as exc:

@@ -1,7 +1,4 @@
-"""Functions that prepare the folder with a learner's files for the start of the learner, as the option ``resume`` demands.
-
-The learner continues from the state in its run directory, from an earlier checkpoint of one client, or starts without state.
-"""
+"""The preparation of a run directory for the start of a learner, as the option ``resume`` demands."""
 
 from __future__ import annotations
 
@@ -37,17 +34,15 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class RollbackSummary:
-    """A description of what was undone to return one policy's training to an earlier checkpoint.
+    """The result of a return to an earlier checkpoint.
 
     Attributes:
-        client_id: The id of the policy's client.
         checkpoint: Number of the earlier checkpoint, which is now the newest one.
         version: Number of the policy version in this checkpoint.
         abandoned: Numbers of the newer checkpoints. Their folders were renamed to ``NUMBER.abandoned``.
-        undone_versions: Difference between the policy versions of the newest abandoned checkpoint and of this one.
-        undone_segments: Difference between these two checkpoints in the number of segments with a result, such as trained.
-            Segments that are still in the journal are trained on a second time; the others are counted as rolled back
-            (accepted, but without effect on the weights any more).
+        undone_versions: Difference between the versions of the newest abandoned checkpoint and of this one.
+        undone_segments: Difference between these two checkpoints in the number of segments with a verdict. Those that are still
+            in the journal are trained on again; the others are counted as rolled back.
     """
 
     client_id: str
@@ -71,7 +66,7 @@ def state_dir(checkpoint: Path) -> Path:
 
 
 def return_to_checkpoint(config: LearnerConfig) -> RollbackSummary | None:
-    """Return the training of one policy to the checkpoint that `LearnerConfig.resume` names, by renaming all newer ones.
+    """Return the training of one client to the checkpoint that `LearnerConfig.resume` names, by renaming all newer ones.
 
     Call this while the journal is open, so that no other learner uses the directory.
     """
@@ -134,33 +129,36 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
 
 
 def has_state(run_dir: Path) -> bool:
-    """Return True if a learner has run in this directory: it contains ``journal.db``, ``journal.marks``, or checkpoints."""
+    """Return True if a learner has run in this directory."""
     journal = run_dir / JOURNAL
     return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 
 
 def _checkpoint_records(run_dir: Path) -> list[JournalStateInCheckpoint]:
-    """Return which part of the journal the newest checkpoint of each client covers.
-
-    A client is a policy with its learner. A client without a valid checkpoint is left out.
-    """
-    found = []
+    """Return which part of the journal the newest valid checkpoint of each client covers."""
+    records = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in Verdict.FINAL)
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
-            found.append(JournalStateInCheckpoint(manifest.client_id, manifest.journal_id, judged, marks))
-    return found
+            records.append(JournalStateInCheckpoint(manifest.client_id, manifest.journal_id, judged, marks))
+    return records
+
+
+def aside_folder(run_dir: Path) -> Path:
+    """Create a folder ``before-TIME`` in a run directory, for files that are moved out of the way, and return its path."""
+    aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
+    make_private(aside)
+    return aside
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Move journal, checkpoints and best policies of an earlier run to a folder ``before-TIME``. Nothing is deleted."""
+    """Move journal, checkpoints and best policies of an earlier run to a folder ``before-TIME``."""
     parts = (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL), run_dir / CHECKPOINTS, run_dir / BEST)
     there = [part for part in parts if part.exists()]
     if there:
-        aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
-        aside.mkdir(mode=0o700)
+        aside = aside_folder(run_dir)
         for path in there:
             path.rename(aside / path.name)
         log.warning("%s: the state of an earlier run was moved to %s", run_dir, aside.name)

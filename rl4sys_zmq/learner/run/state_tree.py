@@ -1,4 +1,4 @@
-"""Conversion of an algorithm's state into a JSON tree and named arrays, and back. No pickle, so untrusted files are safe to read.
+"""Conversion of an algorithm's state into a JSON tree and named arrays, and back, without pickle.
 
 A value that JSON cannot express becomes an object whose first key begins with ``$``, such as ``{"$array": NAME, "dtype": ...,
 "shape": ...}``.
@@ -37,7 +37,7 @@ _PLAIN = (type(None), bool, str)
 
 
 def piece_of(array: str) -> str:
-    """Return the name of the piece that an array belongs to, given the array's name from `pack_state`; empty if to none."""
+    """Return the name of the piece that an array belongs to, given its name from `pack_state`; empty if to none."""
     kind, _, rest = array.partition(":")
     return rest.partition(":")[0] if kind == "piece" else ""
 
@@ -58,13 +58,11 @@ def _piece_prefix(name: str) -> str:
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
-    """Split an algorithm's state into a tree of JSON values and a dict of arrays, so that it can be stored without pickle.
-
-    The tree refers to each array by its name in the dict. Contiguous arrays are not copied.
+    """Split an algorithm's state into a tree of JSON values and a dict of arrays, which the tree refers to by name.
 
     A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
-    fields or objects), integers of any size, floats, bool, str, bytes, None and `StatePiece`. The arrays of a piece that has none
-    are missing in the result.
+    fields or objects), integers of any size, floats, bool, str, bytes, None and `StatePiece`. The arrays of a piece that has
+    none are missing in the result. Contiguous arrays are not copied.
     """
     packer = _StatePacker()
     try:
@@ -74,7 +72,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
 
 
 def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return the algorithm's state that `pack_state` has split. Tensors are on the CPU; arrays are writable."""
+    """Return the state that `pack_state` has split. Tensors are on the CPU; arrays are writable."""
     if type(tree) is list:
         return [item if type(item) in (int, float) else unpack_state(item, arrays) for item in tree]
     if type(tree) is not dict:
@@ -86,12 +84,7 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 class _StatePacker:
-    """A converter of an algorithm's state into JSON values and separate arrays, for a checkpoint.
-
-    Attributes:
-        arrays: The arrays found so far, by the path of each array in the state. The name of an array in a piece begins with
-            ``piece:`` and the name of the piece.
-    """
+    """The conversion of one state. `arrays` has the arrays found so far, by their path in the state."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}

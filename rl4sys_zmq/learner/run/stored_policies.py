@@ -10,7 +10,6 @@ from rl4sys_zmq.learner.run.resume import CHECKPOINTS
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name, name_of
 from rl4sys_zmq.policies import StoredPolicy, read_policy
-from rl4sys_zmq.policies.folder import SPEC
 
 __all__ = ["newest_policy"]
 
@@ -54,14 +53,8 @@ def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, St
                 return path, policy
         if all(path.exists() for path in paths):
             break
-    if problem is not None and any((path / SPEC).exists() for path in paths):
+    if problem is not None and paths:
         raise problem
-    if paths:
-        raise ConfigError(
-            f"the checkpoints of client {client_id!r} in {run_dir} have no {SPEC}, because an earlier version of this library "
-            "wrote them; start a learner in this directory and train, and export from its next checkpoint",
-            key="run",
-        )
     raise ConfigError(
         f"client {client_id!r} in {run_dir} has no checkpoint so far; a running learner writes one every checkpoint_every_s "
         "seconds, and at its end",
@@ -70,7 +63,6 @@ def newest_policy(run_dir: Path, client_id: str | None = None) -> tuple[Path, St
 
 
 def _choose_client(run_dir: Path, client_id: str | None) -> str:
-    """Return the name of the policy (client) to read from a learner's checkpoints: the given name, or the only one there."""
     try:
         folders = sorted(path.name for path in (run_dir / CHECKPOINTS).iterdir() if path.is_dir())
     except OSError as exc:

@@ -1,8 +1,7 @@
-"""The stored form of the record of segments in training (`rl4sys_zmq.learner.training.suspects`), and its files on this machine.
+"""The stored form of the record of segments in training (`rl4sys_zmq.learner.training.suspects`), and its files.
 
-``training.mark`` lists the segments (parts of episodes) in training. It begins with a head: whether the end of the process is
-*excused* (it was asked to end, so no segment is suspected), and the number and the size of the ranges that follow.
-``suspects.json`` has the segments that could have crashed earlier processes.
+``training.mark`` begins with a head: whether the end of the process is *excused* (it was asked to end), and the number and the
+size of the ranges that follow. ``suspects.json`` has the segments that could have crashed earlier processes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from rl4sys_zmq.private import make_private
 
 MARK, SUSPECTS_FILE = "training.mark", "suspects.json"
 MARK_BYTES = 1 << 18
-"""Size of ``training.mark``, in bytes."""
 MAX_RANGES = 1024  # they fit into MARK_BYTES even with the longest names
 _HEAD = struct.Struct("<4sIII")  # magic, excused, number of ranges, their bytes
 _RANGE = struct.Struct("<HQQQ")  # bytes of the actor's name, origin, first, end
@@ -29,18 +27,17 @@ SegmentRange = tuple[Key, int, int]
 
 
 def encode_range(key: Key, first: int, end: int) -> bytes:
-    """Return the bytes of one range ``[first, end)`` of a stream."""
     name = key[0].encode()
     return _RANGE.pack(len(name), key[1], first, end) + name
 
 
 def encode_mark(count: int, ranges: bytes, *, excused: bool = False) -> bytes:
-    """Return the content of ``training.mark`` for `count` ranges, which `encode_range` has encoded."""
+    """Return the content of ``training.mark`` for `count` ranges from `encode_range`."""
     return _HEAD.pack(_MAGIC, excused, count, len(ranges)) + ranges
 
 
 def is_excused(mark: bytes) -> bool:
-    """Return True if a mark says that the end of its process was asked for, or if it is invalid or empty."""
+    """Return True if the end of the mark's process was asked for, or if the mark is invalid or empty."""
     if len(mark) < _HEAD.size:
         return True
     magic, excused, _, _ = _HEAD.unpack_from(mark)
@@ -48,19 +45,19 @@ def is_excused(mark: bytes) -> bool:
 
 
 def read_mark(mark: bytes) -> list[SegmentRange]:
-    """Return the segments that were in training when the process ended. Return ``[]`` if its end is excused."""
+    """Return the segments that were in training when the process ended; ``[]`` if its end is excused."""
     if is_excused(mark):
         return []
     _, _, count, size = _HEAD.unpack_from(mark)
     data = mark[_HEAD.size : _HEAD.size + size]
-    found: list[SegmentRange] = []
+    ranges: list[SegmentRange] = []
     at = 0
-    while len(found) < min(count, MAX_RANGES + 1) and at + _RANGE.size <= len(data):
+    while len(ranges) < min(count, MAX_RANGES + 1) and at + _RANGE.size <= len(data):
         length, origin, first, end = _RANGE.unpack_from(data, at)
         at += _RANGE.size
-        found.append(((data[at : at + length].decode("utf-8", "replace"), origin), first, end))
+        ranges.append(((data[at : at + length].decode("utf-8", "replace"), origin), first, end))
         at += length
-    return found if count <= MAX_RANGES else []
+    return ranges if count <= MAX_RANGES else []
 
 
 class SuspectStorage(Protocol):
@@ -120,16 +117,11 @@ class SuspectFiles:
         self._map: mmap.mmap | None = None
 
     def read(self) -> tuple[bytes, bytes]:
-        """Return the suspects and the mark of the previous process."""
         make_private(self._folder)
         return _content(self._folder / SUSPECTS_FILE), _content(self._folder / MARK)[:MARK_BYTES]
 
     def begin(self) -> None:
-        """Replace ``training.mark`` by a new file, and map it into memory.
-
-        A stopped process that this one has replaced can continue later. It then writes to the old file, which has no name any
-        more.
-        """
+        """Replace ``training.mark`` by a new file, and map it. A process that this one has replaced writes to the old one."""
         path = self._folder / MARK
         fresh = path.with_name(f".{path.name}")
         fresh.unlink(missing_ok=True)
@@ -142,23 +134,20 @@ class SuspectFiles:
         fresh.replace(path)
 
     def write(self, at: int, data: bytes, count: int) -> None:
-        """Record segments in training. See `SuspectStorage.write`."""
         assert self._map is not None
         start = _HEAD.size + at
         self._map[start : start + len(data)] = data
         struct.pack_into("<II", self._map, 8, count, at + len(data))
 
     def excuse(self) -> None:
-        """Record that the process was asked to end. Any thread can call this, because it writes to mapped memory."""
         if self._map is not None:
             struct.pack_into("<I", self._map, 4, 1)
 
     def save(self, suspects: bytes) -> None:
-        """Store the suspects."""
         replace_file(self._folder / SUSPECTS_FILE, suspects)
 
     def store(self, mark: bytes) -> None:
-        """Replace ``training.mark`` by a file with this content. Used for a worker on another machine."""
+        """Replace ``training.mark``, for a worker on another machine."""
         replace_file(self._folder / MARK, mark)
 
 

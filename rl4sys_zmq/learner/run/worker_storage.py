@@ -1,7 +1,7 @@
-"""The places where a worker, which trains one client, keeps the client's checkpoints and its record of segments in training.
+"""The places where a worker keeps its client's checkpoints and the record of segments in training.
 
-`LocalStorage` uses the folder of the client in the run directory. A worker on another machine has no access to this folder. Its
-storage (`rl4sys_zmq.remote.gateway_storage`) sends the files to the gateway, the learner's network thread.
+`LocalStorage` uses the folder of the client in the run directory. A worker on another machine sends the files to the gateway
+(`rl4sys_zmq.remote.gateway_storage`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CheckpointStorage(Protocol):
 
 
 class WorkerStorage(Protocol):
-    """The place where a worker, which trains one client, keeps its files."""
+    """The place where a worker keeps its files."""
 
     def checkpoints(self, assign: AssignClient) -> CheckpointStorage:
         """Return the checkpoints of a client whose assignment names a folder. Workers with lower generations cannot write then.
@@ -61,15 +61,12 @@ class LocalStorage:
     """The storage of a worker that has access to the learner's run directory."""
 
     def checkpoints(self, assign: AssignClient) -> CheckpointStore:
-        """Return the checkpoints in the client's folder, claimed for the generation of the assignment."""
         store = CheckpointStore(Path(assign.checkpoints))
         store.claim(assign.generation)
         return store
 
     def folder(self, assign: AssignClient) -> Path | None:
-        """Return the client's folder; None without a run directory."""
         return Path(assign.checkpoints) if assign.checkpoints else None
 
     def suspects(self, assign: AssignClient) -> SuspectFiles:
-        """Return the files ``training.mark`` and ``suspects.json`` in the client's folder."""
         return SuspectFiles(Path(assign.checkpoints))

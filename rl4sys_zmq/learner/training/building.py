@@ -29,17 +29,11 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltAlgorithm:
-    """An algorithm that was built, and what it trains with.
-
-    Attributes:
-        algorithm: The algorithm. It has loaded no checkpoint.
-        devices: The device of each rank (process that computes the gradients together with others), such as ``cpu``.
-        ranks: The ranks, whose processes are not started so far; None for a client with one rank.
-    """
+    """An algorithm that has loaded no checkpoint, and what it trains with."""
 
     algorithm: Algorithm
-    devices: tuple[str, ...] = ("cpu",)
-    ranks: RankGroup | None = None
+    devices: tuple[str, ...]  # of each rank
+    ranks: RankGroup | None  # their processes are not started so far
 
 
 def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threading.Event) -> BuiltAlgorithm:
@@ -58,10 +52,10 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
         algorithm.use_folder(folder)
     if isinstance(algorithm, MemoryAlgorithm):
         algorithm.check_memory(available_bytes())
-    built = BuiltAlgorithm(algorithm)
-    if assign.device != "cpu" or assign.learners > 1:  # the module imports torch
-        placed = importlib.import_module("rl4sys_zmq.learner.training.placement").place_algorithm(algorithm, assign, stopping)
-        built = BuiltAlgorithm(algorithm, placed.devices, placed.group)
+    devices, ranks = ("cpu",), None
+    if assign.device != "cpu" or assign.learners > 1:
+        placement = importlib.import_module("rl4sys_zmq.learner.training.placement")  # imports torch
+        devices, ranks = placement.place_algorithm(algorithm, assign, stopping)
     for line in ambiguous_names(kind.parameters, assign.parameters, bool(action_layout(spaces[1]).numbers)):
         log.warning("client %s: %s", assign.client_id, line)
     for line in rl4sys_notes(getattr(algorithm, "parameters", None)):
@@ -69,7 +63,7 @@ def build_algorithm(assign: AssignClient, folder: Path | None, stopping: threadi
     check_policy_size(algorithm.spec(), assign.max_parameters)
     check_magnitudes(algorithm.spec(), assign.max_magnitude)
     set_publishing(algorithm, assign)
-    return built
+    return BuiltAlgorithm(algorithm, devices, ranks)
 
 
 def set_publishing(algorithm: Algorithm, assign: AssignClient) -> None:
@@ -90,7 +84,7 @@ def load_initial_policy(algorithm: Algorithm, assign: AssignClient) -> None:
 
 
 def max_policy_lag(algorithm: Algorithm, assign: AssignClient) -> int:
-    """Return the largest policy lag of data for training, in versions: the configured one or the algorithm's; -1 for no limit."""
+    """Return the largest policy lag of data for training, in versions; -1 for no limit."""
     if assign.max_policy_lag >= 0:
         return assign.max_policy_lag
     return -1 if algorithm.max_policy_lag is None else algorithm.max_policy_lag

@@ -26,19 +26,12 @@ log = get_logger(__name__)
 CHECKPOINT_SHARE = 20
 """The shortest time between two periodic checkpoints, in multiples of the time that writing one takes."""
 
-
 FROM_PARAMETERS = frozenset({"epsilon", "noise_std", "scale"})
-"""The names of the tensors of a policy that say how an actor explores. They follow from the algorithm's parameters, which can
-differ from those of the checkpoint, and not from what was trained."""
+"""The tensors of a policy that follow from the algorithm's parameters, which can differ from those of the checkpoint."""
 
 
 class TrainingCheckpoints:
-    """The checkpoints of one algorithm in training. Only its learner thread uses this object.
-
-    Attributes:
-        saved_updates: The number of updates in the newest checkpoint, 0 without one. -1 if the next checkpoint must be written
-            in any case (`save_soon`).
-    """
+    """The checkpoints of one algorithm in training. Only its learner thread uses this object."""
 
     def __init__(
         self,
@@ -48,32 +41,30 @@ class TrainingCheckpoints:
         store: CheckpointStorage | None,
         replaced: threading.Event,
     ) -> None:
-        """Take the store of the checkpoints. This reads and writes nothing."""
         self._assign, self._algorithm, self._publisher = assign, algorithm, publisher
         self._spec = algorithm.spec()
         self._store, self._replaced = store, replaced
-        self.saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
+        # Updates in the newest checkpoint. 0 without one: an algorithm without data is rebuilt from its seed. -1: write one soon.
+        self.saved_updates = 0
         self._save_at = time.monotonic() + assign.checkpoint_every_s
 
     @property
     def is_due(self) -> bool:
-        """True if it is time for the next periodic checkpoint."""
         return time.monotonic() >= self._save_at
 
     @property
     def damaged(self) -> Sequence[str]:
-        """One error message for each damaged checkpoint that `load` has found."""
         return self._store.damaged if self._store is not None else ()
 
     def load(self) -> CheckpointManifest | None:
         """Load the newest valid checkpoint into the algorithm, if there is one, and return its description."""
-        found = self._store.load() if self._store is not None else None
-        if found is None:
+        loaded = self._store.load() if self._store is not None else None
+        if loaded is None:
             return None
-        manifest, state, _ = found
-        said, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
-        if said != ours:
-            raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {said}, not to {ours}")
+        manifest, state, _ = loaded
+        theirs, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
+        if theirs != ours:
+            raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {theirs}, not to {ours}")
         if manifest.blob != blob_digest(self._spec.blob):
             problem = "the blob of its policy differs; resume with the version of the algorithm that wrote it"
             raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
@@ -91,7 +82,7 @@ class TrainingCheckpoints:
         self._save_at = time.monotonic()
 
     def save(self, updates: int, progress: CheckpointProgress, token: int = 0, *, asked: bool = False) -> CheckpointResult | None:
-        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one."""
+        """Write a checkpoint if the state has changed or the gateway has requested one."""
         if self._store is None:
             return CheckpointResult(token, 0, max(self._publisher.version, 0), [], 0.0, "") if asked else None
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
@@ -113,13 +104,11 @@ class TrainingCheckpoints:
         return CheckpointResult(token, manifest.number, manifest.version, marks, duration_s, "")
 
     def _state(self, store: CheckpointStorage) -> Mapping[str, Any]:
-        """Return the state of the algorithm for the next checkpoint in `store`."""
         if isinstance(self._algorithm, IncrementalAlgorithm):
             return self._algorithm.state_beyond(store.stored_pieces())
         return self._algorithm.state()
 
     def _stored_policy(self, manifest: CheckpointManifest, flat: FlatWeights, others: bytes) -> StoredPolicy:
-        """Return the policy of a checkpoint in the form in which it can be exported, given its weights."""
         snapshot = PolicySnapshot(manifest.generation, manifest.version, manifest.digest, flat, others)
         returns = [total for total, _ in manifest.recent]
         origin = PolicyOrigin(
@@ -143,12 +132,10 @@ class TrainingCheckpoints:
         return digest(kept, others)
 
     def _manifest(self, updates: int, progress: CheckpointProgress, flat: FlatWeights, others: bytes) -> CheckpointManifest:
-        """Return the manifest of a checkpoint of the current state, which has these weights."""
         weights_digest = digest(flat, others)
         return CheckpointManifest(
             client_id=self._assign.client_id,
             journal_id=self._assign.journal_id,
-            number=0,
             generation=self._assign.generation,
             version=self._publisher.version_of(weights_digest),
             digest=weights_digest,

@@ -24,7 +24,7 @@ REPORT_S = 3.0
 
 
 class TrainingDemonstrations:
-    """The demonstrations of one client, and their use by its algorithm. Only the learner thread uses this object."""
+    """The demonstrations of one client, and their use by its algorithm."""
 
     def __init__(self, assign: AssignClient, algorithm: Algorithm, schema: SegmentSchema, limits: SegmentValueLimits) -> None:
         """Read the demonstrations, check them, and give them to the replay of the algorithm, if `fraction` asks for that."""
@@ -32,14 +32,14 @@ class TrainingDemonstrations:
         self._options = options = DemonstrationsConfig.from_mapping(assign.demonstrations)
         takes, clones = isinstance(algorithm, DemonstrationAlgorithm), isinstance(algorithm, CloningAlgorithm)
         require_use(assign.algorithm_name, options, takes=takes, clones=clones)
-        self._found = found = _read(options)
-        found.check_spaces(schema.observation_space, schema.action_space)
-        _check_numbers(found, SegmentContentRules(schema, limits, 0, 0))
+        self._demonstrations = demonstrations = _read(options)
+        demonstrations.check_spaces(schema.observation_space, schema.action_space)
+        _check_numbers(demonstrations, SegmentContentRules(schema, limits, 0, 0))
         if isinstance(algorithm, DemonstrationAlgorithm) and options.fraction:
-            require_rewards(options, rewarded=found.rewarded)
-            algorithm.use_demonstrations(found.segments, options.fraction, found.digest)
-        words = "client %s has %d demonstrations of %d steps"
-        log.info(words, assign.client_id, len(found.segments), found.steps)
+            require_rewards(options, rewarded=demonstrations.rewarded)
+            algorithm.use_demonstrations(demonstrations.segments, options.fraction, demonstrations.digest)
+        count = len(demonstrations.segments)
+        log.info("client %s has %d demonstrations of %d steps", assign.client_id, count, demonstrations.steps)
 
     def clone(self, send: Callable[[dict[str, float]], None]) -> bool:
         """Let the algorithm clone the demonstrations, if `clone_steps` asks for that. Return True if it has."""
@@ -56,7 +56,7 @@ class TrainingDemonstrations:
                 send({"clone/progress": step / options.clone_steps, "clone/loss": float(loss)})
 
         steps = CloneOptions(options.clone_steps, options.clone_batch_size, options.clone_learning_rate, report)
-        loss = algorithm.clone(self._found.segments, steps)
+        loss = algorithm.clone(self._demonstrations.segments, steps)
         log.info("client %s has cloned its demonstrations in %d steps; loss %.4g", self._client_id, steps.steps, loss)
         return True
 
@@ -68,7 +68,8 @@ def _read(options: DemonstrationsConfig) -> Demonstrations:
     return demonstrations_of(*read_minari(options.minari))
 
 
-def _check_numbers(found: Demonstrations, rules: SegmentContentRules) -> None:
-    for number, segment in enumerate(found.segments):
+def _check_numbers(demonstrations: Demonstrations, rules: SegmentContentRules) -> None:
+    segments = demonstrations.segments
+    for number, segment in enumerate(segments):
         if reason := content_error(segment, rules):
-            raise ConfigError(f"demonstrations: episode {number} of {len(found.segments)}: {reason}", key="demonstrations")
+            raise ConfigError(f"demonstrations: episode {number} of {len(segments)}: {reason}", key="demonstrations")

@@ -20,28 +20,14 @@ from rl4sys_zmq.wire.thread_messages import QuarantinedSegment
 
 @dataclass(slots=True, eq=False)
 class DecodedSegmentMessage:
-    """A decoded message with segments of one actor.
-
-    A learner thread keeps the message while one of its segments can still turn out to be unfit for training (quarantined).
-
-    Attributes:
-        key: The key of the stream (the actor's numbered segments): the actor's id, and the number of the start of the actor
-            that began the numbering.
-        batch: The decoded message: the header of each segment and the columns of data.
-        segments: The segments of the batch; empty after `release`.
-        refused: The error of each segment that the gateway (the learner's network thread) has refused, by the index of the
-            segment.
-        bad: The problem of each segment with invalid content, by the index of the segment.
-        oldest: The lowest policy version among the steps of each segment, int64 ``[segments]``.
-        nbytes: The size of the message, in bytes.
-    """
+    """A decoded message with segments of one actor, kept while one of them can still turn out to be unfit for training."""
 
     key: Key
     batch: SegmentBatchReader
-    segments: list[Segment]
-    refused: dict[int, ProtocolError]
-    bad: dict[int, str]
-    oldest: NDArray[np.int64]
+    segments: list[Segment]  # empty after `release`
+    refused: dict[int, ProtocolError]  # the error of each segment that the gateway has refused, by the segment's index
+    bad: dict[int, str]  # the problem of each segment with invalid content, by the segment's index
+    oldest: NDArray[np.int64]  # the lowest policy version among the steps of each segment, [segments]
     nbytes: int
 
     def release(self) -> None:
@@ -49,68 +35,40 @@ class DecodedSegmentMessage:
         self.segments.clear()
         self.batch.release_images()
 
-    def dead_letter(self, place: int, reason: str) -> QuarantinedSegment:
-        """Return a segment of this message as a `QuarantinedSegment`: unfit for training, and to be saved for inspection."""
-        return QuarantinedSegment(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
+    def dead_letter(self, index: int, reason: str) -> QuarantinedSegment:
+        return QuarantinedSegment(*self.key, self.batch.first_seq + index, reason, tuple(encode(self.batch.alone(index))))
 
 
 @dataclass(slots=True, eq=False)
 class SegmentInTraining:
-    """A segment that an algorithm received and may need to receive again, for example after an update was undone.
+    """A segment that an algorithm received and may receive again, for example after an update was undone."""
 
-    Attributes:
-        message: The message that contained the segment; None if the message was discarded to save memory.
-        place: The index of the segment in the message.
-        key: The key of the stream (the actor's numbered segments): the actor's id, and the number of the start of the actor
-            that began the numbering.
-        seq: The sequence number of the segment in its stream.
-        correct: The argument `correct` for `Algorithm.observe`: True if the segment is so old that it needs importance weights.
-    """
-
-    message: DecodedSegmentMessage | None
-    place: int
+    message: DecodedSegmentMessage | None  # None if it was discarded to save memory
+    index: int  # of the segment in the message
     key: Key
     seq: int
-    correct: bool
+    correct: bool  # for `Algorithm.observe`: the segment is so old that it needs importance weights
 
     @property
     def segment(self) -> Segment:
-        """The decoded segment. Use this only while `message` is not None."""
         assert self.message is not None
-        return self.message.segments[self.place]
+        return self.message.segments[self.index]
 
 
 @dataclass(slots=True, eq=False)
 class _ObservedMessage:
-    """The segments of one message that an algorithm has observed.
-
-    Attributes:
-        first: The number of the first of these segments in the order of observation.
-        key: The key of the stream.
-        first_seq: The sequence number of the message's first segment.
-        message: The message; None if it was discarded to save memory.
-        places: The index of each segment in the message, in the order of observation; `TAKEN` if `RecentSegments.take` has
-            returned it.
-    """
-
-    first: int
+    first: int  # the number of the first of them in the order of observation
     key: Key
-    first_seq: int
-    message: DecodedSegmentMessage | None
-    places: list[int] = field(default_factory=list)
+    first_seq: int  # of the message
+    message: DecodedSegmentMessage | None  # None if it was discarded to save memory
+    indices: list[int] = field(default_factory=list)  # of each segment in the message; `POPPED` after `pop`
 
 
-TAKEN = -1
+POPPED = -1
 
 
 class RecentSegments:
-    """The latest segments that an off-policy algorithm has observed, so that bad ones can be quarantined later.
-
-    An off-policy algorithm names a segment by its number in the order of observation, from 0.
-
-    Attributes:
-        nbytes: The total size of the messages that are kept, in bytes.
-    """
+    """The latest segments that an off-policy algorithm has observed, by their number in the order of observation, from 0."""
 
     def __init__(self, max_segments: int, max_bytes: int) -> None:
         self.nbytes = 0
@@ -119,28 +77,24 @@ class RecentSegments:
         self._messages: deque[_ObservedMessage] = deque()
         self._kept: deque[_ObservedMessage] = deque()  # those of `_messages` that still have their message
 
-    def add(self, message: DecodedSegmentMessage, place: int) -> None:
-        """Record that the segment with the index `place` in a message was observed."""
+    def add(self, message: DecodedSegmentMessage, index: int) -> None:
         if not self._messages or self._messages[-1].message is not message:
-            self._begin(message)
-        self._messages[-1].places.append(place)
+            self._add_message(message)
+        self._messages[-1].indices.append(index)
         self._next += 1
 
-    def take(self, number: int) -> SegmentInTraining | None:
-        """Return the segment with this number, and forget it.
-
-        Return None if it is not remembered, for example because it was observed before a restart.
-        """
+    def pop(self, number: int) -> SegmentInTraining | None:
+        """Return the segment with this number, and forget it; None if it is not known, or was observed before a restart."""
         at = bisect.bisect_right(self._messages, number, key=lambda one: one.first) - 1
         if at < 0 or number >= self._next:
             return None
         observed = self._messages[at]
-        place, observed.places[number - observed.first] = observed.places[number - observed.first], TAKEN
-        if place == TAKEN:
+        index, observed.indices[number - observed.first] = observed.indices[number - observed.first], POPPED
+        if index == POPPED:
             return None
-        return SegmentInTraining(observed.message, place, observed.key, observed.first_seq + place, False)
+        return SegmentInTraining(observed.message, index, observed.key, observed.first_seq + index, False)
 
-    def _begin(self, message: DecodedSegmentMessage) -> None:
+    def _add_message(self, message: DecodedSegmentMessage) -> None:
         observed = _ObservedMessage(self._next, message.key, message.batch.first_seq, message)
         self._messages.append(observed)
         self._kept.append(observed)
@@ -159,19 +113,19 @@ class RecentSegments:
         oldest.message = None
 
 
-def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
+def to_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return ascending integers as ranges ``(first, end)`` of consecutive integers. A range does not include `end`."""
-    if not places:
+    if not numbers:
         return []
-    if places[-1] - places[0] == len(places) - 1:
-        return [(places[0], places[-1] + 1)]
-    breaks = [n for n in range(1, len(places)) if places[n] != places[n - 1] + 1]
-    return [(places[a], places[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(places)])]
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return [(numbers[0], numbers[-1] + 1)]
+    breaks = [n for n in range(1, len(numbers)) if numbers[n] != numbers[n - 1] + 1]
+    return [(numbers[a], numbers[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(numbers)])]
 
 
 def streams_of(held: Iterable[SegmentInTraining]) -> list[tuple[Key, int, int]]:
-    """Group segments by stream, and return their sequence numbers as ranges."""
-    found: dict[Key, list[int]] = {}
+    """Return the sequence numbers of segments as ranges of their streams."""
+    by_stream: dict[Key, list[int]] = {}
     for one in held:
-        found.setdefault(one.key, []).append(one.seq)
-    return [(key, *run) for key, numbers in found.items() for run in to_ranges(numbers)]
+        by_stream.setdefault(one.key, []).append(one.seq)
+    return [(key, *run) for key, numbers in by_stream.items() for run in to_ranges(numbers)]

@@ -1,8 +1,4 @@
-"""The learner thread, which trains one client, and a thread that renames checkpoints.
-
-A learner thread trains the policy of one client. It receives messages from the gateway through a PULL socket and sends messages
-through a PUSH socket.
-"""
+"""The learner thread."""
 
 from __future__ import annotations
 
@@ -31,23 +27,18 @@ LINGER_S = 5.0
 
 
 class LearnerThread(Worker):
-    """A learner thread, which trains the policy of one client.
+    """A thread that trains one client. It exchanges only encoded messages with the gateway.
 
-    The thread exchanges only encoded messages with the gateway (the learner's network thread). A worker process runs the same
-    code in its main thread, by calling `run`, with other addresses. `AssignClient` is the first message to the thread, and
-    `StopThread` the last.
-
-    Attributes:
-        failure: The error that has ended `run`, as it was sent to the gateway; None if there is none.
+    A worker process calls `run` in its main thread, with other addresses. `AssignClient` is the first message to the thread,
+    and `StopThread` the last.
     """
 
     def __init__(
         self, name: str, key: bytes, down: str, up: str, *, remote: bool = False, storage: WorkerStorage | None = None
     ) -> None:
-        """Create the thread object. `start` starts the thread."""
         super().__init__(name)
         self._storage = storage if storage is not None else LocalStorage()
-        self.failure: ThreadFailed | None = None
+        self.failure: ThreadFailed | None = None  # the error that has ended `run`, as it was sent to the gateway
         self._key = key
         self._remote = remote
         self._began = time.monotonic()
@@ -93,7 +84,7 @@ class LearnerThread(Worker):
         return time.monotonic() - (self._loop.turned_at if self._loop is not None else self._began)
 
     def expect_end(self) -> None:
-        """Record that the thread was asked to end. It ends when it receives `StopThread`. Any thread can call this."""
+        """Record that the thread was asked to end. Any thread can call this."""
         if self._loop is not None:
             self._loop.expect_end()
 

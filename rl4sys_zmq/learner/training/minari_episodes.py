@@ -30,14 +30,14 @@ def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demo
             Demonstration(
                 [
                     _converted(leaf, space.dtype, "observations")
-                    for leaf, space in zip(leaves.flatten(found.observations), leaves.spaces, strict=True)
+                    for leaf, space in zip(leaves.flatten(episode.observations), leaves.spaces, strict=True)
                 ],
-                _converted(found.actions, action_space.dtype, "actions"),
-                np.asarray(found.rewards, np.float32),
-                bool(found.terminations[-1]),
+                _converted(episode.actions, action_space.dtype, "actions"),
+                np.asarray(episode.rewards, np.float32),
+                bool(episode.terminations[-1]),
             )
-            for found in dataset.iterate_episodes()
-            if len(found.rewards)
+            for episode in dataset.iterate_episodes()
+            if len(episode.rewards)
         ]
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, ConfigError) as exc:
         # An ImportError is a missing reader of the dataset's format; the others come from data that are not as Minari says.
@@ -50,13 +50,12 @@ def read_minari(dataset_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demo
 
 
 def _converted(column: Any, dtype: str, name: str) -> NDArray[Any]:
-    """Return a column of an episode in the dtype of its space."""
-    found = np.asarray(column)
-    if not np.can_cast(found.dtype, dtype, "same_kind"):
-        raise ValueError(f"the {name} are {found.dtype}, and their space has {np.dtype(dtype)}")
+    values = np.asarray(column)
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise ValueError(f"the {name} are {values.dtype}, and their space has {np.dtype(dtype)}")
     with np.errstate(over="ignore"):
-        converted = found.astype(dtype, copy=False)
+        converted = values.astype(dtype, copy=False)
     unchanged = np.isfinite if converted.dtype.kind == "f" else np.asarray  # numbers with a point are rounded
-    if not np.array_equal(unchanged(converted), unchanged(found)):
-        raise ValueError(f"the {name} have numbers from {found.min()} to {found.max()}, which {np.dtype(dtype)} cannot hold")
+    if not np.array_equal(unchanged(converted), unchanged(values)):
+        raise ValueError(f"the {name} have numbers from {values.min()} to {values.max()}, which {np.dtype(dtype)} cannot hold")
     return converted

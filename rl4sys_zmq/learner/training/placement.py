@@ -1,10 +1,9 @@
-"""The placement of an algorithm: it is moved to its device, and gets its ranks, the processes that train with it."""
+"""The placement of an algorithm on its device, and with its ranks."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.ranks.rank_group import RankGroup
@@ -16,21 +15,10 @@ from rl4sys_zmq.wire.thread_messages import AssignClient
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The devices and the processes that an algorithm trains with.
-
-    Attributes:
-        devices: The device of each rank (process that trains together with others), such as ``cpu`` or ``cuda:0``.
-        group: The ranks, whose processes are not started so far; None for a client with one rank.
-    """
-
-    devices: tuple[str, ...] = ("cpu",)
-    group: RankGroup | None = None
-
-
-def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: threading.Event) -> Placement:
-    """Move an algorithm to the device of its client, and give it its ranks."""
+def place_algorithm(
+    algorithm: Algorithm, assign: AssignClient, stopping: threading.Event
+) -> tuple[tuple[str, ...], RankGroup | None]:
+    """Move an algorithm to its device. Return the device of each rank, and the ranks, which are not started so far."""
     count = assign.learners
     if count > 1 and not isinstance(algorithm, ParallelAlgorithm):
         raise ConfigError(
@@ -39,7 +27,7 @@ def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: thread
         )
     if not isinstance(algorithm, PlaceableAlgorithm):
         if assign.device in ("auto", "cpu"):
-            return Placement()
+            return ("cpu",), None
         raise ConfigError(
             f"device: algorithm {assign.algorithm_name} trains on the CPU, because it has no method place; set it to cpu or auto",
             key="device",
@@ -51,7 +39,7 @@ def place_algorithm(algorithm: Algorithm, assign: AssignClient, stopping: thread
         group = RankGroup(assign, importable_factory(ALGORITHMS.get(assign.algorithm_name)), devices, stopping)
     algorithm.place(Compute(device=devices[0], ranks=ONE_RANK if group is None else group))
     log.info("client %s trains on %s", assign.client_id, ", ".join(map(str, devices)))
-    return Placement(tuple(map(str, devices)), group)
+    return tuple(map(str, devices)), group
 
 
 def importable_factory(entry: AlgorithmEntry) -> str:

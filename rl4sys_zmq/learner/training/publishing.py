@@ -8,22 +8,61 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.learner.training.quantizer import WeightQuantizer
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.weights import Steps, WeightsHeader, digest, encode_update
+from rl4sys_zmq.values import FlatWeights, PolicySnapshot, PolicySpec
+from rl4sys_zmq.weights import (
+    EncodingOptions,
+    Steps,
+    WeightsHeader,
+    WireDtype,
+    choose_steps,
+    digest,
+    division_of,
+    encode_update,
+    round_to,
+)
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.thread_messages import AssignClient, PolicyPublished, ThreadMessage
 
+GRID_NOISE = 2.0
+"""The distance of neighbouring rounded values, in multiples of an update's size (the root mean square of its changes).
 
-class PolicyPublisher:
-    """The versions of one policy that a learner thread has published. It counts, rounds, encodes and sends them.
+A step larger than an update does little harm, because the rounding errors of different weights are independent, and the changes
+of an update are not. On LunarLander, rounding changes the policy a thousand times less than an update does
+(``benchmarks/diffs.py --grid``).
+"""
 
-    Attributes:
-        version: The number of the newest version; before the first publication, the number before the first one.
+
+class WeightQuantizer:
+    """The rounding of one policy's weights for the network. Call `round` once per version, in order.
+
+    The algorithm's own weights are not changed, so rounding errors do not add up over versions.
     """
 
+    def __init__(self, wire_dtype: str, level: int, spec: PolicySpec) -> None:
+        self.encoding = EncodingOptions(WireDtype[wire_dtype.upper()], level, spec.sizes, spec.others, spec.exact)
+        # For each rounded tensor of the last version, the distance of neighbouring values, as an exponent of 2. Empty unless
+        # `wire_dtype` is ``grid``. A checkpoint stores these exponents.
+        self.steps: Steps = ()
+        self._last: FlatWeights | None = None
+
+    def round(self, flat: FlatWeights) -> FlatWeights:
+        """Return the rounded weights of the next version, float32 ``[n]``: `flat` itself for ``fp32``. Exact tensors stay."""
+        encoding = self.encoding
+        if encoding.dtype is WireDtype.FP32:
+            return flat
+        parts = division_of(encoding.dtype, encoding.sizes, encoding.exact)
+        weights = parts.rounded(flat)
+        if encoding.dtype is WireDtype.GRID:
+            self.steps = choose_steps(weights, self._last, self.steps, parts.sizes, noise=GRID_NOISE)
+            self._last = weights.copy()
+        return parts.joined(round_to(encoding.dtype, weights, self.steps, parts.sizes), parts.exact(flat))
+
+
+class PolicyPublisher:
+    """The versions of one policy that a learner thread has published. It counts, rounds, encodes and sends them."""
+
     def __init__(self, assign: AssignClient, spec: PolicySpec, send: Callable[[ThreadMessage], None]) -> None:
-        self.version = self._resumed_version = -1
+        self.version = self._resumed_version = -1  # before the first publication, the number before the first one
         self._assign, self._spec, self._send = assign, spec, send
         self._quantizer = WeightQuantizer(assign.wire_dtype, assign.weights_level, spec)
         self._snapshot: PolicySnapshot | None = None
@@ -37,37 +76,33 @@ class PolicyPublisher:
 
     @property
     def first_version(self) -> int:
-        """The number of the first policy version that this learner thread publishes.
+        """The number of the first version that this learner thread publishes.
 
-        It is also used for segments from earlier learner threads, to compute how old they are: a higher version number counts
-        as this number.
+        A higher version of an earlier learner thread counts as this one, for the lag of its segments.
         """
         return max(self._resumed_version, 0)
 
     @property
     def grid(self) -> Steps:
-        """The distances of the rounded values of the newest version (`WeightQuantizer.steps`)."""
         return self._quantizer.steps
 
     def version_of(self, weights_digest: int) -> int:
         """Return the version of the algorithm's present weights, for a checkpoint.
 
-        If the weights are published, this is their version. Otherwise it is the next version, which these weights get when they
-        are published by this learner thread, or by one that resumes from the checkpoint.
+        If they are not published, it is the next version, which they get from this learner thread or from one that resumes.
         """
         published = self._snapshot is not None and self._master_digest == weights_digest
         return self.version if published else self.version + 1
 
     def publish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Send the weights to the gateway as the next version."""
         flat, others = self._spec.flatten(tensors)
         self.version += 1
         wire = self._quantizer.round(flat)
         new = PolicySnapshot(self._assign.generation, self.version, digest(wire, others), wire, others)
         self._master_digest = new.digest if wire is flat else digest(flat, others)
-        writing = self._quantizer.encoding
-        base = self._snapshot if writing.level else None
-        header, payload = encode_update(self._assign.policy_id, base, new, writing, before=self._before)
+        encoding = self._quantizer.encoding
+        base = self._snapshot if encoding.level else None
+        header, payload = encode_update(self._assign.policy_id, base, new, encoding, before=self._before)
         state: Frame = wire.astype("<f4", copy=False).view(np.uint8).data
         is_state = base is None and not WeightsHeader.unpack(header).others and len(payload) == len(state)
         if others:

@@ -1,20 +1,16 @@
-"""Detection of segments that crash the learner's process when they are trained on, so that they can be excluded from training.
+"""Detection of segments that crash the learner's process when they are trained on.
 
-A small file, ``training.mark``, lists the segments (parts of episodes) that are in training at the moment. If a start finds
-segments in this file, the previous process ended during their training, and they become suspects. The file is not flushed to
-the disk, so it survives the end of the process, but not a loss of power. If the process or the thread is asked to end, no
-segment becomes a suspect.
+``training.mark`` lists the segments that are in training at the moment. If a start finds segments in this file, the previous
+process ended during their training, and they become suspects, unless it was asked to end. The file is not flushed to the
+disk, so it survives the end of the process, but not a loss of power.
 
 One crash proves nothing, because a process can be killed from outside. So suspects are first trained on separately: an
 on-policy algorithm tries each half of them, and an off-policy algorithm takes them one at a time. If the process crashes again,
-only the suspects that were in training both times remain suspects. So it takes about log2(n) crashes to find one segment in a
-batch of n. A suspect whose training completes is no longer a suspect.
-
-These suspects are quarantined (excluded from training and kept in a folder for inspection):
+only the suspects that were in training both times remain. So it takes about log2(n) crashes to find one segment in a batch of
+n. A suspect whose training completes is no longer a suspect. Quarantined are:
 
 - a single remaining suspect, after `ENDS_ALONE` crashes in a row with this result;
-- a group of suspects that cannot be separated, because training on each half of the group does no harm, after `ENDS_TOGETHER`
-  crashes in a row with this result.
+- a group of suspects that cannot be separated, because training on each half of it does no harm, after `ENDS_TOGETHER`.
 """
 
 from __future__ import annotations
@@ -39,20 +35,14 @@ Number = tuple[str, int, int]
 
 
 class CrashSuspectRecord:
-    """The record of the segments (parts of episodes) in training, and of those that may have crashed earlier processes.
+    """The record of the segments in training, and of the suspects of earlier crashes, in files for the next process.
 
-    The segments that may have crashed a process are called suspects. The record is kept in files, so that the next process can
-    read it. A learner thread uses this object; only `expect_end` can be called from any thread.
-
-    Attributes:
-        finding: A sentence about the crash of the previous process during training; empty if there was none.
-        repeated: True if the previous process crashed with suspects in training. So at least two processes have crashed.
+    A learner thread uses this object; only `expect_end` can be called from any thread.
     """
 
     def __init__(self, storage: SuspectStorage | None) -> None:
-        """Read which segments the previous process was training on when it ended, and begin a new record."""
-        self.finding = ""
-        self.repeated = False
+        self.finding = ""  # a sentence about the crash of the previous process during training
+        self.repeated = False  # that process had suspects in training, so at least two have crashed
         self._storage = storage
         self._in_hand: list[SegmentRange] = []
         self._bytes = 0
@@ -71,16 +61,12 @@ class CrashSuspectRecord:
                 self._give_up(exc)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Record that no segment is in training, and stop recording, at the end of the learner thread."""
         if not crashed:
             self.clear()
         self._disabled = True
 
     def expect_end(self, *, disable: bool = False) -> None:
-        """Record that the process or the learner thread was asked to end, so that no segment is suspected of a crash.
-
-        Any thread can call this.
-        """
+        """Record that the thread was asked to end, so that no segment becomes a suspect. Any thread can call this."""
         if self._disabled or self._storage is None:
             return
         self._disabled = disable
@@ -89,71 +75,56 @@ class CrashSuspectRecord:
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Record that segments ``[first, end)`` of an actor are in training too, in case they crash the process now.
-
-        A storage on another machine records them only if it is careful (`SuspectStorage.each_message`).
-        """
+        """Record that segments ``[first, end)`` of a stream are in training too, if the storage records each message."""
         if not self._disabled and len(self._in_hand) < MAX_RANGES and self._storage is not None and self._storage.each_message:
             self._write([(key, first, end)])
 
     def begin(self, held: Sequence[SegmentInTraining]) -> None:
-        """Record that exactly these segments are in training, in case they crash the process now."""
+        """Record that exactly these segments are in training."""
         if self._disabled:
             return
         self.clear()
         self._write(streams_of(held)[:MAX_RANGES])
 
     def clear(self) -> None:
-        """Record that no segment is in training, so that a crash of the process now is blamed on no segment."""
         if self._in_hand and not self._disabled:
             self._in_hand.clear()
             self._bytes = 0
             self._write([])
 
     def clear_pending(self) -> None:
-        """Record that training on the recorded segments has completed, so none of them is suspected of a crash any more.
-
-        They also no longer count as in training.
-        """
+        """Record that training on the recorded segments has completed: none of them is in training or a suspect any more."""
         if self._suspected:
             self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()
 
     def clear_suspects(self, held: Iterable[SegmentInTraining]) -> None:
-        """Stop suspecting these segments of an earlier crash of the process, because training on them has completed."""
+        """Stop suspecting these segments, because training on them has completed."""
         if self._suspected:
             self._clear_suspects({(*one.key, one.seq) for one in held})
 
     # ---- suspicion
 
     def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
-        """Return False if no segment in a range is suspected of an earlier crash of the process. True means that one can be."""
+        """Return False if no segment in a range is a suspect. True means that one can be."""
         least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
         return first <= most and least < end
 
     def suspects(self, key: Key, seq: int) -> bool:
-        """Return True if the segment with this sequence number is suspected of an earlier crash of the process."""
         return (*key, seq) in self._suspected
 
     def reasons(self, key: Key, first: int, end: int) -> dict[int, str]:
-        """Return the reason for each segment with a number in ``[first, end)`` of a stream that must be quarantined.
-
-        The keys of the dict are the segments' numbers minus `first`.
-        """
-        found = self._to_quarantine
-        return {seq - first: found[*key, seq] for seq in range(first, end) if (*key, seq) in found} if found else {}
+        """Return the reason for each segment in ``[first, end)`` that must be quarantined, by its number minus `first`."""
+        condemned = self._to_quarantine
+        return {seq - first: condemned[*key, seq] for seq in range(first, end) if (*key, seq) in condemned} if condemned else {}
 
     def parts(self, held: Sequence[SegmentInTraining]) -> list[list[SegmentInTraining]]:
-        """Return the segments suspected of an earlier crash, in up to two lists to train on separately; ``[]`` if none is.
-
-        If the process crashes with one of the lists, the next process knows that the cause is in this list.
-        """
-        found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
-        half = len(found) // 2
-        return [part for part in (found[:half], found[half:]) if part]
+        """Return the suspects in up to two halves to train on separately: a crash tells which has the cause. ``[]`` if none."""
+        suspects = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
+        half = len(suspects) // 2
+        return [part for part in (suspects[:half], suspects[half:]) if part]
 
     def _update_suspects(self, in_hand: Sequence[SegmentRange]) -> None:
-        """Update the set of segments that may have caused crashes (the suspects), after a crash."""
         now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
         now -= self._to_quarantine.keys()
         if not now:
@@ -185,7 +156,7 @@ class CrashSuspectRecord:
             self._save()
 
     def _span(self) -> None:
-        """Compute the range of suspected sequence numbers of each actor, so that `may_contain_suspects` is fast."""
+        """Compute the range of suspects of each stream, so that `may_contain_suspects` is fast."""
         self._spans = {}
         for actor_id, origin, seq in self._suspected:
             least, most = self._spans.get((actor_id, origin), (seq, seq))

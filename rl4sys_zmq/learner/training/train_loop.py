@@ -58,13 +58,7 @@ MAX_POISONED = 3
 
 
 class TrainLoop:
-    """The work of one learner thread: it receives segments, trains the algorithm, and publishes and saves the weights.
-
-    The thread communicates with the gateway, the learner's network thread, by messages only.
-
-    Attributes:
-        turned_at: The time when the thread last looked for messages, on the monotonic clock, in seconds. Any thread can read it.
-    """
+    """The work of one learner thread: it receives segments, trains the algorithm, and publishes and saves the weights."""
 
     def __init__(
         self,
@@ -76,7 +70,7 @@ class TrainLoop:
     ) -> None:
         self._down, self._send = down, upstream.send
         self._stopping = stopping
-        self.turned_at = time.monotonic()
+        self.turned_at = time.monotonic()  # when the thread last looked for messages. Any thread can read it.
         self._poller = Poller()
         self._poller.register(down)
         self._assign = self._wait_for_assignment()
@@ -106,7 +100,6 @@ class TrainLoop:
         self._reporter = LearnerThreadReporter(self._send, self._progress.observed)
 
     def run(self) -> None:
-        """Receive messages and train until the message `StopThread` arrives."""
         if self._ranks is not None:
             self._ranks.start()
         self._send(self._ready)
@@ -138,10 +131,7 @@ class TrainLoop:
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Record on disk that no segment is in training any more, and end the other ranks (processes) of the client.
-
-        Only the learner thread calls this, at its end.
-        """
+        """Record that no segment is in training any more, and end the other ranks. Only the learner thread calls this."""
         try:
             self._suspects.close(crashed=crashed)
         finally:
@@ -149,11 +139,7 @@ class TrainLoop:
                 self._ranks.close()
 
     def expect_end(self, *, replaced: bool = False) -> None:
-        """Record that the thread was asked to stop.
-
-        If the process ends during an update after this call, the segments of the update are not suspected as the cause. Any
-        thread can call this.
-        """
+        """Record that the thread was asked to stop, so that no segment is suspected. Any thread can call this."""
         self._suspects.expect_end(disable=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:
@@ -162,7 +148,7 @@ class TrainLoop:
     def _handle(self, message: ThreadMessage) -> None:
         match message:
             case DeliverSegments():
-                self._take(message)
+                self._on_segments(message)
             case SaveCheckpoint():
                 self._train(partial=message.partial)
                 self._reporter.report_figures(self._trainer.updates, at_once=True)  # the status after a `save` has them
@@ -181,10 +167,7 @@ class TrainLoop:
                 assert_never(message)
 
     def _finish(self) -> None:
-        """Send the last reports, and write the last checkpoint, before the learner thread ends.
-
-        Segments that wait for a full batch are not trained on. A journal on disk keeps them for the next start.
-        """
+        """Send the last reports and write the last checkpoint. A journal on disk keeps segments that wait for a full batch."""
         self._report(at_once=True)
         self._save()
         self._reporter.report_figures(self._trainer.updates, at_once=True)
@@ -209,7 +192,7 @@ class TrainLoop:
     # ---- checkpoints
 
     def _resume(self, demonstrations: TrainingDemonstrations | None) -> ThreadReady:
-        """Load the newest valid checkpoint into the algorithm, if there is one. Return the message that reports the result.
+        """Load the newest valid checkpoint into the algorithm, if there is one.
 
         Without a checkpoint, the algorithm gets the weights and clones the demonstrations that its settings name.
         """
@@ -219,8 +202,8 @@ class TrainLoop:
             if manifest.journal_id == assign.journal_id:
                 self._progress = CheckpointProgress(manifest.marks, manifest.verdicts)
             else:
-                words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
-                log.warning(words, assign.client_id, manifest.number)
+                text = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
+                log.warning(text, assign.client_id, manifest.number)
             self._progress.observed = ObservedDataCounts(
                 manifest.steps, manifest.episodes, manifest.recent, manifest.overridden_steps
             )
@@ -250,7 +233,6 @@ class TrainLoop:
         )
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
-        """Write a checkpoint if the state has changed or the gateway (the learner's network thread) has requested one."""
         result = self._checkpoints.save(self._trainer.updates, self._progress, token, asked=asked)
         if result is not None:
             if not result.error:
@@ -259,7 +241,7 @@ class TrainLoop:
 
     # ---- data in
 
-    def _take(self, message: DeliverSegments) -> None:
+    def _on_segments(self, message: DeliverSegments) -> None:
         self._reporter.begin()
         nbytes = sum(len(frame) for frame in message.body)
         self._reporter.taken_bytes += nbytes
@@ -271,28 +253,27 @@ class TrainLoop:
         bad = content_errors(batch, segments, refused, SegmentContentRules(self._schema, self._bounds, generation, version))
         oldest = batch.oldest(generation, self._publisher.first_version)
         key = (message.actor_id, message.origin)
-        read = DecodedSegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
-        place = message.skip
-        while place < len(batch):
-            if place > message.skip:
+        decoded = DecodedSegmentMessage(key, batch, segments, refused, bad, oldest, nbytes)
+        index = message.skip
+        while index < len(batch):
+            if index > message.skip:
                 self._train()  # the batch became full in the middle of the message
-            place = self._take_some(read, place)
+            index = self._observe_some(decoded, index)
         self._reporter.taken_messages += 1
-        if self._suspects.may_contain_suspects(read.key, batch.first_seq, batch.first_seq + len(batch)):
+        if self._suspects.may_contain_suspects(decoded.key, batch.first_seq, batch.first_seq + len(batch)):
             self._train()  # with no other segments in hand
         if self._algorithm.kind != "onpolicy":
-            read.release()
+            decoded.release()
         if not self._trainer.held:
             self._barrier()
 
-    def _take_some(self, message: DecodedSegmentMessage, start: int) -> int:
-        """Pass the segments of a message to the algorithm until its batch is full or the message ends."""
+    def _observe_some(self, message: DecodedSegmentMessage, start: int) -> int:
         key, batch = message.key, message.batch
         first = batch.first_seq + start
         lags = self._publisher.version - message.oldest
         late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
         drops = self._assign.on_lag == "drop"
-        self._progress.take(key, first, first)
+        self._progress.receive(key, first, first)
         observed = []
         end = batch.first_seq + len(batch)
         careful = self._suspects.may_contain_suspects(key, first, end)
@@ -300,18 +281,18 @@ class TrainLoop:
             self._suspects.note(key, first, end)
         refused, bad = message.refused, message.bad | self._suspects.reasons(key, batch.first_seq, end)
         evaluations, onpolicy = batch.evaluations, self._algorithm.kind == "onpolicy"
-        for place, is_late in enumerate(late[start:].tolist(), start):
-            seq = batch.first_seq + place
-            if place in refused:
+        for index, is_late in enumerate(late[start:].tolist(), start):
+            seq = batch.first_seq + index
+            if index in refused:
                 self._progress.record_verdict(key, Verdict.REFUSED)
-            elif place in bad:
-                self._quarantine(message, place, bad[place])
-            elif place in evaluations:
+            elif index in bad:
+                self._quarantine(message, index, bad[index])
+            elif index in evaluations:
                 self._record_verdict(key, seq, seq + 1, Verdict.EVALUATED)
-                self._reporter.evaluated(*evaluations[place])
-            elif onpolicy and message.segments[place].source:
+                self._reporter.evaluated(*evaluations[index])
+            elif onpolicy and message.segments[index].source:
                 self._record_verdict(key, seq, seq + 1, Verdict.OVERRIDDEN)
-                self._reporter.overridden(int(batch.steps[place]))
+                self._reporter.overridden(int(batch.steps[index]))
             elif drops and is_late:
                 self._record_verdict(key, seq, seq + 1, Verdict.STALE)
             else:
@@ -319,27 +300,27 @@ class TrainLoop:
                     self._suspects.clear()
                     self._suspects.note(key, seq, seq + 1)
                 try:
-                    self._trainer.observe(message, place, correct=is_late)
+                    self._trainer.observe(message, index, correct=is_late)
                 except Exception as exc:  # noqa: BLE001 - `_reject` logs it or raises it again
-                    self._reject(message, place, exc)
+                    self._reject(message, index, exc)
                     continue
                 self._rejected_in_a_row = 0
-                observed.append(place)
-                if message.segments[place].source:
-                    self._reporter.overridden(int(batch.steps[place]))
+                observed.append(index)
+                if message.segments[index].source:
+                    self._reporter.overridden(int(batch.steps[index]))
                 if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
-        taken = [one for one in range(start, place + 1) if one not in refused]
+        taken = [one for one in range(start, index + 1) if one not in refused]
         self._reporter.taken_items += len(taken)
         self._reporter.taken_steps += int(batch.steps[taken].sum())
         if onpolicy:
             self._suspects.clear()
-        self._progress.take(key, first, batch.first_seq + place + 1)
+        self._progress.receive(key, first, batch.first_seq + index + 1)
         self._note(message, lags, observed)
-        return place + 1
+        return index + 1
 
     def _note(self, message: DecodedSegmentMessage, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
-        """Update counts and metrics for segments that the algorithm has accepted. Off-policy, they also count as trained now."""
+        """Update counts and metrics for observed segments. Off-policy, they also count as trained now."""
         if not observed:
             return
         key, batch = message.key, message.batch
@@ -352,16 +333,15 @@ class TrainLoop:
         ended = batch.returns(observed)
         if ended:
             at = (self._reporter.observed_steps + steps.cumsum()).tolist()
-            self._reporter.ended((at[place], total, length) for place, total, length in ended)
-        rewards = [message.segments[place].rewards for place in observed]
+            self._reporter.ended((at[index], total, length) for index, total, length in ended)
+        rewards = [message.segments[index].rewards for index in observed]
         joined = rewards[0] if len(rewards) == 1 else np.concatenate(rewards)
         self._reporter.observed(lags[observed], steps, float(np.add.reduce(joined, dtype=np.float64)))
 
-    def _quarantine(self, message: DecodedSegmentMessage, place: int, reason: str) -> None:
-        """Exclude a segment from training, count it, and send it with the reason to the gateway."""
-        seq = message.batch.first_seq + place
+    def _quarantine(self, message: DecodedSegmentMessage, index: int, reason: str) -> None:
+        seq = message.batch.first_seq + index
         self._record_verdict(message.key, seq, seq + 1, Verdict.QUARANTINED, reason)
-        self._send(message.dead_letter(place, reason))
+        self._send(message.dead_letter(index, reason))
 
     def _barrier(self) -> None:
         reporter, before = self._reporter, self._progress.observed
@@ -371,21 +351,18 @@ class TrainLoop:
             reporter.observed_steps, reporter.observed_episodes, recent, reporter.overridden_steps
         )
 
-    def _reject(self, message: DecodedSegmentMessage, place: int, exc: Exception) -> None:
-        """Quarantine a segment for which the algorithm has raised an exception.
+    def _reject(self, message: DecodedSegmentMessage, index: int, exc: Exception) -> None:
+        """Quarantine a segment for which the algorithm has raised an exception; each new learner thread would receive it again.
 
-        Without the exclusion (quarantine), each new learner thread would receive the segment again from the journal on disk. If
-        more than `MAX_POISONED` segments in a row are rejected, the algorithm is assumed to be at fault, and its exception is
-        raised.
+        If more than `MAX_POISONED` in a row are rejected, the algorithm is assumed to be at fault, and its exception is raised.
         """
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row > MAX_POISONED:
             raise exc
         log.error("client %s: the algorithm rejected a segment, which is quarantined", self._assign.client_id, exc_info=exc)
-        self._quarantine(message, place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
+        self._quarantine(message, index, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
 
     def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
-        """Record a verdict (the result of segments, such as trained), for the checkpoint and the report to the network thread."""
         self._progress.record_verdict(key, verdict, end - first, replaces)
         self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
 
@@ -409,7 +386,6 @@ class TrainLoop:
         self._suspects.clear_pending()
 
     def _undone(self, outcome: UpdateOutcome) -> None:
-        """Exclude from training the segments that made an update fail, and report the problem to the operator."""
         reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
         trained = self._algorithm.kind != "onpolicy"
         for one in outcome.culprits:
@@ -417,7 +393,7 @@ class TrainLoop:
                 one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, replaces=Verdict.TRAINED if trained else ""
             )
             if one.message is not None:
-                self._send(one.message.dead_letter(one.place, reason))
+                self._send(one.message.dead_letter(one.index, reason))
         self._alarm(UPDATE_UNDONE, f"{reason}; {len(outcome.culprits)} segments are quarantined")
         self._reporter.report_verdicts()
 

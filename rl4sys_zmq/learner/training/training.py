@@ -1,9 +1,9 @@
 """Updates of an algorithm that are undone if they fail. The segments at fault are found and removed.
 
-An update fails if it raises an exception, or if its loss or weights become non-finite. The state before the update is kept and
-is then restored. The segments at fault are found by halving the batch: trial updates are made on its parts, each from the kept
-state, and their results are thrown away. The remaining segments are trained on. An off-policy algorithm learns from a replay, so
-it finds the data at fault itself (`UndoableAlgorithm.discard`).
+An update fails if it raises, or if its loss or weights become non-finite. The state before the update is then restored, and the
+segments at fault are found by halving the batch: trial updates are made on its parts, each from the kept state, and their
+results are thrown away. The remaining segments are trained on. An off-policy algorithm learns from a replay, so it finds the
+data at fault itself (`UndoableAlgorithm.discard`).
 """
 
 from __future__ import annotations
@@ -23,57 +23,30 @@ from rl4sys_zmq.learner.training.validation import is_finite
 from rl4sys_zmq.weights import digest
 
 MAX_TRIALS = 128
-"""Largest number of trial updates to find the segments at fault for one failed update.
-
-Segments that these trials could not separate are removed together.
-"""
+"""Largest number of trial updates for one failed update. Segments that they could not separate are removed together."""
 
 MAX_DIVERGED = 3
-"""Largest number of updates in a row that can be undone without progress. If there are more, the client fails.
-
-An undone update makes no progress if no segment of the batch is good, or (off-policy) if no data are found at fault.
-"""
+"""Largest number of updates in a row that can be undone without a good segment, or off-policy without data found at fault."""
 
 RECENT_SEGMENTS, RECENT_BYTES = 1 << 16, 8 << 20
-"""Limits on the recent segments that are remembered for an off-policy algorithm, so that they can be quarantined later.
-
-`RECENT_SEGMENTS` is the number of segments whose stream and sequence number are remembered. `RECENT_BYTES` is the total size of
-the messages that are kept as well.
-"""
+"""Segments whose stream and number are remembered for an off-policy algorithm, and the bytes of the messages kept with them."""
 
 
 @dataclass(slots=True)
 class UpdateOutcome:
-    """The result of an attempt to update an algorithm by `UpdateRunner.update`: the update succeeded, or it was undone.
-
-    Attributes:
-        metrics: Metrics of the update; None if it was undone.
-        used: The segments that an on-policy update was made on. They now count as trained.
-        culprits: The segments that made an update fail. The caller must quarantine them (exclude them from training).
-        reason: The reason why the update was undone; empty if it was not undone.
-        unchanged: True if no weight has changed although the learning rate is not 0.
-    """
-
-    metrics: Mapping[str, float] | None = None
-    used: list[SegmentInTraining] = field(default_factory=list)
-    culprits: list[SegmentInTraining] = field(default_factory=list)
-    reason: str = ""
-    unchanged: bool = False
+    metrics: Mapping[str, float] | None = None  # None if the update was undone
+    used: list[SegmentInTraining] = field(default_factory=list)  # on-policy: these now count as trained
+    culprits: list[SegmentInTraining] = field(default_factory=list)  # to be quarantined
+    reason: str = ""  # why the update was undone
+    unchanged: bool = False  # no weight has changed although the learning rate is not 0
 
 
 class UpdateRunner:
-    """The object that makes the updates of one algorithm, undoes failed ones, and finds the segments at fault.
-
-    Attributes:
-        held: The segments (parts of episodes) that wait for the next update of an on-policy algorithm; empty for an off-policy
-            algorithm.
-        updates: Number of updates done in all, without those that were undone.
-    """
+    """The object that makes the updates of one algorithm, undoes failed ones, and finds the segments at fault."""
 
     def __init__(self, algorithm: Algorithm, suspects: CrashSuspectRecord, updates: int = 0) -> None:
-        """Keep the algorithm's current state, to return to it if the first update fails."""
         self.updates = updates
-        self.held: list[SegmentInTraining] = []
+        self.held: list[SegmentInTraining] = []  # on-policy: those that wait for the next update
         self._algorithm, self._suspects = algorithm, suspects
         self._onpolicy = algorithm.kind == "onpolicy"
         self._hooks = algorithm if isinstance(algorithm, UndoableAlgorithm) else None
@@ -84,14 +57,14 @@ class UpdateRunner:
 
     # ---- observing
 
-    def observe(self, message: DecodedSegmentMessage, place: int, *, correct: bool = False) -> None:
+    def observe(self, message: DecodedSegmentMessage, index: int, *, correct: bool = False) -> None:
         """Give a segment to the algorithm, and remember it. An exception of the algorithm is raised unchanged."""
-        self._algorithm.observe(message.segments[place], correct=correct)
+        self._algorithm.observe(message.segments[index], correct=correct)
         if self._onpolicy:
-            seq = message.batch.first_seq + place
-            self.held.append(SegmentInTraining(message, place, message.key, seq, correct))
+            seq = message.batch.first_seq + index
+            self.held.append(SegmentInTraining(message, index, message.key, seq, correct))
         elif self._hooks is not None:
-            self._recent.add(message, place)
+            self._recent.add(message, index)
 
     # ---- updates
 
@@ -126,19 +99,15 @@ class UpdateRunner:
         return UpdateOutcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
-        """Return True if the next update must be checked in full and its state kept, to return to it when a later one fails.
+        """Return True if the next update must be checked in full and its state kept.
 
-        This is the case for each update of an on-policy algorithm, and for each update of an off-policy algorithm that can be
-        published or that is repeated after a failure.
+        Off-policy, only updates that can be published, or that are repeated after a failure, are due.
         """
         every = self._algorithm.publish_every_updates
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Count a successful update. If `due`, keep its state as the one to return to when a later update fails.
-
-        Return True if the weights are the same as in the last kept state although the learning rate is not 0.
-        """
+        """Count a successful update, and keep its state if `due`. Return True if no weight changed although it should."""
         self.updates += 1
         self._diverged = 0
         self._careful = max(0, self._careful - 1)
@@ -152,7 +121,6 @@ class UpdateRunner:
         return same and metrics.get("charts/learning_rate", 1.0) != 0.0
 
     def _keep(self) -> None:
-        """Keep the algorithm's current state, to return to it with `_restore` if an update fails."""
         self._since_kept = 0
         self._state: Any = None
         if self._hooks is not None:
@@ -174,7 +142,7 @@ class UpdateRunner:
         return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
 
     def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
-        """Return a description of what is wrong after an update; empty if nothing is wrong."""
+        """Return a description of what is wrong after an update; empty if nothing is."""
         if failure is not None:
             return f"the update raised {type(failure).__name__}: {failure}"[:300]
         for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():
@@ -211,10 +179,7 @@ class UpdateRunner:
         return UpdateOutcome(culprits=culprits, reason=reason)
 
     def _find(self, batch: list[SegmentInTraining]) -> list[SegmentInTraining]:
-        """Find the segments that make a batch fail, by trying its halves again and again.
-
-        Return the whole batch if it fails although both of its halves succeed.
-        """
+        """Return the segments that make a batch fail, by halving it; the whole batch if both of its halves succeed."""
         if len(batch) <= 1 or self._trials >= MAX_TRIALS:
             return batch
         half = len(batch) // 2
@@ -242,8 +207,8 @@ class UpdateRunner:
     def _undo_replay(self, reason: str, failure: Exception | None) -> UpdateOutcome | None:
         """Undo a failed update of an off-policy algorithm, and let the algorithm remove the data at fault from its replay.
 
-        The last kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a
-        full check, until the failing one is found.
+        The kept state can be several updates old. Then these updates are undone too and repeated one by one, each with a full
+        check, until the failing one is found.
         """
         if self._hooks is None:
             raise failure or TrainingDiverged(
@@ -261,16 +226,12 @@ class UpdateRunner:
         self._diverged = 0 if numbers else self._diverged + 1
         if self._diverged > MAX_DIVERGED:
             raise TrainingDiverged(self._diverged, reason)
-        return UpdateOutcome(culprits=[one for one in map(self._recent.take, numbers) if one is not None], reason=reason)
+        return UpdateOutcome(culprits=[one for one in map(self._recent.pop, numbers) if one is not None], reason=reason)
 
     # ---- suspects of an earlier end of the process
 
     def _try_suspects(self) -> None:
-        """Make trial updates on the suspects: those waiting segments that may have crashed an earlier process.
-
-        Each trial uses half of the suspects. If it crashes the process, the next process knows that this half contains the
-        cause. The results of the trials are thrown away. See `CrashSuspectRecord`.
-        """
+        """Make trial updates on each half of the waiting suspects, and throw the results away. See `CrashSuspectRecord`."""
         parts = self._suspects.parts(self.held)
         if not parts:
             return

@@ -1,8 +1,8 @@
 """The check of the numbers in segments before training. First a whole message is checked; if that fails, each of its segments.
 
-Each column of a segment has an allowed range. Where a space has bounds, the range is given by these bounds. Elsewhere it is given
-by the options ``max_magnitude`` and ``max_reward``. Real systems and environments exceed the bounds of their Box: in Gymnasium's
-LunarLander-v3, the height can be 200, and its bound is 2.5. So the range of floats is wider than the Box (`BEYOND`).
+Where a space has bounds, they give the allowed range. Elsewhere the options ``max_magnitude`` and ``max_reward`` do. Real
+systems and environments exceed the bounds of their Box: in Gymnasium's LunarLander-v3, the height can be 200, and its bound is
+2.5. So the range of floats is wider than the Box (`BEYOND`).
 
 A check for finite numbers is not enough. Some devices report "no reading" as the largest float, and the square of one such
 number makes a gradient infinite. The options leave room for any sensor: with the default limit of 1e15, the sum of the squares
@@ -26,7 +26,7 @@ from rl4sys_zmq.wire import SegmentBatchReader, SegmentSchema
 MAX_LOG_PROB = 100.0
 """Largest absolute value of a negative log-probability, for each dimension of the action.
 
-No sampler draws actions with a probability below e^-100, and float32 cannot represent the probability ratios of such actions.
+No sampler draws less probable actions, and float32 cannot represent their probability ratios.
 """
 
 MAX_LOG_DENSITY = 1e18
@@ -50,11 +50,7 @@ TILE = 512
 
 
 class ColumnValueLimits:
-    """The allowed range of the values in one column of a segment. It can differ between the elements of a row.
-
-    Attributes:
-        vacuous: True if no value of the column's dtype is outside the range, so that no check is needed.
-    """
+    """The allowed range of the values in one column of a segment. It can differ between the elements of a row."""
 
     def __init__(
         self,
@@ -66,6 +62,7 @@ class ColumnValueLimits:
         self._shown = low.reshape(-1), high.reshape(-1), np.broadcast_to(slack, low.shape).reshape(-1)
         low, high = low - slack, high + slack
         info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+        # True if no value of the dtype is outside the range, so that no check is needed.
         self.vacuous = info is None or bool((low <= float(info.min)).all() and (high >= float(info.max)).all())
         self._low, self._high = low.reshape(-1), high.reshape(-1)
         self._same = bool((self._low == self._low[0]).all() and (self._high == self._high[0]).all())
@@ -86,7 +83,7 @@ class ColumnValueLimits:
         return head and (whole == len(table) or _fits(table[whole:], self._low, self._high))
 
     def error(self, name: str, column: NDArray[Any]) -> str:
-        """Return an error message for the first value outside the range; empty if all values are inside."""
+        """Return an error message for the first value outside the range; empty if there is none."""
         table = column.reshape(-1, len(self._low))
         outside = ~((table >= self._low) & (table <= self._high))
         if not outside.any():
@@ -103,11 +100,7 @@ def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float6
 
 
 class SegmentValueLimits:
-    """The allowed ranges of all columns in the segments (steps of an episode) that one policy is trained on.
-
-    Attributes:
-        max_reward: Largest absolute value of a reward.
-    """
+    """The allowed ranges of all columns in the segments that one policy is trained on."""
 
     def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float, *, in_box: bool = False) -> None:
         self.max_reward = max_reward
@@ -132,7 +125,6 @@ class SegmentValueLimits:
                 self._ranges[extra.name] = _flat_range(-max_magnitude, max_magnitude, extra.dtype)
 
     def of(self, name: str) -> ColumnValueLimits | None:
-        """Return the allowed range of a column by its name, such as ``rewards``; None if the column has no range."""
         return self._ranges.get(name)
 
     def max_return(self, steps: int) -> float:
@@ -169,33 +161,24 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SegmentContentRules:
-    """The conditions that the numbers in segments (steps of an episode) must meet to be trained on.
-
-    Attributes:
-        schema: The columns that a segment must have, by the policy's spaces.
-        bounds: The allowed ranges of the numbers in the columns.
-        generation: Number of the learner thread that trains the policy now.
-        version: Newest policy version that this learner thread has published. Segments of later versions are errors.
-    """
-
     schema: SegmentSchema
     bounds: SegmentValueLimits
-    generation: int
-    version: int
+    generation: int  # of the learner thread that trains the policy now
+    version: int  # the newest that it has published. Segments of later versions are errors.
 
 
 def content_errors(
     batch: SegmentBatchReader, segments: Sequence[Segment], skip: Container[int], rules: SegmentContentRules
 ) -> dict[int, str]:
-    """Check the numbers in all segments (parts of episodes) of a message before they are trained on."""
-    undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
+    """Check the numbers in all segments of a message. Return the reason against each unfit segment, by its index."""
+    undecodable = {index: f"observations: {reason}" for index, reason in batch.decode_images().items()}
     # A journal can hold segments that an earlier configuration of the client accepted.
-    unfit = {place: error.detail for place, error in batch.layout_errors(rules.schema).items() if place not in skip}
+    unfit = {index: error.detail for index, error in batch.layout_errors(rules.schema).items() if index not in skip}
     if not unfit and _is_sound(batch, rules):
         return undecodable
-    whole = (place for place in range(len(segments)) if place not in skip and place not in unfit)
-    found = ((place, content_error(segments[place], rules)) for place in whole)
-    return {**{place: reason for place, reason in found if reason}, **undecodable, **unfit}
+    whole = (index for index in range(len(segments)) if index not in skip and index not in unfit)
+    reasons = ((index, content_error(segments[index], rules)) for index in whole)
+    return {**{index: reason for index, reason in reasons if reason}, **undecodable, **unfit}
 
 
 def _is_sound(batch: SegmentBatchReader, rules: SegmentContentRules) -> bool:
@@ -228,11 +211,9 @@ def _is_sound_column(name: str, column: NDArray[Any], rules: SegmentContentRules
 
 
 def is_finite(column: NDArray[Any]) -> bool:
-    """Return True if all elements of a float array are finite.
-
-    If the sum of the elements is finite, all elements are finite. If it is not, each element is checked, because finite elements
-    can also have an infinite sum. ``einsum`` is the fastest way to compute the sum, and releases the interpreter lock.
-    """
+    """Return True if all elements of a float array are finite."""
+    # A finite sum has finite elements. Finite elements can have an infinite sum, so then each one is checked. `einsum` is the
+    # fastest way to compute the sum, and releases the interpreter lock.
     flat = column.reshape(-1)
     if flat.dtype.itemsize > 2 and np.isfinite(np.einsum("i->", flat)):  # float16 sums are slow
         return True
@@ -242,8 +223,8 @@ def is_finite(column: NDArray[Any]) -> bool:
 def content_error(segment: Segment, rules: SegmentContentRules) -> str:
     """Return the reason why a segment must not be trained on; empty if there is none.
 
-    The possible reasons are a number that is not finite or out of range, a mask that forbids every action, and a policy version
-    that was never published.
+    Reasons are a number that is not finite or out of range, a mask that forbids every action, and a version that was never
+    published.
     """
     schema, generation, version = rules.schema, rules.generation, rules.version
     columns = dict(zip(schema.leaves.names, schema.leaves.flatten(segment.observations), strict=True))

@@ -11,13 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressCost:
-    """The time that a message with segments takes: a part for the message, for each of its segments, and for each byte.
-
-    Attributes:
-        message_s: Seconds per message.
-        segment_s: Seconds per segment.
-        byte_s: Seconds per byte.
-    """
+    """The time that a message with segments takes, in seconds: per message, per segment and per byte."""
 
     message_s: float
     segment_s: float
@@ -30,13 +24,13 @@ class IngressCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutCost:
-    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0).
+    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds.
 
     Attributes:
-        version_s: Seconds per version.
-        actor_s: Seconds per version and actor.
-        model_byte_s: Seconds per byte of the weights: copying, checksums.
-        sent_byte_s: Seconds per byte that is sent to one actor.
+        version_s: Per version.
+        actor_s: Per version and actor.
+        model_byte_s: Per byte of the weights: copying, checksums.
+        sent_byte_s: Per byte that is sent to one actor.
     """
 
     version_s: float
@@ -104,7 +98,6 @@ class Measured:
     """Constants with their origin.
 
     Attributes:
-        constants: The constants.
         machine: The result of `machine_record`; empty if the constants were not measured here.
     """
 
@@ -113,20 +106,20 @@ class Measured:
 
 
 def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> IngressCost:
-    """Return the costs, none of them negative, that explain measured times with the smallest relative errors."""
+    """Return the non-negative costs that explain measured times with the smallest relative errors."""
     solved = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
     return IngressCost(message_s=solved[0], segment_s=solved[1], byte_s=solved[2])
 
 
 def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> FanoutCost:
-    """Return the costs, none of them negative, that explain measured times of versions with the smallest relative errors."""
+    """Return the non-negative costs that explain measured times of versions with the smallest relative errors."""
     rows = np.array([(1.0, actors, size, size * actors) for size, actors in points])
     solved = _fit(rows, np.array(seconds, np.float64))
     return FanoutCost(version_s=solved[0], actor_s=solved[1], model_byte_s=solved[2], sent_byte_s=solved[3])
 
 
 def _fit(rows: Any, seconds: Any) -> list[float]:
-    """Return the least-squares solution of ``rows @ x = seconds`` with relative errors and without negative numbers.
+    """Return the least-squares solution of ``rows @ x = seconds``, with relative errors and without negative numbers.
 
     A column whose number would be negative is left out, and the others are solved again.
     """

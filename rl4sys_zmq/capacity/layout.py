@@ -42,10 +42,7 @@ class Proposal:
 def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> list[Proposal]:
     """Return changes for each resource whose load is above 70 %, the highest load first. Empty if one process is enough.
 
-    Args:
-        load: The workload.
-        costs: The constants.
-        rows: The loads that `predict` returned for both.
+    `rows` are the loads that `predict` returned for the workload and the constants.
     """
     found: list[Proposal] = []
     for row in sorted(rows, key=lambda row: row.share, reverse=True):
@@ -144,10 +141,7 @@ def _shared(training: Training, count: int) -> Training:
 
 
 def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
-    """Return the number of relays below the learner, each of which serves its part of the actors.
-
-    The learner then sends each version once to each relay, and each relay once to each of its actors.
-    """
+    """Return the number of relays below the learner that divide its actors. Each version is sent once to each relay."""
     everyone = math.ceil(load.actors / load.clients)
     for count in range(2, max(3, everyone)):
         below = math.ceil(everyone / count)

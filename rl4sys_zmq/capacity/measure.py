@@ -41,7 +41,7 @@ def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 2
     """Measure all constants on this machine.
 
     Args:
-        say: Function that prints a line.
+        say: Prints a line.
         seconds: Duration of each measurement of a loop.
         versions: Number of versions in each measurement of the weights.
         folder: Folder for journals. None: the temporary folder.
@@ -83,7 +83,6 @@ class _Case:
     Attributes:
         amounts: Number of messages, segments and bytes of a message: the first two are 1 and the size of its batch.
         seconds: Time of a message.
-        measured: The measurement.
     """
 
     amounts: tuple[float, float, float]
@@ -98,7 +97,7 @@ def _case(kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: 
 
 
 def _diffs() -> tuple[float, float]:
-    """Return the time to encode a diff at level 1 in seconds per byte of the weights, and the weights' size over the diff's.
+    """Return the time to encode a diff at level 1 per byte of the weights, and the weights' size over the diff's.
 
     All weights change, as in an update of PPO.
     """
@@ -131,7 +130,7 @@ def _gradients() -> tuple[float, float]:
 
 
 def _gradient(hidden: int, minibatch: int) -> tuple[float, float]:
-    """Return the number of parameters of the policy times the rows of a minibatch, and the time of a gradient step in seconds."""
+    """Return the parameters of the policy times the rows of a minibatch, and the time of a gradient step in seconds."""
     observations, actions = BoxSpace((8,)), DiscreteSpace(4)
     parameters = {
         "hidden_sizes": [hidden, hidden],

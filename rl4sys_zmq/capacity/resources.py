@@ -32,15 +32,7 @@ THREADS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLoad:
-    """The load of one resource.
-
-    Attributes:
-        name: Name of the resource.
-        used: The amount that is needed.
-        limit: The amount that there is.
-        unit: Unit of both.
-        detail: Further figures, for people.
-    """
+    """The load of one resource. `detail` has further figures for people."""
 
     name: str
     used: float
@@ -74,10 +66,7 @@ def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def gateway_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of the gateway, the learner's network thread, in seconds of CPU time per second.
-
-    As `ingress`, with the CPU times of `Constants.gateway`.
-    """
+    """Return the load of the gateway thread, in seconds of CPU time per second: as `ingress`, with `Constants.gateway`."""
     used = costs.gateway.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     detail = f"{flow.heartbeats_s:,.0f} heartbeats/s"
     return ResourceLoad(name="gateway thread", used=used, limit=THREADS, unit="s/s", detail=detail)
@@ -253,7 +242,7 @@ def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def descriptors(load: Workload) -> ResourceLoad:
-    """Return the open files of the learner: two connections for each actor, and 64 others."""
+    """Return the open files of the learner."""
     used = DESCRIPTORS_PER_ACTOR * load.actors + OTHER_DESCRIPTORS
     return ResourceLoad(name="open files", used=used, limit=load.descriptors, unit="files")
 

@@ -122,17 +122,12 @@ class Traffic:
     """The messages and bytes per second of a workload. All rates are of the whole learner.
 
     Attributes:
-        steps_s: Environment steps per second.
-        segments_s: Segments per second.
-        messages_s: Messages with segments per second.
-        heartbeats_s: Heartbeats per second. An actor sends one when it has sent nothing else for `HEARTBEAT_S`.
-        segment_bytes: Size of a segment.
-        data_bytes_s: Bytes per second of all messages with segments.
-        received_bytes_s: Bytes per second that the learner receives.
-        versions_s: Versions of all clients' weights per second.
+        messages_s: Messages with segments.
+        heartbeats_s: An actor sends one when it has sent nothing else for `HEARTBEAT_S`.
+        data_bytes_s: Of all messages with segments.
+        versions_s: Versions of all clients' weights.
         update_bytes: Size of one update of the weights.
-        updates_s: Updates per second to all actors together.
-        sent_bytes_s: Bytes per second that the learner sends.
+        updates_s: Updates to all actors together.
     """
 
     steps_s: float

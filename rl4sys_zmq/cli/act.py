@@ -35,16 +35,14 @@ from rl4sys_zmq.values.observations import have_same_form
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
 CREDIT_WAIT_S = 600.0
-"""Longest wait for credit (permission to send) or newer weights, in seconds: one update of a large network can take minutes.
-
-A learner that has ended can be started again within this time."""
+"""Longest wait for credit or newer weights. An update of a large network can take minutes, and a learner can start again."""
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The values of the options of the command ``rl4sys-actor run``. The help of the command describes them."""
+    """The options of ``rl4sys-actor run``; see its help."""
 
     env_id: str
     learner: str | None
@@ -68,7 +66,7 @@ class RunOptions:
 
 
 def act(run: RunOptions) -> None:
-    """Run an actor with Gymnasium environments, until the given number of episodes have ended or a signal arrives."""
+    """Run an actor until the given number of episodes have ended or a signal arrives."""
     configure_logging(run.debug)
     outlive_output()
     tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose and not run.json else None)
@@ -102,7 +100,7 @@ def act(run: RunOptions) -> None:
 
 
 class _TextOutput:
-    """The output of an actor for people: a line at the start and a line at the end."""
+    """The output for people: a line at the start and one at the end."""
 
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         self._agent, self._tally = agent, tally
@@ -115,7 +113,7 @@ class _TextOutput:
 
 
 class _JsonOutput(Worker):
-    """The output of an actor for programs: a thread that prints an `ActorReport` as a line of JSON each second."""
+    """The output for programs: a thread that prints an `ActorReport` each second."""
 
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         super().__init__("rl4sys-report")
@@ -132,14 +130,12 @@ class _JsonOutput(Worker):
         self._print()
 
     def run(self) -> None:
-        """Print a report at once, and then every `REPORT_S` seconds."""
         while True:
             self._print()
             if self._stopped.wait(REPORT_S):
                 return
 
     def stop(self) -> None:
-        """Make `run` return."""
         self._stopped.set()
 
     def _print(self) -> None:
@@ -161,11 +157,10 @@ class _JsonOutput(Worker):
 
 
 def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
-    """Return the configuration of the actor.
+    """Return the configuration of the actor. The command line overrides the file, and the environment sets missing spaces.
 
-    Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow``,
-    ``wait_timeout_s`` and ``send_frequency`` have defaults for simulators: wait for the learner, also through a long update, and
-    send finished parts of all environments together.
+    ``overflow``, ``wait_timeout_s`` and ``send_frequency`` have defaults for simulators: wait for the learner, also through a
+    long update, and send finished parts of all environments together.
     """
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
@@ -202,7 +197,6 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
 
 
 def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
-    """Return the spaces of an environment as ``observation_space`` and ``action_space``."""
     observations = check_value(f"{env_id}: observation_space", env.observation_space, observation_space_from)
     return {
         "observation_space": observations,
@@ -211,19 +205,17 @@ def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
 
 
 def make_environments(env_id: str, count: int, render_mode: str | None = None) -> list[Any]:
-    """Create `count` Gymnasium environments with the ID `env_id`."""
     arguments = {"id": env_id} | ({} if render_mode is None else {"render_mode": render_mode})
     return [make_environment(arguments) for _ in range(count)]
 
 
 class EpisodeCounts:
-    """The counts of episodes and steps of one run. It prints them at intervals.
+    """The counts of episodes and steps of one run.
 
     Attributes:
-        steps: Number of environment steps so far.
-        returns: Returns of the last 100 episodes.
+        returns: Of the last 100 episodes.
         episodes: Number of episodes that have ended.
-        began_s: The monotonic time of the start, in seconds.
+        began_s: The monotonic time of the start.
     """
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
@@ -238,13 +230,12 @@ class EpisodeCounts:
 
     @property
     def done(self) -> bool:
-        """True if the requested number of episodes have ended, or every environment has ended one since `drain` was called."""
+        """True if the requested number of episodes have ended, or each environment has ended one since `drain`."""
         if self._ended is not None and len(self._ended) >= self._width:
             return True
         return self._limit is not None and self.episodes >= self._limit
 
     def begin(self, environments: int) -> None:
-        """Begin the run of a number of environments."""
         self._width = environments
 
     def drain(self) -> None:
@@ -253,31 +244,27 @@ class EpisodeCounts:
             self._ended = set()
 
     def ended(self, environment: int, total: float) -> None:
-        """Count an episode that has ended in the environment with this index, with its return."""
+        """Count an episode."""
         self.episodes += 1
         self.returns.append(total)
         if self._ended is not None:
             self._ended.add(environment)
 
     def summary(self) -> str:
-        """Return the counts so far, as text."""
         seconds = time.monotonic() - self.began_s
         mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.1f}" if self.returns else ""
         rate = self.steps / max(seconds, 1e-9)
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
 
     def print_progress(self, version: Callable[[], int]) -> None:
-        """Print a line with the counts if the print interval has passed since the last line."""
+        """Print the counts if the interval has passed since the last line."""
         if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
             self._said = time.monotonic()
             print_line(f"{self.summary()}, version {version()}")
 
 
 def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: EpisodeCounts, *, masks: bool = True) -> None:
-    """Act in all environments until `tally.done`, which counts the steps and episodes.
-
-    This is the hot loop of an actor process: one request for all environments, then one step in each.
-    """
+    """Act in all environments until `tally.done`. This is the hot loop: one request for all, then one step in each."""
     request, add = agent.request_for_actions, agent.add_to_trajectory
     indices = range(len(envs))
     steps = [env.step for env in envs]

@@ -1,7 +1,4 @@
-"""The command ``rl4sys-learner client``, which sends an operator's command for one client.
-
-The command goes to a running learner, or is carried out in the run directory of a learner that does not run.
-"""
+"""Operator commands for one client, sent to a running learner or carried out in the run directory of a stopped one."""
 
 from __future__ import annotations
 
@@ -20,18 +17,13 @@ from rl4sys_zmq.wire.messages import OperatorCommand
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """The learner and the client to which an operator's command applies.
-
-    Attributes:
-        address: The address of a running learner, or the path of a run directory.
-        client_id: The name of the client, a policy with its learner.
-    """
+    """The learner and the client to which a command applies. `address` can be the path of a run directory."""
 
     address: str
     client_id: str
 
     def message(self, command: str, *, actor_id: str = "", values: Sequence[str] = ()) -> OperatorCommand:
-        """Return the wire message that sends an operator's command, such as ``set``, for this client."""
+        """Return the message of an operator's command, such as ``set``."""
         pairs = dict[str, Any]()
         for text in values:
             name, equals, value = text.partition("=")
@@ -46,7 +38,6 @@ class CommandTarget:
 
     @property
     def run_dir(self) -> Path | None:
-        """The path of the run directory, or None if `address` is not a directory."""
         path = Path(self.address)
         return path if path.is_dir() else None
 
@@ -61,7 +52,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def run_command(target: CommandTarget, message: OperatorCommand, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Send an operator's command to a learner, or carry it out in the run directory of a stopped one, and print the result."""
+    """Carry out an operator's command, and print the result."""
     if target.run_dir is not None:
         from rl4sys_zmq.learner.gateway.offline import command_on_directory
 

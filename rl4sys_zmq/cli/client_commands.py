@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 class _ClientCommandGroup(click.Group):
-    """The group of commands under ``rl4sys-learner client ADDRESS ID``. The help of a command needs no ADDRESS and no ID."""
+    """The group of commands. The help of a command needs no ADDRESS and no ID."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert placeholder values for the group's arguments if the command line only asks for the help of a command."""
         asks = args[1:] and args[0] in self.commands and set(args[1:]) & set(ctx.help_option_names)
         return super().parse_args(ctx, ["localhost:50051", "ID", *args] if asks else args)
 
@@ -42,8 +41,6 @@ def client_commands(context: click.Context, address: str, client_id: str) -> Non
 
 
 class ClientCommandOptions(TypedDict):
-    """The values of the options that all commands under ``rl4sys-learner client`` have."""
-
     json: bool
     keys: Path | None
     timeout: float

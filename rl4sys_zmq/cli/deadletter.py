@@ -1,7 +1,4 @@
-"""The command ``rl4sys-learner deadletter``: lists, shows and removes the dead letters of a run.
-
-A dead letter is a file with a segment that the learner could not train on, and the reason.
-"""
+"""The command ``rl4sys-learner deadletter``: lists, shows and removes the dead letters of a run."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ class UnreadableDeadLetter(TypedDict):
 
 
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Print a list of a run's dead letters (files with data that the learner could not train on), oldest first."""
+    """Print a list of a run's dead letters, oldest first."""
     letters, undescribed = _letters(run, client_id)
     if as_json:
         print_line(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
@@ -93,7 +90,7 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
-    """Print the content of one dead letter, a file with data that the learner could not train on."""
+    """Print the content of one dead letter."""
     letters, _ = _letters(run, client_id)
     letter: StoredDeadLetter | None
     if which.isascii() and which.isdigit():
@@ -123,7 +120,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
-    """Remove all dead letters (files with data that the learner could not train on) of a run, or those of one client."""
+    """Remove all dead letters of a run, or those of one client."""
     letters, undescribed = _letters(run, client_id)
     paths = [letter.path for _, letter in letters] + (undescribed if client_id is None else [])
     try:
@@ -141,9 +138,9 @@ def clear_letters(run: Path, client_id: str | None) -> None:
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """Return a run's dead letters (stored data unfit for training) with numbers, and the paths of those without a description.
+    """Return the dead letters of a client or all, and the paths of those without a description.
 
-    The letters are numbered from 1, oldest first. The numbers count the letters of all clients.
+    The numbers count the letters of all clients from 1, oldest first.
     """
     if not run.is_dir():
         raise RunDirectoryError(f"{run} is not a run directory; give the --run-dir of `rl4sys-learner serve`")
@@ -169,10 +166,7 @@ def _plain(letter: StoredDeadLetter) -> dict[str, object]:
 
 
 def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], str]:
-    """Return summaries of the segments (pieces of trajectories) in a dead letter, a file with data unfit for training.
-
-    The second result is a text about a problem with the file, empty without one.
-    """
+    """Return summaries of the segments in a dead letter, and a problem with the file, or ""."""
     try:
         problem = _outline(path)
         if problem:
@@ -193,10 +187,7 @@ def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], s
 
 
 def _outline(path: Path) -> str:
-    """Check the frame lengths in a file with data unfit for training, and return the problem as text, empty without one.
-
-    This check runs before the file is read, because a damaged file can claim millions of frames.
-    """
+    """Check the frame lengths in a file before it is read, because a damaged one can claim millions of frames."""
     if not path.is_file():
         raise OSError("no such file" if not path.exists() else "not a regular file")
     size = path.stat().st_size

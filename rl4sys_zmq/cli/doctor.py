@@ -16,10 +16,7 @@ WIDTH = max(map(len, STAGES))
 
 
 def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s: float) -> int:
-    """Test the connection to a learner in stages, print a line for each stage, and return the exit code.
-
-    The exit code is 1 if a stage fails, otherwise 0.
-    """
+    """Test the connection in stages, print a line for each, and return the exit code: 1 if a stage fails."""
     given = read_mapping(config_path) if config_path is not None else {}
     # Check the address as an actor does. The configuration may have another address, which is not used.
     config = AgentConfig.from_mapping({"client_id": "doctor", **given}, source=str(config_path or ""), server_address=address)

@@ -24,7 +24,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOptions:
-    """The values of the options of the command ``rl4sys-actor evaluate``. The help of the command describes them."""
+    """The options of ``rl4sys-actor evaluate``; see its help."""
 
     policy: Path | None
     run: Path | None
@@ -39,7 +39,7 @@ class EvaluateOptions:
 
 
 def evaluate(options: EvaluateOptions) -> None:
-    """Run episodes of an environment with a stored policy, and print the mean return and other statistics."""
+    """Run episodes with a stored policy, and print the mean return and other statistics."""
     folder = options.policy
     if options.run is not None:
         folder, _ = newest_policy(options.run, options.client)

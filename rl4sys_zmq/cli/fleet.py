@@ -35,16 +35,12 @@ from rl4sys_zmq.standard_streams import outlive_output
 POLL_S = 0.1
 SHOW_S, JSON_S, VERBOSE_S, LINES_S = 0.25, 1.0, 5.0, 60.0
 DRAIN_SLACK_S = {"process": 2.0, "ray": 10.0}
-"""The time beyond the grace that a fleet has to end after a signal, in seconds, for each engine. Ray itself needs some."""
+"""The time beyond the grace that a fleet has to end after a signal, by engine. Ray itself needs some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """The options of ``rl4sys-actor run`` for a fleet. The help of the command describes them.
-
-    Attributes:
-        run: The options that each actor has.
-    """
+    """The options of ``rl4sys-actor run`` for a fleet; see its help. `run` has those of each actor."""
 
     run: RunOptions
     engine: str
@@ -57,12 +53,7 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class SharedPaths:
-    """The parts of the configuration that each actor of a fleet has in a form of its own.
-
-    Attributes:
-        actor_id: The beginning of the names of the actors.
-        spool: The folder with a spool for each actor, or None.
-    """
+    """What each actor of a fleet has in a form of its own: `actor_id` begins its name, `spool` is the folder of its spool."""
 
     actor_id: str
     spool: Path | None
@@ -110,7 +101,6 @@ def _drain(fleet: Fleet, display: _FleetDisplay, grace_s: float) -> None:
 
 
 def fleet_config(options: FleetOptions) -> FleetConfig:
-    """Return the configuration of the fleet."""
     low, actors, high = options.min_actors, options.num_actors, options.max_actors
     if (low is None) != (high is None):
         raise ConfigError("give both --min-actors and --max-actors, or neither", key="min_actors")
@@ -131,7 +121,6 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
 
 
 def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
-    """Return what the actors of a fleet have in different forms, from the options and the configuration file."""
     given: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
     if given.get("policy_cache") is not None:
         words = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
@@ -214,28 +203,25 @@ ENGINES: Mapping[str, Callable[[FleetOptions, SharedPaths, _FleetDisplay], Actor
 
 
 class _FleetDisplay(Resource):
-    """The output of a fleet: one line with the figures of all actors every few seconds, and a line for each event."""
+    """The output of a fleet: its figures every few seconds, and a line for each event."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._shown_at = time.monotonic()
 
     def show(self, status: FleetStatus) -> None:
-        """Show the figures if the interval has passed since the last time."""
+        """Write the figures if the interval has passed since the last time."""
         if time.monotonic() - self._shown_at >= self._every_s:
             self._shown_at = time.monotonic()
             self.write(status)
 
     def write(self, status: FleetStatus) -> None:
-        """Write the figures."""
         print_line(f"{strftime('%Y-%m-%d %H:%M:%S')} {status.line()}")
 
     def event(self, text: str) -> None:
-        """Write a line about an event."""
         print_line(f"{strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def last(self, status: FleetStatus) -> None:
-        """Write the last figures."""
         self.write(status)
 
     def close(self) -> None:
@@ -243,7 +229,7 @@ class _FleetDisplay(Resource):
 
 
 class _JsonDisplay(_FleetDisplay):
-    """The output for programs: the figures as a line of JSON on stdout each second. Events go to stderr."""
+    """The output for programs: a line of JSON each second. Events go to stderr."""
 
     def write(self, status: FleetStatus) -> None:
         print_line(json.dumps(asdict(status)))
@@ -253,7 +239,7 @@ class _JsonDisplay(_FleetDisplay):
 
 
 class _TerminalDisplay(_FleetDisplay):
-    """The output on a terminal: a line with the figures that is written again in place."""
+    """The output on a terminal: a line that is written again in place."""
 
     def write(self, status: FleetStatus) -> None:
         line = status.line()[: shutil.get_terminal_size().columns - 1]

@@ -23,7 +23,7 @@ from rl4sys_zmq.values.spaces import FlatSpace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
-    """The values of the options of the command ``rl4sys-actor record``. The help of the command describes them."""
+    """The options of ``rl4sys-actor record``; see its help."""
 
     policy: Path | None
     run: Path | None

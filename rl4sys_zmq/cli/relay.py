@@ -1,4 +1,4 @@
-"""The command ``rl4sys-learner relay``: runs a relay, which passes weights on, in the foreground until Ctrl-C or SIGTERM."""
+"""The command ``rl4sys-learner relay``: runs a relay in the foreground until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ DESCRIPTORS_PER_CHILD, OTHER_DESCRIPTORS = 2, 64
 
 
 def relay(options: Mapping[str, object], *, debug: bool) -> None:
-    """Run a relay until Ctrl-C or SIGTERM."""
     configure_logging(debug)
     outlive_output()
     config = RelayConfig.from_mapping(options)

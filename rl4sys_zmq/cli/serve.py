@@ -36,16 +36,13 @@ DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """The options of the command ``rl4sys-learner serve``, which runs a learner in the foreground.
+    """The options of ``rl4sys-learner serve``.
 
     Attributes:
-        config_path: A file with the learner's options.
-        options: Options that override those of the file.
-        debug: True to log everything.
-        max_memory_bytes: The limit on the process's memory. 0: no limit. None: the limit in the file, or, if the file sets none,
-            80 % of the available memory.
+        options: Override those of the file.
+        max_memory_bytes: 0: no limit. None: the limit in the file, or, if it sets none, 80 % of the available memory.
         init: A policy folder or a file with weights, with which a client starts, unless it has a checkpoint.
-        client: The name of the client that `init` is for. None: the client that the policy folder names.
+        client: The client that `init` is for. None: the one that the policy folder names.
     """
 
     config_path: Path | None
@@ -57,7 +54,6 @@ class ServeOptions:
 
 
 def serve(given: ServeOptions) -> None:
-    """Run a learner until Ctrl-C or SIGTERM."""
     require("learner", "torch", "tensorboard", "rich")
     outlive_output()
     path, options = given.config_path, given.options
@@ -100,7 +96,6 @@ def serve(given: ServeOptions) -> None:
 
 
 def _check(config: LearnerConfig, path: Path | None) -> None:
-    """Check that the clients in the configuration can be built."""
     try:
         check_buildable(config)
     except ConfigError as exc:
@@ -108,10 +103,7 @@ def _check(config: LearnerConfig, path: Path | None) -> None:
 
 
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:
-    """Return the configuration with the source of initial weights (``init``) set for one client, a policy with its learner.
-
-    The ``init`` paths of all clients are checked.
-    """
+    """Return the configuration with `init` set for one client, after a check of the ``init`` paths of all."""
     if init is not None:
         check_weights_source(init)
         if client_id is None and not init.is_dir():
@@ -151,7 +143,7 @@ def _likely(config: LearnerConfig) -> str:
 
 
 def start(config: LearnerConfig) -> Learner:
-    """Start a learner and return it. The learner continues an earlier run in its directory, or gets a new run directory."""
+    """Start a learner. It continues an earlier run in its directory, or gets a new run directory."""
     if config.run_dir is None:
         return Learner(config).start()
     if config.resume not in (AUTO, NEVER, ACCEPT_LOSS):
@@ -165,8 +157,8 @@ def start(config: LearnerConfig) -> Learner:
 def warm_up(algorithm: str) -> None:
     """Import an algorithm, which usually imports torch, before the learner needs it.
 
-    The import runs in a separate thread. In the main thread, a signal could leave torch half imported while the learner's network
-    thread still runs.
+    The import runs in a separate thread. In the main thread, a signal could leave torch half imported while the gateway still
+    runs.
     """
     failures: list[Exception] = []
 
@@ -187,7 +179,7 @@ def warm_up(algorithm: str) -> None:
 
 
 def await_status(learner: Learner) -> dict[str, Any] | None:
-    """Return the learner's status, or None if its network thread is too busy to reply."""
+    """Return the learner's status, or None if its gateway is too busy to reply."""
     try:
         learner.raise_if_dead()
         return learner.status()

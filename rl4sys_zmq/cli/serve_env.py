@@ -22,7 +22,7 @@ VERBOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEnvOptions:
-    """The values of the options of the command ``rl4sys-actor serve-env``. The help of the command describes them."""
+    """The options of ``rl4sys-actor serve-env``; see its help."""
 
     env: str
     count: int
@@ -39,7 +39,6 @@ class ServeEnvOptions:
 
 
 def serve_env(options: ServeEnvOptions) -> None:
-    """Serve Gymnasium environments of this machine to other processes and machines, until Ctrl-C or SIGTERM."""
     if options.port is not None and options.bind is not None:
         raise click.UsageError("give either --port or --bind")
     require("gym", "gymnasium")

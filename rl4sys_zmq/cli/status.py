@@ -1,4 +1,4 @@
-"""The commands ``rl4sys-learner status`` (the state of a running learner) and ``plot`` (the learning curves of runs)."""
+"""The commands ``rl4sys-learner status`` and ``plot``."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def plot(runs: Sequence[Path], output: Path | None, target: float | None) -> Non
 
 
 def _free_name(path: Path) -> Path:
-    """Return the first of the paths ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
+    """Return the first of ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(free for free in itertools.chain([path], others) if not free.exists())

@@ -1,9 +1,8 @@
 """The engine that runs each actor as a process of this machine.
 
-One socket connects the fleet with each process. It is the standard input, output and error of the process. So the process sees
-the end of its input when the fleet ends, even if the fleet is killed, and then ends by itself. Each process is the leader of a
-session and of a process group of its own: Ctrl-C on the terminal reaches only the fleet, and everything that an actor has started
-is killed with the actor.
+One socket is the standard input, output and error of a process, so that it sees the end of its input and ends even if the fleet
+is killed. Each process leads a session and a process group of its own: Ctrl-C on the terminal reaches only the fleet, and
+everything that an actor has started is killed with the actor.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class ActorProcess(ActorHandle):
     """One actor process, its socket, and the steps that end it.
 
     Attributes:
-        pid: The number of the process and of its process group.
-        socket: The fleet's end of the socket. The engine closes it once the process has ended.
+        socket: The fleet's end. The engine closes it once the process has ended.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], on_output: Callable[[str], None]) -> None:
@@ -69,7 +67,7 @@ class ActorProcess(ActorHandle):
             return False
 
     def read(self) -> bool:
-        """Read the output that is there, at most `READS` times `READ_BYTES`. Return False at the end of the output."""
+        """Read at most `READS` times `READ_BYTES` of output. Return False at its end."""
         for _ in range(READS):
             try:
                 data = self.socket.recv(READ_BYTES)
@@ -112,10 +110,7 @@ class ActorProcess(ActorHandle):
 
 
 class ProcessEngine(ActorEngine):
-    """The engine for actor processes.
-
-    Used in one thread.
-    """
+    """The engine for actor processes. Used in one thread."""
 
     def __init__(
         self,
@@ -145,7 +140,7 @@ class ProcessEngine(ActorEngine):
         return process
 
     def poll(self, timeout_s: float) -> None:
-        """Read the reports of all processes, do the steps that end them, and record their ends."""
+        """Read all reports, do the steps that end processes, and record their ends."""
         for key, _ in self._selector.select(timeout_s):
             process: ActorProcess = key.data
             if not process.read():

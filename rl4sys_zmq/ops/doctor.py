@@ -13,8 +13,7 @@ weights               The PUB socket for weights is reached. If ``configuration`
 relays                The relays from which the actor should take its weights answer.
 ====================  ========================================================================================
 
-A `Hello` is an actor's handshake message. A beacon is the message with the newest version, which the learner publishes once a
-second. The diagnosis never creates a client: it sends a `Hello` only for a client that the reply to its `StatusRequest` names.
+The diagnosis never creates a client: it sends a `Hello` only for a client that the reply to its `StatusRequest` names.
 """
 
 from __future__ import annotations
@@ -55,10 +54,9 @@ BEACON_WAIT_S = 2 * BEACON_S
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The result of one stage of the connection test between an actor and its learner.
+    """The result of one stage.
 
     Attributes:
-        stage: The name of the stage, from `STAGES`.
         state: ``ok``, ``FAIL``, ``skipped`` or ``not reached``.
         text: The result, or the cause of a failure.
         remedy: What to do about a failure, otherwise empty.
@@ -71,16 +69,13 @@ class StageResult:
 
 
 class _StageSkipped(Exception):
-    """Raised by a stage that does not apply, such as name resolution for an ipc address. The text is the reason."""
+    """Raised by a stage that does not apply, with the reason."""
 
 
 def diagnose(
     address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
 ) -> Iterator[StageResult]:
-    """Test the connection from an actor's machine to a learner in stages, and yield the result of each stage in order.
-
-    After a failure, further stages are ``not reached``.
-    """
+    """Yield the result of each stage in order. After a failure, further stages are ``not reached``."""
     diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False
     try:
@@ -103,9 +98,9 @@ def diagnose(
 
 
 class _Diagnosis:
-    """The stages of the connection test between an actor and its learner, and the state that later stages need.
+    """The stages, and the state that later stages need.
 
-    For each name in `STAGES` there is a method of the same name. The method returns its result as text, or raises an exception.
+    For each name in `STAGES` there is a method, which returns its result as text or raises an exception.
     """
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
@@ -123,7 +118,6 @@ class _Diagnosis:
         self._welcome: Welcome | None = None
 
     def close(self) -> None:
-        """Close the connection to the learner."""
         if self._dealer is not None:
             self._dealer.close()
 
@@ -277,11 +271,7 @@ class _Diagnosis:
         return f"{relay.address} has version {answer.version}"
 
     def _listen(self, pub: Address) -> str:
-        """Connect to the socket that publishes weights, and return the result as text.
-
-        If the stage ``configuration`` has joined a client, also wait for the client's beacon, the message with the newest
-        version, which the learner publishes once a second.
-        """
+        """Connect to the socket for weights, and return the result as text. If a client was joined, wait for its beacon."""
         with Socket.sub(pub, secure=self._secure, watch=True) as sub:
             if self._welcome is None:
                 if pub.scheme != "inproc":
@@ -321,7 +311,7 @@ def _refused(answer: Refused) -> LearnerUnreachable:
 
 
 def _pub_address(told: str, learner: Address) -> Address:
-    """Return the address for weights to which an actor would connect. A wildcard host is replaced by the learner's host."""
+    """Return the address for weights to which an actor would connect. The learner's host replaces a wildcard."""
     pub = Address.parse(told)
     if pub.scheme == "tcp" and pub.host in ("*", "0.0.0.0", "::"):
         return Address("tcp", learner.host, pub.port)

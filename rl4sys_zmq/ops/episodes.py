@@ -1,4 +1,4 @@
-"""Episodes of a Gymnasium environment that a stored policy plays: what an evaluation measures."""
+"""Episodes of a Gymnasium environment that a stored policy plays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from rl4sys_zmq.values.observations import have_same_form, leaves_of
 
 CHECK_STEPS = 64
 MASK_KEY = "action_mask"
-"""The key of the mask of allowed actions in the ``info`` of an environment's reset and step, as Gymnasium's Taxi has it."""
+"""The key of the action mask in the ``info`` of an environment's reset and step, as Gymnasium's Taxi has it."""
 SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
-"""The pip extra of this package that installs a simulator, by a word in Gymnasium's message about the missing simulator."""
+"""The pip extra of this package that installs a simulator, by a word in Gymnasium's message about its lack."""
 
 
 def make_environment(arguments: Mapping[str, Any]) -> Any:
-    """Create a Gymnasium environment."""
     try:
         import gymnasium
     except ModuleNotFoundError as exc:
@@ -47,7 +46,6 @@ def make_environment(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
-    """Check that an environment has the spaces of a policy."""
     for key, ours, theirs in (
         ("observation_space", agent.spec.observation_space, observation_space_from(env.observation_space)),
         ("action_space", agent.spec.action_space, space_from(env.action_space)),
@@ -57,7 +55,6 @@ def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
 
 
 def mask_in(info: Mapping[str, Any], layout: ActionLayout) -> Any:
-    """Return the mask in the info of a reset or step, for the observation that came with it."""
     return info.get(MASK_KEY) if layout.choices else None
 
 
@@ -97,10 +94,7 @@ def _append(columns: list[list[Any]], leaves: list[Any]) -> None:
 
 
 def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> tuple[float, int]:
-    """Play one episode. Return its return and its length in steps.
-
-    Actions that the environment forbids by a mask in its ``info`` are not chosen.
-    """
+    """Play one episode. Return its return and its length in steps. Masks in the environment's ``info`` are obeyed."""
     layout = action_layout(agent.spec.action_space)
     observation, info = env.reset(seed=seed)
     traj, total, length = None, 0.0, 0

@@ -1,4 +1,4 @@
-"""Messages that the connection test (`rl4sys_zmq.ops.doctor`) exchanges with a learner, in place of an actor."""
+"""Messages to a learner or a relay, and the replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], timeout_s: float) -> Message | None:
-    """Send a message, and return the first reply whose type is in `answers`, or None if no such reply arrives in time."""
+    """Send a message, and return the first reply whose type is in `answers`, or None if none arrives in time."""
     dealer.send(encode(message))
 
     def look() -> Message | None:
@@ -43,10 +43,7 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
 
 
 def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None = None) -> T | None:
-    """Call `look` repeatedly until it returns something other than None, or until `timeout_s` is over. Return the result.
-
-    The next call follows when a message arrives at `socket`, at the latest after `LOOK_S` seconds.
-    """
+    """Call `look` until it returns something other than None, or the time is over. A message at `socket` ends a pause."""
     deadline = time.monotonic() + timeout_s
     with Poller() as poller:
         if socket is not None:
@@ -57,10 +54,7 @@ def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None 
 
 
 def evaluating_hello(config: AgentConfig) -> Hello:
-    """Return the handshake message of an actor with this configuration that sends no data, to test if the learner accepts it.
-
-    Such an actor has no lasting effect on the learner.
-    """
+    """Return the `Hello` of an actor that sends no data, which has no lasting effect on the learner."""
     spaces = [space_to_json(s) if s is not None else {} for s in (config.observation_space, config.action_space)]
     return Hello(
         client_id=config.client_id,
@@ -80,10 +74,7 @@ def evaluating_hello(config: AgentConfig) -> Hello:
 
 
 def next_beacon(sub: Socket) -> Beacon | None:
-    """Return the next beacon (the learner's periodic message with the newest policy version) that has arrived, or None.
-
-    Other messages are skipped. The function never waits.
-    """
+    """Return the next beacon that has arrived, or None. Never wait."""
     while (frames := sub.recv()) is not None:
         try:
             found = decode(frames[1:])

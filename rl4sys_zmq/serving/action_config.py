@@ -1,4 +1,4 @@
-"""The configuration that an `ActionServer` (a robot, or another device) and its remote clients share."""
+"""The configuration that an `ActionServer` and its clients share."""
 
 from __future__ import annotations
 
@@ -76,10 +76,7 @@ class ActionConfig:
         return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageFormat)}
 
     def terms(self) -> dict[str, Tree]:
-        """Return the fields that must be equal at the server and a client. The server compares them when the client connects.
-
-        The order of keys does not matter, so they are sorted.
-        """
+        """Return the fields that must be equal at the server and a client. The order of keys does not matter."""
         return {
             "action_keys": sorted(self.action_keys),
             "observation_keys": sorted(self.observation_keys),

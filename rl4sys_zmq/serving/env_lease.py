@@ -1,4 +1,4 @@
-"""A lease of remote environments: the time-limited right of one caller to reset and step environments of a `GymEnvServer`."""
+"""A caller's lease of environments of a `GymEnvServer`."""
 
 from __future__ import annotations
 
@@ -36,23 +36,17 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 log = get_logger(__name__)
 
 RELEASE_TIMEOUT_S = 1.0
-"""Longest time to wait for the server's reply when leased environments are returned to it, in seconds.
-
-If the server gets no such message, the lease expires later.
-"""
+"""Longest time to wait for the server's reply when a lease is returned. A lease that is not returned expires later."""
 LEASE_ENDED = (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED)
-"""The codes with which a server refuses a call for an environment whose lease it has ended."""
+"""The codes with which a server refuses a call of an ended lease."""
 _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews a lease (a caller's time-limited right to use remote environments).
-
-    It also returns the lease if the `EnvLease` is garbage-collected without `close`.
+    """The thread that renews a lease, and returns it if the `EnvLease` is garbage-collected without `close`.
 
     Attributes:
-        token: Random number that identifies the lease at the server. 0 while there is no lease.
-        every_s: Time between renewals, in seconds.
+        token: Identifies the lease at the server. 0 while there is none.
     """
 
     def __init__(self, env_lease: EnvLease) -> None:
@@ -65,7 +59,7 @@ class _LeaseRenewer(Worker):
         self._env_lease = weakref.ref(env_lease, lambda _: over.put(None))
 
     def run(self) -> None:
-        """Renew the right to the environments periodically, until `stop` or until the `EnvLease` is garbage-collected."""
+        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected."""
         while not self._is_over():
             try:
                 self._client.call("keep", {"token": self.token}, self.every_s)
@@ -75,11 +69,11 @@ class _LeaseRenewer(Worker):
             self.give_back()
 
     def stop(self) -> None:
-        """Stop the renewal of the lease, and end the thread."""
+        """End the thread."""
         self._over.put(None)
 
     def give_back(self) -> None:
-        """Try for up to a second to return the leased environments to the server, and close the RPC client."""
+        """Return the lease, waiting at most `RELEASE_TIMEOUT_S`, and close the RPC client."""
         token, self.token = self.token, 0
         if token:
             try:
@@ -97,26 +91,19 @@ class _LeaseRenewer(Worker):
 
 
 class EnvLease(Resource):
-    """The right of one caller to reset and step one or more environments of a `GymEnvServer`.
+    """A lease of environments of a `GymEnvServer`, which a thread renews.
 
-    The server can give the environments to another caller if it receives no message for the lease time; a background thread
-    renews the lease. Only one thread at a time can use this object. Any thread can call `close`.
+    One thread at a time uses it. Any thread can call `close`.
 
     Attributes:
-        client: RPC client of the server.
-        slots: Indices of the leased environments at the server.
-        observation_space: Observation space of each environment.
-        action_space: Action space of each environment.
-        actions: Action space of each environment, as a space of this library instead of Gymnasium.
-        read_observation: Function that converts a received payload to an observation.
-        metadata: The `metadata` of the environments, as in Gymnasium.
-        render_mode: Render mode of the environments.
+        slots: Indices of the environments at the server.
+        actions: The action space as a space of this library.
+        read_observation: Converts a received payload to an observation.
     """
 
     def __init__(
         self, address: str, *, count: int | None, index: int | None, timeout_s: float, keys: str | Path | None = None
     ) -> None:
-        """Get the description of the environments from the server, and lease environments."""
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.slots: list[int] = []
         self._renewer = _LeaseRenewer(self)
@@ -156,11 +143,7 @@ class EnvLease(Resource):
         return replace(copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
 
     def take(self) -> None:
-        """Lease environments from the server: get the right to use them until this client is silent for too long.
-
-        The request has a new random token (the number that identifies the lease). If the last request was not answered, its
-        token is used again, so that the server does not lease twice.
-        """
+        """Lease environments. An unanswered request is repeated with its token, so that the server does not lease twice."""
         keeper = self._renewer
         if self._taken or not keeper.token:
             keeper.token, self._taken = _rng.getrandbits(63), False
@@ -175,7 +158,7 @@ class EnvLease(Resource):
         self.slots, self._taken = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
-        """Reset the leased environments. If the server has ended the lease, lease environments again first."""
+        """Reset the environments. If the server has ended the lease, lease again first."""
         if self._taken:
             try:
                 return self.call("reset", payload)
@@ -186,11 +169,7 @@ class EnvLease(Resource):
         return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
-        """Call a method such as ``step`` on the leased environments and wait for the reply. The call runs at most once.
-
-        After a call that failed or got no reply, the state of the episodes is unknown. Further steps are then refused until a
-        reset.
-        """
+        """Call a method, at most once, and wait for the reply. After a failed step or reset, refuse steps until a reset."""
         before = self._unsure
         if not self._taken or (before and verb == "step"):
             text = f"{before}, so the state of the episode is unknown; call reset()"
@@ -210,10 +189,7 @@ class EnvLease(Resource):
         return answer
 
     def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
-        """Start ``reset``, ``step`` or ``render`` on the leased environments, and return a future for the reply.
-
-        Unlike `call`, this method does not refuse steps after a failed call. The calling code must do that.
-        """
+        """Start a call, and return a future for the reply. Unlike `call`, this does not refuse steps after a failed call."""
         return self.client.submit(*self._said(verb, payload), once=True)
 
     def close(self) -> None:

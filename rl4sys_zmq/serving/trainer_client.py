@@ -1,7 +1,4 @@
-"""The actor's side of a connection to a `TrainerServer`.
-
-`TrainerClient` sends the items of data stores, makes custom requests, and receives the newest network.
-"""
+"""An actor's connection to a `TrainerServer`: items of data stores, custom requests, and the newest network."""
 
 from __future__ import annotations
 
@@ -162,7 +159,6 @@ class TrainerClient(Resource):
         return self._judged(done)
 
     def _update_all(self) -> UpdateResult:
-        """Update all data stores."""
         done = UpdateResult()
         for name in self._feeds:
             part = self._update(name, None)
@@ -331,7 +327,7 @@ class TrainerClient(Resource):
         self.stop()
 
     def _begin(self, wait: bool) -> None:
-        """Make the first call and send the items in the data stores. With `wait`, repeat this until a server answers."""
+        """Make the first call and the first update. With `wait`, repeat this until a server answers."""
         while True:
             try:
                 self._client.call(STORES)
@@ -348,7 +344,7 @@ class TrainerClient(Resource):
             return
 
     def _judged(self, done: UpdateResult) -> UpdateResult:
-        """Return the result of an update. If it failed, raise its error (if `raises` is True), or count and log it."""
+        """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
         if done.error is None:
             self.last_error = None
             self._failing.pop("update", None)
@@ -367,7 +363,7 @@ class TrainerClient(Resource):
             log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send the items of a data store that the server does not have. With `from_id`, send all items after this number."""
+        """Send the items that the server does not have, and with `from_id` all items after it."""
         feed = self._feed(name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:
@@ -445,7 +441,7 @@ class TrainerClient(Resource):
 
 
 class _UpdateThread(Worker):
-    """The background thread of `TrainerClient.start_async_update`, which calls `update` periodically."""
+    """The thread that calls `update` periodically."""
 
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
         super().__init__(f"rl4sys-trainer-update-{client.name}")
@@ -453,7 +449,7 @@ class _UpdateThread(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Call `TrainerClient.update` periodically until `stop`. This is the body of the thread."""
+        """Update until `stop`."""
         client = self._client
         while not self._stopping.is_set():
             try:

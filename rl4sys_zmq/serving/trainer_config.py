@@ -1,4 +1,4 @@
-"""The configuration that a `TrainerServer` and its clients in the actors share."""
+"""The configuration that a `TrainerServer` and its clients share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TrainerConfig:
             )
 
     def terms(self) -> dict[str, Any]:
-        """Return the fields that must be equal at the server and a trainer client. The server compares them."""
+        """Return the fields that must be equal at the server and a trainer client."""
         rate = None if self.rate_limit is None else float(self.rate_limit)
         return {"version": self.version, "request_types": sorted(self.request_types), "rate_limit": rate}
 

@@ -16,19 +16,12 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def params_as_arrays(params: object) -> Tree:
-    """Copy a network's parameters to numpy arrays. The trainer can then change its own parameters.
-
-    The structure stays the same, except that mappings become dicts and named tuples become tuples. No framework is imported.
-    """
+    """Copy parameters to numpy arrays, without an import of a framework. Mappings become dicts, named tuples become tuples."""
     return map_tree(_convert, params, _error)
 
 
 def copy_params(params: Tree) -> Any:
-    """Return a copy of a network's parameters, which `params_as_arrays` converted.
-
-    Parameters of type bfloat16 become `ml_dtypes.bfloat16` if the program has imported that package, otherwise float32. A
-    trainer client receives the same arrays.
-    """
+    """Copy parameters as a trainer client receives them: bfloat16 as `ml_dtypes.bfloat16` if it is imported, else float32."""
     return map_tree(_copy, params, _error)
 
 

@@ -30,15 +30,12 @@ from rl4sys_zmq.values.trees import Tree
 log = get_logger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
-"""Names of the server's RPC methods, and the topic of published networks.
-
-`INSERT` is followed by the name of a data store, `REQUEST` by the type of a custom request.
-"""
+"""The RPC methods, and the topic of networks. `INSERT` precedes the name of a store, `REQUEST` the type of a request."""
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
 RATE_LIMIT_MARGIN = 1.1
-"""Factor by which the server's rate limit exceeds the client's, because calls can arrive less evenly than they were made."""
+"""The server's rate limit divided by the client's, because calls can arrive less evenly than they were made."""
 
 DataCallback = Callable[[str, dict[str, Any]], object]
 RequestCallback = Callable[[str, Any], Any]
@@ -317,10 +314,7 @@ class TrainerServer(Resource):
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
     def _tell(self, ingest: StoreInserter, arrival: InsertedItems | None) -> Exception | None:
-        """Call the data callback with new items. Return the exception that the callback raises, or None.
-
-        The items are already in the data store and stay there, even if the callback raises an exception.
-        """
+        """Call the data callback with items that are in the store now, and stay there. Return its exception, or None."""
         if self._data_callback is not None and arrival is not None:
             try:
                 self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})

@@ -1,4 +1,4 @@
-"""A test function for authors of learning algorithms. It needs no network."""
+"""A test function for authors of learning algorithms."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def check_algorithm(
 
 
 class _RandomEnvironment:
-    """A random environment in which the newest policy of an algorithm acts. It produces segments (parts of episodes)."""
+    """A random environment in which the newest policy of an algorithm acts. It produces segments."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ class _RandomEnvironment:
         return made
 
     def _choose(self, observation: Any) -> tuple[Any, float, Mapping[str, Any]]:
-        """Choose an action. Return the raw action, its log-probability, and the extra columns of the policy for this step."""
+        """Choose an action. Return the raw action, its log-probability, and the policy's extra columns."""
         if isinstance(self._policy, ExtraColumnPolicy):
             choice = self._policy.step(observation, None, self._sampler, True, self._state)
             raw, _, log_prob, columns, self._state = choice
@@ -268,7 +268,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
 
 
 def _check_warm_start(fresh: Algorithm, trained: Algorithm) -> None:
-    """Check `load_policy` of an algorithm that has this method, with the weights of another object that was trained."""
+    """Check `load_policy`, if there is one, with the weights of another object that was trained."""
     if not isinstance(fresh, WarmStartAlgorithm):
         return
     given = {name: np.array(tensor) for name, tensor in trained.snapshot().items()}
@@ -337,7 +337,6 @@ def _is_finite(algorithm: Algorithm) -> bool:
 
 
 def _equal(one: tuple[FlatWeights, bytes], other: tuple[FlatWeights, bytes]) -> bool:
-    """Return True if two sets of a policy's weights, as `PolicySpec.flatten` returns them, are equal."""
     return np.array_equal(one[0], other[0]) and one[1] == other[1]
 
 

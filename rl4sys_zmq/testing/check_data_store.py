@@ -1,4 +1,4 @@
-"""A test function for authors of data stores (bounded stores of numbered items, subclasses of `DataStoreBase`)."""
+"""A test function for authors of data stores."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_data_store(
 
 
 def _check_state(store: DataStoreUnderTest[Item], twin: list[int], capacity: int, number: Callable[[Item], int]) -> None:
-    """Compare the contents of a store with `twin`, the list of the integers of all inserted items."""
+    """Compare a store with `twin`, the integers of all inserted items."""
     held = twin[-capacity:]
     oldest = len(twin) - len(held)
     assert len(store) == len(held), f"the store has {len(store)} items; expected {len(held)}"

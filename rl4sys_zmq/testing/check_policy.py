@@ -1,4 +1,4 @@
-"""A test function for authors of policies. It needs no network."""
+"""A test function for authors of policies."""
 
 from __future__ import annotations
 
@@ -157,11 +157,7 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], 
 
 
 def _check_columns(policy: ExtraColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
-    """Check the steps of a policy with extra columns.
-
-    Act through one episode. Then repeat each step from the state before it, first alone, then all steps as a batch. The results
-    must be equal.
-    """
+    """Act through one episode. Repeat each step from the state before it, first alone, then all as a batch, and compare."""
     dtypes = {column.name: np.dtype(column.dtype) for column in spec.columns}
     shapes = {column.name: column.shape for column in spec.columns}
     states: list[Any] = [None]

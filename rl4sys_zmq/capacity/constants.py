@@ -61,17 +61,17 @@ class Constants:
         trainer: CPU time of the learner thread for a message, without training.
         processor: CPU time of the learner's process for a message, over all threads.
         durable: As `ingress`, with the journal on disk, by value of the option ``fsync``.
-        commit_s: Time of one write and flush of a small message to the disk.
-        fanout: Time of a version of the weights.
-        encode_byte_s: Time to encode a diff at level 1, per byte of the weights.
+        commit_s: One write and flush of a small message to the disk.
+        fanout: A version of the weights.
+        encode_byte_s: The encoding of a diff at level 1, per byte of the weights.
         diff_ratio: Size of the weights divided by that of a diff at level 1.
-        gradient_s: Time of a gradient step of PPO, besides `gradient_unit_s`.
-        gradient_unit_s: Time of a gradient step per parameter of the policy and row of the minibatch.
-        all_reduce_s: Time to sum a small gradient over two processes. Not measured here.
-        crypt_message_s, crypt_byte_s: Time of the encryption of a message, and of a byte. Not measured here.
-        connection_bytes: Memory of a bare ROUTER and XPUB for the two connections of an actor. Not measured here.
-        session_bytes: Memory of the learner's records for a resting actor. Not measured here.
-        learner_bytes: Memory of a learner process with torch and without actors. Not measured here.
+        gradient_s: A gradient step of PPO, besides `gradient_unit_s`.
+        gradient_unit_s: A gradient step per parameter of the policy and row of the minibatch.
+        all_reduce_s: The sum of a small gradient over two processes. Not measured here, as all that follow.
+        crypt_message_s, crypt_byte_s: The encryption of a message, and of a byte.
+        connection_bytes: Memory of a bare ROUTER and XPUB for the two connections of an actor.
+        session_bytes: Memory of the learner's records for a resting actor.
+        learner_bytes: Memory of a learner process with torch and without actors.
     """
 
     ingress: IngressCost
@@ -127,13 +127,13 @@ def _fit(rows: Any, seconds: Any) -> list[float]:
     scale = np.abs(weighted).max(axis=0)
     used = [column for column in range(rows.shape[1]) if scale[column] > 0]
     while used:
-        found, *_ = np.linalg.lstsq(weighted[:, used] / scale[used], np.ones(len(seconds)), rcond=None)
-        if (found >= 0).all():
+        solution, *_ = np.linalg.lstsq(weighted[:, used] / scale[used], np.ones(len(seconds)), rcond=None)
+        if (solution >= 0).all():
             break
-        used.pop(int(np.argmin(found)))
+        used.pop(int(np.argmin(solution)))
     solved = np.zeros(rows.shape[1])
     if used:
-        solved[used] = found / scale[used]
+        solved[used] = solution / scale[used]
     return [float(x) for x in solved]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.resources import ResourceLoad, fanout, gradient_s, ingress, journal, learner_thread
-from rl4sys_zmq.capacity.workload import Training, Workload, traffic
+from rl4sys_zmq.capacity.workload import Workload, traffic
 
 COMFORTABLE = 0.7
 """The load above which a proposal is made. Above it, queues grow at each burst."""
@@ -44,11 +44,11 @@ def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> l
 
     `rows` are the loads that `predict` returned for the workload and the constants.
     """
-    found: list[Proposal] = []
+    proposals: list[Proposal] = []
     for row in sorted(rows, key=lambda row: row.share, reverse=True):
         if row.share > COMFORTABLE:
-            found += _for_resource(row, load, costs)
-    return found
+            proposals += _for_resource(row, load, costs)
+    return proposals
 
 
 def _for_resource(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
@@ -124,7 +124,7 @@ def _ranks(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal
         return []
     alone = gradient_s(load, costs)
     for count in range(2, MAX_LEARNERS + 1):
-        other = replace(load, training=_shared(training, count))
+        other = replace(load, training=replace(training, learners=count))
         share = learner_thread(other, traffic(other, costs.diff_ratio), costs).share
         if share <= COMFORTABLE:
             text = f"learners {count}: a gradient step of {1e3 * alone:.1f} ms takes {1e3 * gradient_s(other, costs):.1f} ms"
@@ -134,10 +134,6 @@ def _ranks(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal
         f"{1e3 * costs.all_reduce_s:.1f} ms, so more processes do not help"
     )
     return [Proposal(resource=row.name, text=text)]
-
-
-def _shared(training: Training, count: int) -> Training:
-    return replace(training, learners=count)
 
 
 def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:

@@ -81,8 +81,8 @@ def measure_fanout(kilobytes: int, actors: int, level: int, versions: int, seed:
         for version in range(1, versions + 1):
             assert ear.recv() == version  # all actors have it
         applied = np.array(ear.recv())
-    given = np.array(made[-1].given_at[1 : versions + 1])
-    return 1e3 * float(np.median(applied.max(axis=0) - given))
+    updated = np.array(made[-1].given_at[1 : versions + 1])
+    return 1e3 * float(np.median(applied.max(axis=0) - updated))
 
 
 def policy_bytes(kilobytes: int) -> int:

@@ -142,8 +142,8 @@ def _cpu_s(threads: Sequence[int]) -> float:
 def wait_for(look: Callable[[], T]) -> T:
     """Return the first true result of a function. Raise `TimeoutError` after `START_S`."""
     deadline = time.monotonic() + START_S
-    while not (found := look()):
+    while not (result := look()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"no steps arrived within {START_S:g} s; measure when the machine is less busy")
         time.sleep(0.01)
-    return found
+    return result

@@ -250,7 +250,7 @@ def descriptors(load: Workload) -> ResourceLoad:
 def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
     """Return the load of every resource, in a fixed order. Resources that the workload leaves out are missing."""
     flow = traffic(load, costs.diff_ratio)
-    found: list[ResourceLoad | None] = [
+    loads: list[ResourceLoad | None] = [
         ingress(load, flow, costs),
         gateway_thread(load, flow, costs),
         learner_thread(load, flow, costs),
@@ -262,7 +262,7 @@ def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
         processor(load, flow, costs),
         descriptors(load),
     ]
-    return [row for row in found if row is not None]
+    return [row for row in loads if row is not None]
 
 
 def first_limit(rows: Sequence[ResourceLoad]) -> ResourceLoad:

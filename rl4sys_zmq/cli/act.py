@@ -17,7 +17,7 @@ from rl4sys_zmq.actor import RL4SysAgent
 from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.actor.segments import new_column
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
+from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import check_value
@@ -162,11 +162,11 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     ``overflow``, ``wait_timeout_s`` and ``send_frequency`` have defaults for simulators: wait for the learner, also through a
     long update, and send finished parts of all environments together.
     """
-    given = read_mapping(run.config_path) if run.config_path is not None else {}
-    known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
-    given = {key: value for key, value in given.items() if key not in IGNORED_BY_ACTORS}  # they were logged just now
+    document = read_mapping(run.config_path) if run.config_path is not None else {}
+    known = AgentConfig.from_mapping({"client_id": "?", **document}, source=str(run.config_path or ""))
+    document = {key: value for key, value in document.items() if key not in IGNORED_BY_ACTORS}  # they were logged just now
     spaces = environment_spaces(env, run.env_id)
-    if "observation_space" not in given and isinstance(spaces["observation_space"], DiscreteSpace):
+    if "observation_space" not in document and isinstance(spaces["observation_space"], DiscreteSpace):
         known = replace(known, observation_space=None)  # the file has input_size alone, which fits a Discrete space too
     for key, real in spaces.items():
         said = getattr(known, key)
@@ -182,16 +182,16 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
         "spool": run.spool,
         "sidecar": run.sidecar or None,
         "seed": seed if known.seed is None or run.seed is not None else None,
-        "overflow": None if "overflow" in given else "wait",
-        "wait_timeout_s": None if "wait_timeout_s" in given else CREDIT_WAIT_S,
-        "send_frequency": None if "send_frequency" in given else run.num_envs,  # segments that are cut together leave together
+        "overflow": None if "overflow" in document else "wait",
+        "wait_timeout_s": None if "wait_timeout_s" in document else CREDIT_WAIT_S,
+        "send_frequency": None if "send_frequency" in document else run.num_envs,  # segments that are cut together leave together
         "observation_space": env.observation_space if known.observation_space is None else None,
         "action_space": env.action_space if known.action_space is None else None,
     }
-    if run.client_id is None and "client_id" not in given:
+    if run.client_id is None and "client_id" not in document:
         raise ConfigError("client_id is missing; give --client-id NAME or set it in the --config file", key="client_id")
     chosen = {k: v for k, v in overrides.items() if v is not None}
-    config = AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
+    config = AgentConfig.from_mapping(document, source=str(run.config_path or ""), **chosen)
     import_plugins(config.plugins, run.config_path)
     return config
 
@@ -285,7 +285,6 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
         batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
     obs = batch[:]  # views: assigning to a row of the batch changes them
     totals = [0.0] * len(envs)
-    signals = SignalHandlers.current
     trajs: Any = None
     rounds = 0
     tally.begin(len(envs))
@@ -314,8 +313,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
         tally.steps += len(envs)
         rounds += 1
         if rounds % CHECK_STEPS == 0:
-            if signals is not None:
-                signals.check()
+            check_signals()
             tally.print_progress(lambda: agent.version)
 
 

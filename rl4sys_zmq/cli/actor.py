@@ -101,17 +101,17 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
 
     fleet = {name: options.pop(name) for name in ("engine", "ray_address", "num_actors", "min_actors", "max_actors")}
     grace_s = options.pop("grace")
-    given = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
+    run_options = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
     if all(fleet[name] is None for name in ("num_actors", "min_actors", "max_actors")):
         problem = "applies to a fleet: give --num-actors, or --min-actors and --max-actors"
         _require_defaults("engine", "ray_address", "grace", problem=problem)
-        act(given)
+        act(run_options)
         return
     if fleet["ray_address"] is not None and fleet["engine"] != "ray":
         raise click.UsageError("--ray-address applies to --engine ray")
     from rl4sys_zmq.cli.fleet import FleetOptions, run_fleet
 
-    run_fleet(FleetOptions(run=given, grace_s=grace_s, **fleet))
+    run_fleet(FleetOptions(run=run_options, grace_s=grace_s, **fleet))
 
 
 @main.command()

@@ -69,10 +69,10 @@ class FiniteRange(click.FloatRange):
     """A finite number in a range. `click.FloatRange` also accepts ``nan`` and ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
-        return found
+        return number
 
 
 SECONDS = FiniteRange(0, 86_400, min_open=True)
@@ -89,8 +89,8 @@ class _Address(click.types.StringParamType):
             connect_uri(value)
         except ValueError as exc:
             if value and Path(value).is_dir():
-                words = "is a folder; give the address from the first line of the learner's output, such as localhost:50051"
-                self.fail(f"{value!r} {words}", param, ctx)
+                remedy = "is a folder; give the address from the first line of the learner's output, such as localhost:50051"
+                self.fail(f"{value!r} {remedy}", param, ctx)
             self.fail(f"expected {exc}, not {value!r}", param, ctx)
         return value
 
@@ -107,11 +107,11 @@ _UNITS: dict[str, int] = {
 
 def amount(value: str) -> int:
     """Convert a text such as 0, 800MB, 8GiB or 1.5T to a number."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
-    unit = _UNITS.get(found.group(2).upper()) if found else None
-    if found is None or unit is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
         raise click.BadParameter(f"{value!r} is not a size such as 800MB or 8GiB")
-    return round(float(found[1]) * unit)
+    return round(float(match[1]) * unit)
 
 
 def size(value: str) -> int:
@@ -140,7 +140,7 @@ def _fitted(text: str, stream: TextIO) -> str:
 
 def _filled(line: str, width: int) -> str:
     """Break a line. The rest is indented, or stands under the last column of a table in the left half."""
-    columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}", line) if found.end() <= width // 2]
+    columns = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.end() <= width // 2]
     indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
     return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
@@ -208,9 +208,9 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         else:
             context = getattr(exc, "ctx", None)
             path = context.command_path if context is not None else name
-            words = _of_environment(context, getattr(exc, "param", None))
+            origin = _of_environment(context, getattr(exc, "param", None))
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
-            print_line(f"{path}: {message.rstrip('.')}{words}{hint}", err=True)
+            print_line(f"{path}: {message.rstrip('.')}{origin}{hint}", err=True)
         return exc.exit_code
     except (
         ConfigError,

@@ -38,9 +38,9 @@ EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))
 
 def check_file(path: Path) -> None:
     """Validate a configuration file, including the parameters of its algorithms, and print the resulting values."""
-    given = read_mapping(path)
+    document = read_mapping(path)
     try:
-        lines = list(_learner(given, path) if is_learner_file(given) else _agent(given, path))
+        lines = list(_learner(document, path) if is_learner_file(document) else _agent(document, path))
     except ConfigError as exc:
         raise exc if exc.source else ConfigError(str(exc), key=exc.key, source=str(path)) from exc
     for line in lines:
@@ -48,23 +48,23 @@ def check_file(path: Path) -> None:
     print_line("ok")
 
 
-def is_learner_file(given: Mapping[str, object]) -> bool:
+def is_learner_file(document: Mapping[str, object]) -> bool:
     """Return True if a file configures a learner rather than an actor, by the keys that only one of the two has.
 
     RL4Sys's global file counts as a learner's. If the counts are equal, a file with ``client_id`` is an actor's.
     """
     agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL | {"port"}  # an option of `serve`
-    learner, agent = len(given.keys() & (learners - agents)), len(given.keys() & (agents - learners))
-    return learner > agent or (learner == agent > 0 and "client_id" not in given)
+    learner, agent = len(document.keys() & (learners - agents)), len(document.keys() & (agents - learners))
+    return learner > agent or (learner == agent > 0 and "client_id" not in document)
 
 
 def _keys(config: type[DataclassInstance]) -> set[str]:
     return {name for f in fields(config) if "check" in f.metadata for name in (f.name, *f.metadata["names"])}
 
 
-def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
-    missing = "client_id" not in given and default_client_id(given, str(path)) is None
-    config = AgentConfig.from_mapping({"client_id": "?", **given} if missing else given, source=str(path))
+def _agent(document: Mapping[str, object], path: Path) -> Iterator[str]:
+    missing = "client_id" not in document and default_client_id(document, str(path)) is None
+    config = AgentConfig.from_mapping({"client_id": "?", **document} if missing else document, source=str(path))
     import_plugins(config.plugins, path)
     yield f"{path}: an actor's configuration"
     if missing:
@@ -78,8 +78,8 @@ def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
         yield from _algorithm(config.algorithm_name, config.algorithm_parameters, config.observation_space, config.action_space)
 
 
-def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
-    config = LearnerConfig.from_mapping(given, source=str(path))
+def _learner(document: Mapping[str, object], path: Path) -> Iterator[str]:
+    config = LearnerConfig.from_mapping(document, source=str(path))
     import_plugins(config.plugins, path)
     yield f"{path}: a learner's configuration"
     yield from _values(config.to_json())

@@ -20,13 +20,13 @@ import numpy as np
 from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.child_process import ChildProcess, end_text
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
-from rl4sys_zmq.cli.children import actor_environment
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
 from rl4sys_zmq.cli.serve import await_status, warm_up
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
+from rl4sys_zmq.fleet.process import actor_environment
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
@@ -105,7 +105,7 @@ def demo(options: DemoOptions) -> int:
             if learner.config.engine == "thread":  # a worker process imports the algorithm itself
                 warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
-                outcome.take(report, task)
+                outcome.update(report, task)
                 progress.show(report, _note(elapsed_s, task, options))
                 if outcome.done(options) or elapsed_s >= options.max_seconds:
                     break
@@ -230,7 +230,7 @@ class DemoProgress:
         self.reached_steps: int | None = None
         self.client: Mapping[str, Any] = {}
 
-    def take(self, report: Mapping[str, Any], task: DemoTask) -> None:
+    def update(self, report: Mapping[str, Any], task: DemoTask) -> None:
         """Update the progress. Raise `ClientFailed` if the training has failed."""
         self.client = report["clients"].get(task.client_id, {})
         if self.client and self.client["state"] == "failed":
@@ -251,7 +251,6 @@ class DemoProgress:
 def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
     """Yield status reports, each with the seconds since the first actor joined (0 before that)."""
     began: float | None = None
-    signals = SignalHandlers.current
     while True:
         actors.check()
         report = await_status(learner)
@@ -261,8 +260,7 @@ def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterat
                 began = time.monotonic()
             yield report, time.monotonic() - began if began is not None else 0.0
         time.sleep(POLL_S)
-        if signals is not None:
-            signals.check()
+        check_signals()
 
 
 def _note(elapsed_s: float, task: DemoTask, options: DemoOptions) -> str:

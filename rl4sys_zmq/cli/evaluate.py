@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.cli.act import make_environments
 from rl4sys_zmq.cli.app import as_config_error, print_line, require
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.ops.episodes import check_spaces, play_episode
@@ -49,9 +49,7 @@ def evaluate(options: EvaluateOptions) -> None:
         env = _environment(options)
         try:
             check_spaces(agent, env, options.env)
-            signals = SignalHandlers.current
-            check = signals.check if signals is not None else None
-            episodes = [play_episode(agent, env, int(seed), check) for seed in seeds.generate_state(options.episodes)]
+            episodes = [play_episode(agent, env, int(seed), check_signals) for seed in seeds.generate_state(options.episodes)]
         finally:
             env.close()
     returns = np.array([total for total, _ in episodes])

@@ -20,8 +20,7 @@ import numpy as np
 
 from rl4sys_zmq.cli.act import RunOptions
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
-from rl4sys_zmq.cli.children import actor_environment
-from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, end_with_stdin
+from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, check_signals, end_with_stdin
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.learner import ray_address
 from rl4sys_zmq.config.options import check_value
@@ -29,6 +28,7 @@ from rl4sys_zmq.config.rl4sys import expand_sections
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet import ActorEngine, Fleet, FleetConfig, FleetStatus, ProcessEngine, SizeLimits
 from rl4sys_zmq.fleet.engine import TERMINATE_S
+from rl4sys_zmq.fleet.process import actor_environment
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.standard_streams import outlive_output
 
@@ -82,8 +82,7 @@ def run_fleet(options: FleetOptions) -> None:
             while not fleet.done and not drain_asked.is_set():
                 fleet.tick(POLL_S)
                 display.show(fleet.status())
-                if signals is not None:
-                    signals.check()
+                check_signals()
             _drain(fleet, display, options.grace_s)
         except StopSignalReceived:
             _drain(fleet, display, options.grace_s)
@@ -121,15 +120,15 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
 
 
 def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
-    given: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
-    if given.get("policy_cache") is not None:
-        words = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
-        raise ConfigError(f"{run.config_path}: {words}", key="policy_cache")
-    if resizes and (given.get("overflow", "wait") != "wait" or given.get("explore") is False):
-        words = "--min-actors and --max-actors need actors that wait for the learner: set overflow to wait and explore to true"
-        raise ConfigError(f"{run.config_path}: {words}", key="overflow")
-    spool = run.spool if run.spool is not None else given.get("spool")
-    name = run.actor_id or given.get("actor_id") or f"fleet-{secrets.token_hex(4)}"
+    document: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
+    if document.get("policy_cache") is not None:
+        problem = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
+        raise ConfigError(f"{run.config_path}: {problem}", key="policy_cache")
+    if resizes and (document.get("overflow", "wait") != "wait" or document.get("explore") is False):
+        problem = "--min-actors and --max-actors need actors that wait for the learner: set overflow to wait and explore to true"
+        raise ConfigError(f"{run.config_path}: {problem}", key="overflow")
+    spool = run.spool if run.spool is not None else document.get("spool")
+    name = run.actor_id or document.get("actor_id") or f"fleet-{secrets.token_hex(4)}"
     return SharedPaths(str(name), Path(str(spool)) if spool is not None else None)
 
 
@@ -182,16 +181,16 @@ def _processes(options: FleetOptions, shared: SharedPaths, display: _FleetDispla
 def _ray_actors(options: FleetOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
     from rl4sys_zmq.fleet.ray_engine import RayActorEngine
 
-    given = None if options.ray_address is None else check_value("ray_address", options.ray_address, ray_address)
+    cluster = None if options.ray_address is None else check_value("ray_address", options.ray_address, ray_address)
     run = options.run
 
-    def path(given: Path | None) -> Path | None:
-        return None if given is None else given.absolute()
+    def path(cluster: Path | None) -> Path | None:
+        return None if cluster is None else cluster.absolute()
 
     run = replace(run, config_path=path(run.config_path), keys=path(run.keys))
     shared = replace(shared, spool=path(shared.spool))
     return RayActorEngine(
-        lambda index, start: actor_command(run, shared, index, start)[1:], given, _on_output(run, display), display.event
+        lambda index, start: actor_command(run, shared, index, start)[1:], cluster, _on_output(run, display), display.event
     )
 
 

@@ -205,10 +205,10 @@ def _header(line: str) -> str:
     if not line.lstrip().startswith("["):
         return ""
     try:
-        found = tomllib.loads(line)
+        table = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
         return ""
-    return next(iter(found), "")
+    return next(iter(table), "")
 
 
 def _read(path: Path) -> tuple[str, int]:
@@ -217,10 +217,10 @@ def _read(path: Path) -> tuple[str, int]:
 
 
 def _parsed(text: str, path: Path) -> dict[str, object]:
-    found = _parsed_or_none(text)
-    if found is None:
+    tables = _parsed_or_none(text)
+    if tables is None:
         raise ConfigError("not TOML", source=str(path))
-    return found
+    return tables
 
 
 def _parsed_or_none(text: str) -> dict[str, object] | None:
@@ -238,9 +238,9 @@ def _replace(path: Path, text: str, mode: int) -> None:
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 if target.exists():
-                    found = target.stat()
+                    before = target.stat()
                     with contextlib.suppress(PermissionError):  # keep the owner: root may edit the list of another account
-                        os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                        os.fchown(file.fileno(), before.st_uid, before.st_gid)
                 os.fchmod(file.fileno(), mode)
                 file.write(text)
                 file.flush()

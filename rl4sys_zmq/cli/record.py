@@ -9,7 +9,7 @@ import numpy as np
 
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.cli.app import print_line
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.learner.training.minari_episodes import read_minari
@@ -60,15 +60,13 @@ def _play(options: RecordOptions, env_id: str) -> tuple[ObservationSpace, FlatSp
     if options.run is not None:
         folder, _ = newest_policy(options.run, options.client)
     assert folder is not None  # the command line has either --policy or --run
-    signals = SignalHandlers.current
-    check = signals.check if signals is not None else None
     seeds = np.random.SeedSequence(options.seed).generate_state(options.episodes)
     with FrozenAgent(folder, explore=options.explore, seed=options.seed) as agent:
         action_space = flat_space(agent.spec.action_space, "a file of demonstrations", "action")
         env = make_environment({"id": env_id})
         try:
             check_spaces(agent, env, env_id)
-            episodes = [record_episode(agent, env, int(seed), check) for seed in seeds]
+            episodes = [record_episode(agent, env, int(seed), check_signals) for seed in seeds]
         finally:
             env.close()
         return agent.spec.observation_space, action_space, episodes

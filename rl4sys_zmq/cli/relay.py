@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay import Relay
@@ -27,13 +27,11 @@ def relay(options: Mapping[str, object], *, debug: bool) -> None:
     wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS + RESERVE
     if (limit := raise_descriptor_limit(wanted)) < wanted:
         children = max(0, limit - OTHER_DESCRIPTORS - min(RESERVE, limit // 4)) // DESCRIPTORS_PER_CHILD
-        words = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
-        log.warning(words, limit, children, wanted)
-    signals = SignalHandlers.current
+        warning = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
+        log.warning(warning, limit, children, wanted)
     with Relay(config) as running:
         print_line(f"relay at {running.address} (weights {running.pub_address}) of {running.config.upstream}")
         while True:
             time.sleep(POLL_S)
-            if signals is not None:
-                signals.check()
+            check_signals()
             running.raise_if_dead()

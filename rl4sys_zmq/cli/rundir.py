@@ -86,12 +86,12 @@ def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
     for folder in sorted((saved.run_dir / CHECKPOINTS).glob("*")):
         try:
             newest = next(iter(CheckpointStore(folder).newest()), None)
-            found = read_manifest(newest) if newest is not None else None
+            manifest = read_manifest(newest) if newest is not None else None
         except CheckpointError as exc:
             yield f"  {exc}"
             continue
-        if found is not None:
-            counts = f"version {found.version:,}, {found.steps:,} steps, {found.episodes:,} episodes"
-            yield f"  {found.client_id}: checkpoint {found.number:,} with {counts}"
+        if manifest is not None:
+            counts = f"version {manifest.version:,}, {manifest.steps:,} steps, {manifest.episodes:,} episodes"
+            yield f"  {manifest.client_id}: checkpoint {manifest.number:,} with {counts}"
     if (saved.run_dir / JOURNAL).exists():
         yield f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {saved.again}"

@@ -13,7 +13,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import SignalHandlers, check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
@@ -53,15 +53,15 @@ class ServeOptions:
     client: str | None = None
 
 
-def serve(given: ServeOptions) -> None:
+def serve(options: ServeOptions) -> None:
     require("learner", "torch", "tensorboard", "rich")
     outlive_output()
-    path, options = given.config_path, given.options
-    config = LearnerConfig.load(path, **options) if path is not None else LearnerConfig.from_mapping(options)
-    config = _with_init(config, given.init, given.client)
+    path, overrides = options.config_path, options.options
+    config = LearnerConfig.load(path, **overrides) if path is not None else LearnerConfig.from_mapping(overrides)
+    config = _with_init(config, options.init, options.client)
     import_plugins(config.plugins, path)
     _check(config, path)
-    max_memory_bytes = given.max_memory_bytes
+    max_memory_bytes = options.max_memory_bytes
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         config = replace(config, max_memory_bytes=memory_limit(max_memory_bytes))
     if config.torch_threads is None:
@@ -85,11 +85,10 @@ def serve(given: ServeOptions) -> None:
         for client_id, entry in learner.config.clients.items():
             if entry.init is not None:
                 print_line(f"client {client_id} starts with the weights in {entry.init}, unless it has a checkpoint")
-        with make_progress(debug=given.debug) as progress:
+        with make_progress(debug=options.debug) as progress:
             while True:
                 time.sleep(POLL_S)
-                if signals is not None:
-                    signals.check()
+                check_signals()
                 report = await_status(learner)
                 if report is not None:
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
-from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
+from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
 from rl4sys_zmq.standard_streams import outlive_output
 
 if TYPE_CHECKING:
@@ -69,12 +69,10 @@ def serve_env(options: ServeEnvOptions) -> None:
 
 
 def _watch(server: GymEnvServer, verbose: bool) -> None:
-    signals = SignalHandlers.current
     said_s = time.monotonic()
     while True:
         time.sleep(POLL_S)
-        if signals is not None:
-            signals.check()
+        check_signals()
         server.raise_if_dead()
         if verbose and time.monotonic() - said_s >= VERBOSE_S:
             said_s = time.monotonic()

@@ -70,10 +70,7 @@ class SignalHandlers:
         return self._stopping is not None
 
     def check(self) -> None:
-        """Raise `StopSignalReceived` if a signal has arrived. Long loops call this regularly.
-
-        The exception that the signal handler raised can be lost, for example in a finaliser.
-        """
+        # The exception that the signal handler raised can be lost, for example in a finaliser.
         if self._stopping is not None:
             raise self._stopping
 
@@ -86,6 +83,12 @@ class SignalHandlers:
         self._timer.start()
         if not self.defers:
             raise self._stopping
+
+
+def check_signals() -> None:
+    """Raise `StopSignalReceived` if a signal has arrived. Long loops call this regularly."""
+    if SignalHandlers.current is not None:
+        SignalHandlers.current.check()
 
 
 def end_with_stdin(on_line: Callable[[str], None] | None = None) -> None:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rl4sys_zmq.child_process import ChildProcess
+from rl4sys_zmq.child_process import ChildProcess, child_environment
 from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
 from rl4sys_zmq.logs import get_logger
@@ -24,6 +24,12 @@ DRAIN_LINE = b"drain\n"
 """The line on its standard input that tells an actor process to drain."""
 READ_BYTES = 65_536
 READS = 16
+
+
+def actor_environment() -> dict[str, str]:
+    """Return the environment of an actor process, without options of ``rl4sys-actor``: its command line has all of them."""
+    inherited = {name: value for name, value in child_environment().items() if not name.startswith("RL4SYS_ACTOR_")}
+    return {**inherited, "PYTHONUNBUFFERED": "1"}
 
 
 class ActorProcess(ActorHandle):
@@ -76,16 +82,16 @@ class ActorProcess(ActorHandle):
             except ConnectionError:
                 data = b""
             if not data:
-                self._take_line(self._buffer)
+                self._on_line(self._buffer)
                 self._buffer = b""
                 return False
             *lines, rest = (self._buffer + data).split(b"\n")
             self._buffer = rest[-MAX_REPORT_BYTES:]
             for line in lines:
-                self._take_line(line)
+                self._on_line(line)
         return True
 
-    def _take_line(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         report = ActorReport.parse(line)
         if report is not None:
             self.report = report

@@ -36,7 +36,7 @@ class RayActorHandle(ActorHandle):
         self.sent = False
         self._start, self._send = start, send
 
-    def begin(self) -> None:
+    def request_start(self) -> None:
         """Tell the driver to start the actor."""
         self.sent = True
         self._send(self._start)
@@ -80,7 +80,7 @@ class RayActorEngine(ActorEngine):
         packet = encode_packet(START, number=number, arguments=list(self._arguments(index, start)), folder=os.getcwd())
         handle = self._handles[number] = RayActorHandle(index, number, packet, driver.outbox.append)
         if driver.connected:
-            handle.begin()
+            handle.request_start()
         return handle
 
     def poll(self, timeout_s: float) -> None:
@@ -145,7 +145,7 @@ class RayActorEngine(ActorEngine):
             driver.connected, self._nodes = True, fields["nodes"]
             self._say(f"connected to {described_cluster(self._address)}; nodes: {nodes_text(self._nodes)}")
             for each in self._handles.values():
-                each.begin()
+                each.request_start()
         elif kind == REFUSED:
             self._problem = fields["error"]
         elif kind == WAITING:

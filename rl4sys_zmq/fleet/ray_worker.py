@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from rl4sys_zmq.child_process import child_environment
-from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine
+from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine, actor_environment
 from rl4sys_zmq.version import package_version
 
 FOLLOW_S = 0.5
@@ -38,11 +37,10 @@ class RayWorker:
         else:
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-            ours = {name: value for name, value in child_environment().items() if not name.startswith("RL4SYS_ACTOR_")}
             command = [sys.executable, *arguments]
             self._engine = ProcessEngine(
                 lambda index, start: command,
-                {**ours, "PYTHONUNBUFFERED": "1"},
+                actor_environment(),
                 lambda index, line: self._lines.append(line[:MAX_LINE]),
             )
             self._process = self._engine.start(0, 0)

@@ -47,18 +47,18 @@ class ActorReport:
         if not line.startswith(b"{") or len(line) > MAX_REPORT_BYTES:
             return None
         try:
-            found = json.loads(line)
+            values = json.loads(line)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
+        if not isinstance(values, dict) or values.keys() != {field.name for field in fields(cls)}:
             return None
-        numbers = [found[name] for name in ("version", "uptime_s", "steps", "episodes", "returns", "credit_wait_s")]
-        texts = [found[name] for name in ("actor_id", "state")]
-        mean = found["mean_return"]
+        numbers = [values[name] for name in ("version", "uptime_s", "steps", "episodes", "returns", "credit_wait_s")]
+        texts = [values[name] for name in ("actor_id", "state")]
+        mean = values["mean_return"]
         valid = (
             all(isinstance(number, int | float) for number in numbers)
             and all(isinstance(text, str) for text in texts)
             and (mean is None or isinstance(mean, int | float))
-            and isinstance(found["done"], bool)
+            and isinstance(values["done"], bool)
         )
-        return cls(**found) if valid else None
+        return cls(**values) if valid else None

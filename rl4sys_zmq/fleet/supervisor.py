@@ -169,7 +169,7 @@ class Fleet(Resource):
         self._engine.poll(timeout_s)
         now = self._clock()
         for place in list(self._places.values()):
-            self._take_news(place, now)
+            self._update_place(place, now)
         if not self._draining:
             self._start_due(now)
             self._measure(now)
@@ -227,7 +227,7 @@ class Fleet(Resource):
 
     # ---- one place
 
-    def _take_news(self, place: _Place, now: float) -> None:
+    def _update_place(self, place: _Place, now: float) -> None:
         handle = place.handle
         if handle is None:
             return

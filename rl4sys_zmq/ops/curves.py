@@ -123,10 +123,10 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
         elif client_id := record.get("client_id"):
             clients.setdefault(client_id, _ClientCurve()).note(record)
     curves = []
-    found = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
-    for client_id, client in found.items():
+    played = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
+    for client_id, client in played.items():
         returns, steps, seconds = np.asarray(client.rows, dtype=np.float64).T
-        label = run_dir.name if run_dir.name == client_id or len(found) == 1 else f"{run_dir.name}/{client_id}"
+        label = run_dir.name if run_dir.name == client_id or len(played) == 1 else f"{run_dir.name}/{client_id}"
         lag = float(np.mean(client.lags)) if client.lags else None
         curves.append(
             LearningCurve(

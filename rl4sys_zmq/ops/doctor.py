@@ -104,12 +104,8 @@ class _Diagnosis:
     """
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
-        self._address, self._keys, self._config, self._timeout_s = (
-            address,
-            keys,
-            config,
-            check_value("timeout_s", timeout_s, CALL_TIMEOUT_S),
-        )
+        self._address, self._keys, self._config = address, keys, config
+        self._timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
         self._secure: Secure | None = curve_client(keys) if keys is not None else None
         self._greeting = ZmtpGreeting("", "")
         self._dealer: Socket | None = None
@@ -126,8 +122,8 @@ class _Diagnosis:
     def name(self) -> str:
         if self._address.scheme != "tcp":
             raise _StageSkipped(f"{self._address.scheme} has no host name")
-        found = look_up(self._address, self._timeout_s)
-        found_at = ", ".join(where[0] for _, where in found[:4])
+        addresses = look_up(self._address, self._timeout_s)
+        found_at = ", ".join(where[0] for _, where in addresses[:4])
         return found_at if found_at == self._address.host else f"{self._address.host} is {found_at}"
 
     def connect(self) -> str:
@@ -192,8 +188,8 @@ class _Diagnosis:
         if answer is None:
             if self._address.scheme == "inproc":
                 raise LearnerUnreachable("no reply", "for a learner in another process, use a tcp or ipc address")
-            words = f"no reply within {self._timeout_s:g} s"
-            raise LearnerUnreachable(words, "check that the address belongs to a learner; if it does, see the learner's log")
+            cause = f"no reply within {self._timeout_s:g} s"
+            raise LearnerUnreachable(cause, "check that the address belongs to a learner; if it does, see the learner's log")
         ours = f"rl4sys_zmq {package_version()}"
         speaks = f"a learner replies to {ours}, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
@@ -206,7 +202,7 @@ class _Diagnosis:
             return f"{speaks}; this key may not read its status"
         count = len(self._clients)
         what = "a relay" if answer.report.get("relay") else "a learner"
-        theirs = f"rl4sys_zmq {answer.report.get('version', 'of an earlier version')}"
+        theirs = f"rl4sys_zmq {answer.report.get('version', 'unknown')}"
         return f"{what} of {theirs} replies to {ours}, protocol {MAJOR}.{MINOR}, {count} client{'' if count == 1 else 's'}"
 
     def configuration(self) -> str:
@@ -217,14 +213,14 @@ class _Diagnosis:
             raise _StageSkipped("this is a relay; actors send their data to the learner")
         own = self._report.get("client_ids")
         if isinstance(own, list) and client_id not in own:
-            words = f"this key is not valid for client {client_id!r}"
-            raise _refused(Refused(RefusalReason.IDENTITY, "keys", words, 0))
+            cause = f"this key is not valid for client {client_id!r}"
+            raise _refused(Refused(RefusalReason.IDENTITY, "keys", cause, 0))
         if client_id not in self._clients:
             raise _StageSkipped(f"client {client_id!r} does not exist; its first actor creates it")
         answer = self._ask(evaluating_hello(self._config), Welcome, Refused)
         if answer is None:
-            words = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
-            raise LearnerUnreachable(words, "wait until its learner thread has started, or increase --timeout")
+            cause = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
+            raise LearnerUnreachable(cause, "wait until its learner thread has started, or increase --timeout")
         if isinstance(answer, Refused):
             raise _refused(answer)
         assert isinstance(answer, Welcome)
@@ -239,13 +235,13 @@ class _Diagnosis:
         try:
             if pub.scheme != "inproc":
                 greet(pub, self._timeout_s)
-            found = self._listen(pub)
+            text = self._listen(pub)
         except LearnerUnreachable as exc:
             remedy = f"{exc.remedy}; the learner's --advertise HOST and --pub ADDRESS set the address of the weights"
             raise LearnerUnreachable(f"{exc.cause}: actors would get their weights there", remedy) from exc
         finally:
             self._say_bye()
-        return found
+        return text
 
     def relays(self) -> str:
         if self._welcome is None or self._config is None:
@@ -280,8 +276,8 @@ class _Diagnosis:
             sub.subscribe(BEACON_TOPIC + self._welcome.topic)
             beacon = until(lambda: next_beacon(sub), max(BEACON_WAIT_S, self._timeout_s), sub)
         if beacon is None:
-            words = f"no beacon from {pub.uri} within {max(BEACON_WAIT_S, self._timeout_s):g} s"
-            raise LearnerUnreachable(words, "check that it is the PUB of this learner, and that this key may read the weights")
+            cause = f"no beacon from {pub.uri} within {max(BEACON_WAIT_S, self._timeout_s):g} s"
+            raise LearnerUnreachable(cause, "check that it is the PUB of this learner, and that this key may read the weights")
         return f"{pub.uri} announces version {beacon.version} as the newest"
 
     def _ask(self, message: Message, *answers: type[Message]) -> Message | None:

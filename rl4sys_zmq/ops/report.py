@@ -76,8 +76,8 @@ def conservation_error(client: Mapping[str, Any]) -> str:
     total = sum(parts.values())
     if client["accepted"] == total:
         return ""
-    words = " + ".join(f"{name} {count:,}" for name, count in parts.items())
-    return f"accepted {client['accepted']:,}, but {words} = {total:,}"
+    summands = " + ".join(f"{name} {count:,}" for name, count in parts.items())
+    return f"accepted {client['accepted']:,}, but {summands} = {total:,}"
 
 
 def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
@@ -137,8 +137,8 @@ def _security_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _named(counters: Mapping[str, Any], prefix: str) -> str:
-    found = ((k.removeprefix(prefix), v) for k, v in sorted(counters.items()) if k.startswith(prefix) and v)
-    return ", ".join(f"{count:,} {name}" for name, count in found)
+    named = ((k.removeprefix(prefix), v) for k, v in sorted(counters.items()) if k.startswith(prefix) and v)
+    return ", ".join(f"{count:,} {name}" for name, count in named)
 
 
 def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) -> Iterator[str]:
@@ -193,22 +193,22 @@ def _evaluation_lines(client: Mapping[str, Any]) -> Iterator[str]:
 def worker_text(client: Mapping[str, Any]) -> str:
     """Return what trains a client as text, such as ``engine ray, process 42 on edge-1, node 1a2b3c4d, 2 ranks``."""
     worker = client.get("worker", {})
-    words = [f"engine {worker.get('engine', '-')}"]
+    parts = [f"engine {worker.get('engine', '-')}"]
     if "pid" in worker or "node" in worker:
         host = f" on {worker['host']}" if worker.get("host") else ""
-        words.append(f"process {worker.get('pid') or 'starting'}{host}")
+        parts.append(f"process {worker.get('pid') or 'starting'}{host}")
     if worker.get("node"):
-        words.append(f"node {worker['node'][:NODE_CHARS]}")
+        parts.append(f"node {worker['node'][:NODE_CHARS]}")
     if worker.get("busy_s", 0.0) >= BUSY_S:
-        words.append(f"busy for {span_text(worker['busy_s'])}")
+        parts.append(f"busy for {span_text(worker['busy_s'])}")
     devices = worker.get("devices", [])
     if len(devices) > 1:
-        words.append(f"{len(devices)} ranks")
+        parts.append(f"{len(devices)} ranks")
     if devices and set(devices) != {"cpu"}:
-        words.append(f"device {', '.join(devices)}")
+        parts.append(f"device {', '.join(devices)}")
     if client.get("restarts"):
-        words.append(f"{client['restarts']:,} restarts")
-    return ", ".join(words)
+        parts.append(f"{client['restarts']:,} restarts")
+    return ", ".join(parts)
 
 
 def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:

@@ -30,13 +30,13 @@ def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], ti
     def look() -> Message | None:
         while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
             try:
-                found = decode(frames)
+                reply = decode(frames)
             except ProtocolError as exc:
                 other = exc.code is RefusalReason.VERSION
                 remedy = "install the same major version on both sides" if other else "it is not a learner: correct the port"
                 raise LearnerUnreachable(f"the reply cannot be read ({exc})", remedy) from exc
-            if type(found) in answers:
-                return found
+            if type(reply) in answers:
+                return reply
         return None
 
     return cast(Message | None, until(look, timeout_s, dealer))  # mypy joins a union of many to object
@@ -48,9 +48,9 @@ def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None 
     with Poller() as poller:
         if socket is not None:
             poller.register(socket)
-        while (found := look()) is None and (left_s := deadline - time.monotonic()) > 0:
+        while (result := look()) is None and (left_s := deadline - time.monotonic()) > 0:
             poller.poll(min(left_s, LOOK_S))
-    return found
+    return result
 
 
 def evaluating_hello(config: AgentConfig) -> Hello:
@@ -77,9 +77,9 @@ def next_beacon(sub: Socket) -> Beacon | None:
     """Return the next beacon that has arrived, or None. Never wait."""
     while (frames := sub.recv()) is not None:
         try:
-            found = decode(frames[1:])
+            message = decode(frames[1:])
         except ProtocolError:
             continue
-        if isinstance(found, Beacon):
-            return found
+        if isinstance(message, Beacon):
+            return message
     return None

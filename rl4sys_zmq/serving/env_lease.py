@@ -107,23 +107,23 @@ class EnvLease(Resource):
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.slots: list[int] = []
         self._renewer = _LeaseRenewer(self)
-        self._taken = False
+        self._leased = False
         self._unsure = ""
         self._index = index
         try:
-            about = self.client.call("describe")
-            observations = space_from_text(_of(about, "observation_space", str))
-            self.actions = space_from_text(_of(about, "action_space", str))
+            description = self.client.call("describe")
+            observations = space_from_text(_of(description, "observation_space", str))
+            self.actions = space_from_text(_of(description, "action_space", str))
             self.read_observation = SpaceElementReader(observations)
             self.observation_space: GymSpace = to_gymnasium(observations)
             self.action_space: GymSpace = to_gymnasium(self.actions)
-            self.metadata: dict[str, Any] = copy_tree(_of(about, "metadata", dict))
-            self.render_mode: str | None = _of(about, "render_mode", str | None)
-            self._about = about
-            self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
+            self.metadata: dict[str, Any] = copy_tree(_of(description, "metadata", dict))
+            self.render_mode: str | None = _of(description, "render_mode", str | None)
+            self._description = description
+            self._count = _of(description, "count", int) if count is None else min(count, _of(description, "count", int))
             shortest_s, longest_s = RENEWAL_LIMITS_S
-            self._renewer.every_s = min(max(shortest_s, _of(about, "lease_s", float) / MISSED_MESSAGES), longest_s)
-            self.take()
+            self._renewer.every_s = min(max(shortest_s, _of(description, "lease_s", float) / MISSED_MESSAGES), longest_s)
+            self.acquire()
             self._renewer.start()
         except BaseException:
             self.close()
@@ -132,52 +132,54 @@ class EnvLease(Resource):
     @property
     def is_leased(self) -> bool:
         """True if the server has answered the last request for a lease. It can have ended the lease since."""
-        return self._taken
+        return self._leased
 
     def spec(self) -> EnvSpec | None:
         """Return the `EnvSpec` that this process has registered for the id of the server's environments, or None."""
-        id_, kwargs = self._about.get("id"), self._about.get("kwargs")
+        id_, kwargs = self._description.get("id"), self._description.get("kwargs")
         spec = gymnasium.registry.get(id_) if isinstance(id_, str) else None  # `gymnasium.spec` could import a module
         if spec is None or not isinstance(kwargs, dict):
             return None
-        return replace(copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
+        return replace(
+            copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._description.get("max_episode_steps")
+        )
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Lease environments. An unanswered request is repeated with its token, so that the server does not lease twice."""
-        keeper = self._renewer
-        if self._taken or not keeper.token:
-            keeper.token, self._taken = _rng.getrandbits(63), False
+        renewer = self._renewer
+        if self._leased or not renewer.token:
+            renewer.token, self._leased = _rng.getrandbits(63), False
         self._unsure = "no environment was reset since the lease was requested"
         try:
-            slots = self.client.call("take", {"token": keeper.token, "count": self._count, "index": self._index})
+            slots = self.client.call("take", {"token": renewer.token, "count": self._count, "index": self._index})
         except CallRefused:
-            keeper.token = 0
+            renewer.token = 0
             raise
         if not isinstance(slots, list) or len(slots) != self._count or not all(type(i) is int for i in slots):
             raise ConfigError(f"the server returned the environments {slots!r:.60}; {self._count} were requested", key="count")
-        self.slots, self._taken = slots, True
+        self.slots, self._leased = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
         """Reset the environments. If the server has ended the lease, lease again first."""
-        if self._taken:
+        if self._leased:
             try:
                 return self.call("reset", payload)
             except CallRefused as refused:
                 if refused.code not in LEASE_ENDED:
                     raise
-        self.take()
+        self.acquire()
         return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
         """Call a method, at most once, and wait for the reply. After a failed step or reset, refuse steps until a reset."""
         before = self._unsure
-        if not self._taken or (before and verb == "step"):
+        if not self._leased or (before and verb == "step"):
             text = f"{before}, so the state of the episode is unknown; call reset()"
             raise CallRefused(verb, self.client.address, CallRefusalReason.GONE, text)
         if verb in ("reset", "step"):
             self._unsure = f"the last {verb} failed"
         try:
-            answer = self.client.call(*self._said(verb, payload), once=True)
+            answer = self.client.call(*self._request(verb, payload), once=True)
         except (CallRefused, Closed, PayloadError):
             self._unsure = before
             raise
@@ -190,7 +192,7 @@ class EnvLease(Resource):
 
     def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
         """Start a call, and return a future for the reply. Unlike `call`, this does not refuse steps after a failed call."""
-        return self.client.submit(*self._said(verb, payload), once=True)
+        return self.client.submit(*self._request(verb, payload), once=True)
 
     def close(self) -> None:
         """Return the environments to the server, and end the thread. Wait at most a second. A second call does nothing."""
@@ -198,7 +200,7 @@ class EnvLease(Resource):
         self._renewer.give_back()
         self._renewer.join()
 
-    def _said(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
+    def _request(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
         return f"{verb}.{self.slots[0]}", {"token": self._renewer.token, **payload}
 
 

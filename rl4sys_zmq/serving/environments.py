@@ -133,7 +133,7 @@ class GymEnvServer(Resource):
         self._leases = LeaseTable(count, lease_s)
         register = self._server.register
         register("describe", lambda payload: self._about, concurrency_group="leases")
-        for name, run in (("take", self._take), ("keep", self._keep), ("give", self._give)):
+        for name, run in (("take", self._lease), ("keep", self._renew), ("give", self._release)):
             register(name, run, concurrency_group="leases")
         for i in range(count):
             for name, act in (("reset", self._reset), ("step", self._step), ("render", self._render), ("state", self._state)):
@@ -240,21 +240,21 @@ class GymEnvServer(Resource):
 
     # ---- leases
 
-    def _take(self, payload: Tree) -> Tree:
+    def _lease(self, payload: Tree) -> Tree:
         token, count, index = _fields(payload, token=int, count=int, index=int | None)
         if not 1 <= count <= self.count:
             raise CallRefusedByCallback(
                 CallRefusalReason.OCCUPIED, f"{count} requested; there are {self.count} environments in all"
             )
-        return list(self._leases.take(token, count, index))
+        return list(self._leases.lease(token, count, index))
 
-    def _keep(self, payload: Tree) -> Tree:
+    def _renew(self, payload: Tree) -> Tree:
         (token,) = _fields(payload, token=int)
-        return self._leases.keep(token)
+        return self._leases.renew(token)
 
-    def _give(self, payload: Tree) -> Tree:
+    def _release(self, payload: Tree) -> Tree:
         (token,) = _fields(payload, token=int)
-        self._leases.give(token)
+        self._leases.release(token)
         return None
 
     # ---- environments

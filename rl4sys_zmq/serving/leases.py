@@ -63,7 +63,7 @@ class LeaseTable:
         """Return the lease of each environment, or None where it is free."""
         return list(self._slots)
 
-    def take(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
+    def lease(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
         """Lease environments: free ones first, then those whose lease has expired. A repeated request gets the same slots."""
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
@@ -112,7 +112,7 @@ class LeaseTable:
                 if lease.returned:
                     self._end(lease)
 
-    def keep(self, token: int, now: float | None = None) -> bool:
+    def renew(self, token: int, now: float | None = None) -> bool:
         """Renew a lease. Return False if there is none with this token."""
         with self._lock:
             lease = self._held(token)
@@ -121,7 +121,7 @@ class LeaseTable:
             lease.last_message_s = monotonic() if now is None else now
             return True
 
-    def give(self, token: int) -> None:
+    def release(self, token: int) -> None:
         """End a lease: now, or after its running call."""
         with self._lock:
             lease = self._held(token)

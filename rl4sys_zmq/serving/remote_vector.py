@@ -218,7 +218,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         for place in set(range(len(asked))) - set(lost):
             replies[place].result()  # raise its error before any environment is leased again
         for place in lost:
-            asked[place][0].take()
+            asked[place][0].acquire()
         replies.update(zip(lost, self._send_all("reset", [asked[place] for place in lost]), strict=True))
         return [answer for place in range(len(asked)) for answer in replies[place].result()]
 

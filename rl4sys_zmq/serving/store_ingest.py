@@ -95,7 +95,7 @@ class InsertResult:
 class StoreInserter:
     """Inserts actors' items into one data store and records them in the journal.
 
-    Only one thread at a time can call `insert_waiting` and `take`. Counters are in items; `TrainerServer.status` describes them.
+    One thread at a time can call `insert_waiting` and `insert`. `TrainerServer.status` describes the counters, in items.
     """
 
     def __init__(self, name: str, store: DataStoreBase, journal: StoreJournal | None, journal_bytes: int) -> None:
@@ -149,13 +149,13 @@ class StoreInserter:
             )
         return self._arrival()
 
-    def take(self, offer: InsertRequest) -> InsertResult:
+    def insert(self, request: InsertRequest) -> InsertResult:
         """Record the new items of a request in the journal, and insert them. Call `insert_waiting` first."""
-        acked = self.mark(offer.stream)
-        if offer.after > acked:
+        acked = self.mark(request.stream)
+        if request.after > acked:
             return InsertResult(acked)
-        duplicates = count_received(acked + 1, offer.first, len(offer.items))
-        fresh, first = offer.items[duplicates:], offer.first + duplicates
+        duplicates = count_received(acked + 1, request.first, len(request.items))
+        fresh, first = request.items[duplicates:], request.first + duplicates
         self.counters.add("duplicates", duplicates)
         if first + len(fresh) <= acked + 1:
             return InsertResult(acked)
@@ -164,20 +164,20 @@ class StoreInserter:
                 CallRefusalReason.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have"
             )
         if self._journal is not None:
-            update = JournaledItems(self.name, offer.stream, first, fresh, self._place())
+            update = JournaledItems(self.name, request.stream, first, fresh, self._place())
             self._keep(update, self._journal.commit(update))
             self._unsure = False
-        self._marks[offer.stream] = first + len(fresh) - 1
-        forgotten = max(0, min(first - 1, offer.known) - acked)
+        self._marks[request.stream] = first + len(fresh) - 1
+        forgotten = max(0, min(first - 1, request.known) - acked)
         dropped = first - 1 - acked - forgotten
         self.counters.add("forgotten", forgotten)
         self.counters.add("dropped_at_source", dropped)
         self._gap_pending |= first > acked + 1
         self._waiting.extend(fresh)
-        self._sender = offer.stream
+        self._sender = request.stream
         error = self._insert_waiting()
         self.counters.add("accepted", len(fresh))
-        return InsertResult(self._marks[offer.stream], len(fresh), dropped, error, self._arrival())
+        return InsertResult(self._marks[request.stream], len(fresh), dropped, error, self._arrival())
 
     def status(self) -> dict[str, Any]:
         """Return the sizes of the store and of its part of the journal. ``owed`` counts items that are not inserted so far."""

@@ -72,23 +72,23 @@ class StoreJournal(Resource):
             make_private(run_dir)
         except OSError as exc:
             raise RunDirectoryError(f"the run directory {run_dir} cannot be created: {exc.strerror}") from exc
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._waiting: set[int] = set()
         self._pages: dict[int, JournalPage] = {}
         self._tokens = itertools.count(1)
         self._closing = False
-        self._journal = DiskJournal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._take_news)
+        self._journal = DiskJournal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._on_journal)
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
     def commit(self, update: JournaledItems) -> int:
         """Write items, wait until they survive the end of the process, and return their size in bytes."""
         entry = _entry(update)
-        with self._news:
+        with self._changed:
             self._refuse_if_failing()
             self._waiting.add(id(entry))
             self._journal.append([entry])
             # If the disk starts to fail now, keep waiting: the journal tries again until the entry is committed.
-            self._news.wait_for(lambda: id(entry) not in self._waiting or self._closing or self._journal.error is not None)
+            self._changed.wait_for(lambda: id(entry) not in self._waiting or self._closing or self._journal.error is not None)
             if id(entry) in self._waiting:
                 if self._journal.error is not None:
                     self._refuse_if_failing()
@@ -97,7 +97,7 @@ class StoreJournal(Resource):
 
     def note(self, update: JournaledItems) -> None:
         """Queue an entry that only records the store's position, without waiting for the disk."""
-        with self._news:
+        with self._changed:
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[JournaledItems, int]]:
@@ -113,7 +113,7 @@ class StoreJournal(Resource):
 
     def trim(self, store: str, marks: Mapping[StreamKey, int]) -> None:
         """Delete old items of a data store. `marks` has the number of the first item to keep of each stream."""
-        with self._news:
+        with self._changed:
             self._journal.trim(store, marks)
 
     def state(self) -> JournalHealth:
@@ -121,9 +121,9 @@ class StoreJournal(Resource):
 
     def give_up(self) -> None:
         """End all waits in `commit` with an error, because the server stops."""
-        with self._news:
+        with self._changed:
             self._closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Write the queued entries, and close the file. A second call does nothing."""
@@ -132,10 +132,10 @@ class StoreJournal(Resource):
         self._journal.join()
 
     def _page(self, store: str, after: int) -> JournalPage:
-        with self._news:
+        with self._changed:
             token = next(self._tokens)
             self._journal.read(store, token, after, PAGE_BYTES)
-            self._news.wait_for(lambda: token in self._pages or self._closing or bool(self._journal.state().error))
+            self._changed.wait_for(lambda: token in self._pages or self._closing or bool(self._journal.state().error))
             if token not in self._pages:
                 raise JournalError(f"the journal of store {store}", self._journal.state().error or "was closed", "see the disk")
             return self._pages.pop(token)
@@ -145,15 +145,15 @@ class StoreJournal(Resource):
         if error:
             raise CallRefusedByCallback(CallRefusalReason.BUSY, f"the trainer's journal accepts nothing: {error}")
 
-    def _take_news(self) -> None:
+    def _on_journal(self) -> None:
         """Wake the threads that wait for written entries or read pages. Called in the journal's thread."""
-        with self._news:
+        with self._changed:
             for safe in self._journal.committed():
                 if isinstance(safe, JournalPage):
                     self._pages[safe.token] = safe
                 else:
                     self._waiting.discard(id(safe))
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 def _entry(update: JournaledItems) -> JournalEntry:

@@ -195,9 +195,9 @@ class ChaosThread(Worker):
             except OSError:
                 self._end(link, reset=True)
                 return
-            self._take(link, flow, data)
+            self._enqueue(link, flow, data)
 
-    def _take(self, link: _ProxyConnection, flow: _ProxyDirection, data: bytes) -> None:
+    def _enqueue(self, link: _ProxyConnection, flow: _ProxyDirection, data: bytes) -> None:
         """Queue bytes that were read, after a random decision to corrupt or cut them. Empty bytes end the stream."""
         if not data:
             flow.ended = True

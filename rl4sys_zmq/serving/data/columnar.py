@@ -56,15 +56,12 @@ class ColumnStore(DataStoreBase, Resource):
         return [seed]
 
     def insert(self, data: Mapping[str, Any]) -> None:
-        """Store one item under the next number. The arrays of the item are copied."""
         self.batch_insert([data])
 
     def latest_data_id(self) -> int:
-        """Return the number of the newest item, or -1 before the first insertion."""
         return self._ring.end - 1
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest stored item, or, for an empty store, that of the next item."""
         return self._ring.begin
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
@@ -80,7 +77,6 @@ class ColumnStore(DataStoreBase, Resource):
             return first, self._items(np.arange(first, stop), gap=first > from_id + 1) if stop > first else []
 
     def __len__(self) -> int:
-        """Return the number of stored items."""
         with self._lock:
             return self._ring.end - self._ring.begin
 

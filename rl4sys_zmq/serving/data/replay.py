@@ -101,9 +101,9 @@ class ReplayBuffer(ColumnStore):
         self._num_stack, self._stack_axis = num_stack, stack_axis
         self._frames: dict[str, FrameStore] = {}
         super().__init__(capacity, seed, path, {"image_keys": [*self._images], "num_stack": num_stack, "stack_axis": stack_axis})
-        with self._opening() as found:
-            if found is not None and self._folder is not None:
-                self._take_up(self._folder, found)
+        with self._opening() as layout:
+            if layout is not None and self._folder is not None:
+                self._reopen(self._folder, layout)
 
     def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
         """Store several transitions in order. If one is invalid, store none.
@@ -254,7 +254,7 @@ class ReplayBuffer(ColumnStore):
             return zeros(leaf)
         return self._folder.make(_block_name(key, number), leaf)
 
-    def _take_up(self, folder: StoreFolder, layout: StoreLayout) -> None:
+    def _reopen(self, folder: StoreFolder, layout: StoreLayout) -> None:
         """Open the transitions and images of an existing folder."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:

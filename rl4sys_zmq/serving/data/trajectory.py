@@ -89,10 +89,10 @@ class TrajectoryBuffer(ColumnStore):
         self._ended = True
         self._configs: dict[str, _SampleConfig] = {}
         self._priorities: RowPriorities | None = None
-        with self._opening() as found:
-            if found is not None and declared is not None and declared.leaves != found.leaves:
+        with self._opening() as stored:
+            if stored is not None and declared is not None and declared.leaves != stored.leaves:
                 raise StoreFileError(path, "has other columns than data_shapes; use those, or another folder")
-            layout = found or declared
+            layout = stored or declared
             if layout is not None:
                 self._allocate(layout)
                 self._find_spans()
@@ -126,10 +126,10 @@ class TrajectoryBuffer(ColumnStore):
             which = np.searchsorted(starts, held, side="right") - 1
             if len(ends) and not self._ended:
                 ends[-1] = -1
-            found = {"seq_id": held, "ep_begin": starts[which], "ep_end": ends[which]}
-            found["trajectory_id"] = self._spans.dropped + which
-            columns = {name: np.full(self.capacity, -1, np.int64) for name in found}
-            for name, values in found.items():
+            rows = {"seq_id": held, "ep_begin": starts[which], "ep_end": ends[which]}
+            rows["trajectory_id"] = self._spans.dropped + which
+            columns = {name: np.full(self.capacity, -1, np.int64) for name in rows}
+            for name, values in rows.items():
                 columns[name][held % self.capacity] = values
             return columns | {"trajectory_begin_flag": (columns["ep_begin"] == columns["seq_id"]) & (columns["seq_id"] >= 0)}
 

@@ -131,7 +131,6 @@ def evaluate(**options: Any) -> None:
 
     The interval is a bootstrap interval of the mean. It covers the randomness of the episodes, not of the training.
     """
-    from rl4sys_zmq.cli.evaluate import EvaluateOptions
     from rl4sys_zmq.cli.evaluate import evaluate as run
 
     if (options["policy"] is None) == (options["run"] is None):
@@ -140,7 +139,7 @@ def evaluate(**options: Any) -> None:
         raise click.UsageError("--client applies to --run")
     if options["render"] and options["video"] is not None:
         raise click.UsageError("give either --render or --video")
-    run(EvaluateOptions(**options))
+    run(**options)
 
 
 @main.command()
@@ -156,7 +155,6 @@ def evaluate(**options: Any) -> None:
 @plugin_option(expose_value=False)
 def record(**options: Any) -> None:
     """Write a file of demonstrations, from which a training can start: episodes of a stored policy or of a Minari dataset."""
-    from rl4sys_zmq.cli.record import RecordOptions
     from rl4sys_zmq.cli.record import record as run
 
     if sum(options[name] is not None for name in ("policy", "run", "minari")) != 1:
@@ -167,7 +165,7 @@ def record(**options: Any) -> None:
         raise click.UsageError("--client applies to --run")
     if options["minari"] is not None:
         _require_defaults("episodes", "seed", "explore", problem="applies to --policy and --run, not to --minari")
-    run(RecordOptions(**options))
+    run(**options)
 
 
 @main.command(name="serve-env")
@@ -189,10 +187,9 @@ def serve_env(**options: Any) -> None:
 
     The first line of output has the address. To use an environment, call rl4sys_zmq.serving.RemoteEnv(ADDRESS).
     """
-    from rl4sys_zmq.cli.serve_env import ServeEnvOptions
     from rl4sys_zmq.cli.serve_env import serve_env as run
 
-    run(ServeEnvOptions(**options))
+    run(**options)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class SharedPaths:
-    """What each actor of a fleet has in a form of its own: `actor_id` begins its name, `spool` is the folder of its spool."""
+    """The options that each actor of a fleet has in a form of its own: `actor_id` begins its name, `spool` is a folder."""
 
     actor_id: str
     spool: Path | None

@@ -88,7 +88,6 @@ def serve(
     The first line of output has the address. If a client fails, its error is shown and the other clients continue. The run
     directory holds all acknowledged data and checkpoints of each client, so that a learner that was killed can continue.
     """
-    from rl4sys_zmq.cli.serve import ServeOptions
     from rl4sys_zmq.cli.serve import serve as run
 
     if port is not None and bind is not None:
@@ -98,7 +97,7 @@ def serve(
     options |= {"users_file": users, "insecure": insecure or None}
     options["bind"] = bind if port is None else f"tcp://127.0.0.1:{port}"
     options = {key: value for key, value in options.items() if value is not None}
-    run(ServeOptions(config_path=config, options=options, debug=debug, max_memory_bytes=max_memory, init=init, client=client))
+    run(config, options, debug=debug, max_memory_bytes=max_memory, init=init, client=client)
 
 
 @main.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +34,22 @@ DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
 """The open files of a learner: one connection of each actor for messages and one for weights, and files and other peers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """The options of ``rl4sys-learner serve``.
-
-    Attributes:
-        options: Override those of the file.
-        max_memory_bytes: 0: no limit. None: the limit in the file, or, if it sets none, 80 % of the available memory.
-        init: A policy folder or a file with weights, with which a client starts, unless it has a checkpoint.
-        client: The client that `init` is for. None: the one that the policy folder names.
-    """
-
-    config_path: Path | None
-    options: Mapping[str, Any]
-    debug: bool
-    max_memory_bytes: int | None = None
-    init: Path | None = None
-    client: str | None = None
-
-
-def serve(options: ServeOptions) -> None:
+def serve(
+    path: Path | None,
+    overrides: Mapping[str, Any],
+    *,
+    debug: bool,
+    max_memory_bytes: int | None,
+    init: Path | None,
+    client: str | None,
+) -> None:
+    """Run a learner with the options of a file and `overrides`. The help of the command describes the other arguments."""
     require("learner", "torch", "tensorboard", "rich")
     outlive_output()
-    path, overrides = options.config_path, options.options
     config = LearnerConfig.load(path, **overrides) if path is not None else LearnerConfig.from_mapping(overrides)
-    config = _with_init(config, options.init, options.client)
+    config = _with_init(config, init, client)
     import_plugins(config.plugins, path)
     _check(config, path)
-    max_memory_bytes = options.max_memory_bytes
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         config = replace(config, max_memory_bytes=memory_limit(max_memory_bytes))
     if config.torch_threads is None:
@@ -85,7 +73,7 @@ def serve(options: ServeOptions) -> None:
         for client_id, entry in learner.config.clients.items():
             if entry.init is not None:
                 print_line(f"client {client_id} starts with the weights in {entry.init}, unless it has a checkpoint")
-        with make_progress(debug=options.debug) as progress:
+        with make_progress(debug=debug) as progress:
             while True:
                 time.sleep(POLL_S)
                 check_signals()

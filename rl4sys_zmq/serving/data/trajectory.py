@@ -140,7 +140,7 @@ class TrajectoryBuffer(ColumnStore):
         sample_range: tuple[int, int] = (0, 1),
         transform: Transform | None = None,
     ) -> None:
-        """Register a configuration for `sample`: the keys of a sample, and the rows (numbers of steps) for each key.
+        """Register a configuration for `sample`: the keys of a sample, and the rows for each key.
 
         An earlier configuration of the same name is replaced.
 

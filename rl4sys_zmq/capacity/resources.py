@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
+from rl4sys_zmq.delivery.credit import CREDIT_BYTES
+from rl4sys_zmq.delivery.weight_history import RING_BYTES, RING_ITEMS
 
-HISTORY_ITEMS, HISTORY_BYTES = 64, 64 << 20
-"""Limits on the versions of weights that a client keeps for late actors (`rl4sys_zmq.delivery.weight_history`)."""
 PUB_QUEUE = 32
 """Number of updates that wait at most for a slow actor. Actors share the memory of an update."""
-CREDIT_BYTES = 256 << 20
-"""Size of the messages that can wait for one learner thread."""
 TRAINING_COPIES = 8
 """Memory of training in sizes of the policy: policy and value network, each with gradients and two moments of Adam."""
 CHECKPOINTS_KEPT = 3
@@ -180,7 +178,7 @@ def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
     Eight copies of the model: policy and value network, each with gradients and two moments of Adam.
     """
-    items = min(HISTORY_ITEMS, max(2, HISTORY_BYTES // load.model_bytes)) if load.weights_level else 2
+    items = min(RING_ITEMS, max(2, RING_BYTES // load.model_bytes)) if load.weights_level else 2
     history = items * load.model_bytes
     queues = PUB_QUEUE * flow.update_bytes + min(CREDIT_BYTES, flow.data_bytes_s / load.clients)
     training = load.training

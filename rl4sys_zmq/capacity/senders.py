@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket, Source
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
@@ -20,7 +21,6 @@ __all__ = ["P1", "SEED", "SMALL", "TrajectoryKind", "body_bytes", "make_segment"
 
 SEED = 20_240_501
 UNLIMITED = (1 << 63) - 1
-MAX_FRAMES = 256
 POLL_S = 0.05
 AHEAD = 4
 """Number of segments for which each of several actors requests credit in advance."""
@@ -108,7 +108,7 @@ class _Actor:
         self._ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
 
     def receive(self) -> None:
-        while (frames := self._dealer.recv(MAX_FRAMES)) is not None:
+        while (frames := self._dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
             answer = decode(frames)
             if isinstance(answer, Ack):
                 self._ack = answer

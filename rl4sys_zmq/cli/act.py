@@ -24,6 +24,7 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.ops.episodes import make_environment, mask_in
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
@@ -213,14 +214,14 @@ class EpisodeCounts:
     """The counts of episodes and steps of one run.
 
     Attributes:
-        returns: Of the last 100 episodes.
+        returns: Of the last `RECENT_EPISODES`.
         episodes: Number of episodes that have ended.
         began_s: The monotonic time of the start.
     """
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
         self.steps = 0
-        self.returns: deque[float] = deque(maxlen=100)
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.episodes = 0
         self._limit = episodes
         self._every_s = every_s

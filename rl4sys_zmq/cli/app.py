@@ -12,8 +12,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -221,10 +220,10 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         PolicyFolderError,
         SpoolError,
     ) as exc:
-        print_line(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {one_line(exc)}", err=True)
         return USAGE
     except RL4SysError as exc:
-        print_line(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {one_line(exc)}", err=True)
         return FAILED
     except OSError as exc:
         if exc.filename != "stdout":
@@ -242,7 +241,8 @@ def _of_environment(context: click.Context | None, parameter: click.Parameter | 
     return f"; it comes from the environment variable {name}: unset it, or give {parameter.opts[0]}"
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return the text of an error and its notes without line breaks."""
     return " ".join("".join([str(error), *getattr(error, "__notes__", ())]).split())
 
 
@@ -256,15 +256,6 @@ def _exit_process(code: int, *, at_once: bool) -> None:
     sys.stderr.flush()
     if at_once or "torch" in sys.modules or any(t.name.startswith("rl4sys") for t in threading.enumerate()):
         os._exit(code)
-
-
-@contextmanager
-def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Convert exceptions that a user's input causes in another library to a `ConfigError` of one line."""
-    try:
-        yield
-    except kinds as exc:
-        raise ConfigError(_one_line(exc) or type(exc).__name__) from exc
 
 
 def require(extra: str, *modules: str) -> None:

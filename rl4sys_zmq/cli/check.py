@@ -13,6 +13,7 @@ from rl4sys_zmq.algorithms.networks import NETWORKS, network_names
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.config.rl4sys import default_client_id
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.engines.registry import check_engines
@@ -39,10 +40,8 @@ EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))
 def check_file(path: Path) -> None:
     """Validate a configuration file, including the parameters of its algorithms, and print the resulting values."""
     document = read_mapping(path)
-    try:
+    with with_source(str(path)):
         lines = list(_learner(document, path) if is_learner_file(document) else _agent(document, path))
-    except ConfigError as exc:
-        raise exc if exc.source else ConfigError(str(exc), key=exc.key, source=str(path)) from exc
     for line in lines:
         print_line(line)
     print_line("ok")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.cli.act import make_environments
-from rl4sys_zmq.cli.app import as_config_error, print_line, require
+from rl4sys_zmq.cli.app import one_line, print_line, require
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
@@ -100,13 +100,12 @@ def _environment(env_id: str, render: bool, video: Path | None) -> Any:
 
     [env] = make_environments(env_id, 1, "rgb_array")
     try:
-        with as_config_error(gymnasium.error.Error, ValueError, OSError):
-            return gymnasium.wrappers.RecordVideo(
-                env, str(video), episode_trigger=lambda _: True, name_prefix="episode", disable_logger=True
-            )
-    except ConfigError:
+        return gymnasium.wrappers.RecordVideo(
+            env, str(video), episode_trigger=lambda _: True, name_prefix="episode", disable_logger=True
+        )
+    except (gymnasium.error.Error, ValueError, OSError) as exc:
         env.close()
-        raise
+        raise ConfigError(one_line(exc) or type(exc).__name__) from exc
 
 
 def _print(figures: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
 from rl4sys_zmq.cli.signals import SignalHandlers, check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
+from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
@@ -49,7 +50,8 @@ def serve(
     config = LearnerConfig.load(path, **overrides) if path is not None else LearnerConfig.from_mapping(overrides)
     config = _with_init(config, init, client)
     import_plugins(config.plugins, path)
-    _check(config, path)
+    with with_source(str(path or "")):
+        check_buildable(config)
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         config = replace(config, max_memory_bytes=memory_limit(max_memory_bytes))
     if config.torch_threads is None:
@@ -80,13 +82,6 @@ def serve(
                 report = await_status(learner)
                 if report is not None:
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
-
-
-def _check(config: LearnerConfig, path: Path | None) -> None:
-    try:
-        check_buildable(config)
-    except ConfigError as exc:
-        raise ConfigError(str(exc), key=exc.key, source=str(path) if path is not None else "") from exc
 
 
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.run import log_files
 from rl4sys_zmq.learner.run.log_files import read_log
+from rl4sys_zmq.limits import RECENT_EPISODES
 
 __all__ = ["WINDOW", "LearningCurve", "draw_curves", "moving_mean", "read_curves"]
 
-WINDOW = 100
+WINDOW = RECENT_EPISODES
 """Number of episodes in a moving mean of returns."""
 
 

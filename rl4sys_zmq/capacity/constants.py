@@ -11,13 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressCost:
-    """The time that a message with segments takes: a part for the message, for each of its segments, and for each byte.
-
-    Attributes:
-        message_s: Seconds per message.
-        segment_s: Seconds per segment.
-        byte_s: Seconds per byte.
-    """
+    """The time that a message with segments takes, in seconds: per message, per segment and per byte."""
 
     message_s: float
     segment_s: float
@@ -30,13 +24,13 @@ class IngressCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutCost:
-    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0).
+    """The time from an update of the weights until the last actor has them, if all weights are sent (level 0), in seconds.
 
     Attributes:
-        version_s: Seconds per version.
-        actor_s: Seconds per version and actor.
-        model_byte_s: Seconds per byte of the weights: copying, checksums.
-        sent_byte_s: Seconds per byte that is sent to one actor.
+        version_s: Per version.
+        actor_s: Per version and actor.
+        model_byte_s: Per byte of the weights: copying, checksums.
+        sent_byte_s: Per byte that is sent to one actor.
     """
 
     version_s: float
@@ -67,17 +61,17 @@ class Constants:
         trainer: CPU time of the learner thread for a message, without training.
         processor: CPU time of the learner's process for a message, over all threads.
         durable: As `ingress`, with the journal on disk, by value of the option ``fsync``.
-        commit_s: Time of one write and flush of a small message to the disk.
-        fanout: Time of a version of the weights.
-        encode_byte_s: Time to encode a diff at level 1, per byte of the weights.
+        commit_s: One write and flush of a small message to the disk.
+        fanout: A version of the weights.
+        encode_byte_s: The encoding of a diff at level 1, per byte of the weights.
         diff_ratio: Size of the weights divided by that of a diff at level 1.
-        gradient_s: Time of a gradient step of PPO, besides `gradient_unit_s`.
-        gradient_unit_s: Time of a gradient step per parameter of the policy and row of the minibatch.
-        all_reduce_s: Time to sum a small gradient over two processes. Not measured here.
-        crypt_message_s, crypt_byte_s: Time of the encryption of a message, and of a byte. Not measured here.
-        connection_bytes: Memory of a bare ROUTER and XPUB for the two connections of an actor. Not measured here.
-        session_bytes: Memory of the learner's records for a resting actor. Not measured here.
-        learner_bytes: Memory of a learner process with torch and without actors. Not measured here.
+        gradient_s: A gradient step of PPO, besides `gradient_unit_s`.
+        gradient_unit_s: A gradient step per parameter of the policy and row of the minibatch.
+        all_reduce_s: The sum of a small gradient over two processes. Not measured here, as all that follow.
+        crypt_message_s, crypt_byte_s: The encryption of a message, and of a byte.
+        connection_bytes: Memory of a bare ROUTER and XPUB for the two connections of an actor.
+        session_bytes: Memory of the learner's records for a resting actor.
+        learner_bytes: Memory of a learner process with torch and without actors.
     """
 
     ingress: IngressCost
@@ -104,7 +98,6 @@ class Measured:
     """Constants with their origin.
 
     Attributes:
-        constants: The constants.
         machine: The result of `machine_record`; empty if the constants were not measured here.
     """
 
@@ -113,20 +106,20 @@ class Measured:
 
 
 def fit_ingress(points: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> IngressCost:
-    """Return the costs, none of them negative, that explain measured times with the smallest relative errors."""
+    """Return the non-negative costs that explain measured times with the smallest relative errors."""
     solved = _fit(np.array(points, np.float64), np.array(seconds, np.float64))
     return IngressCost(message_s=solved[0], segment_s=solved[1], byte_s=solved[2])
 
 
 def fit_fanout(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> FanoutCost:
-    """Return the costs, none of them negative, that explain measured times of versions with the smallest relative errors."""
+    """Return the non-negative costs that explain measured times of versions with the smallest relative errors."""
     rows = np.array([(1.0, actors, size, size * actors) for size, actors in points])
     solved = _fit(rows, np.array(seconds, np.float64))
     return FanoutCost(version_s=solved[0], actor_s=solved[1], model_byte_s=solved[2], sent_byte_s=solved[3])
 
 
 def _fit(rows: Any, seconds: Any) -> list[float]:
-    """Return the least-squares solution of ``rows @ x = seconds`` with relative errors and without negative numbers.
+    """Return the least-squares solution of ``rows @ x = seconds``, with relative errors and without negative numbers.
 
     A column whose number would be negative is left out, and the others are solved again.
     """
@@ -134,13 +127,13 @@ def _fit(rows: Any, seconds: Any) -> list[float]:
     scale = np.abs(weighted).max(axis=0)
     used = [column for column in range(rows.shape[1]) if scale[column] > 0]
     while used:
-        found, *_ = np.linalg.lstsq(weighted[:, used] / scale[used], np.ones(len(seconds)), rcond=None)
-        if (found >= 0).all():
+        solution, *_ = np.linalg.lstsq(weighted[:, used] / scale[used], np.ones(len(seconds)), rcond=None)
+        if (solution >= 0).all():
             break
-        used.pop(int(np.argmin(found)))
+        used.pop(int(np.argmin(solution)))
     solved = np.zeros(rows.shape[1])
     if used:
-        solved[used] = found / scale[used]
+        solved[used] = solution / scale[used]
     return [float(x) for x in solved]
 
 

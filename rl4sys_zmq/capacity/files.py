@@ -60,27 +60,27 @@ def read_constants(path: Path) -> Measured:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ConfigError(f"{path} was not written by this version; {_REMEDY}", key="constants")
     try:
-        given = document["constants"]
-        return Measured(constants=_constants(given), machine=dict(document["machine"]))
+        constants = document["constants"]
+        return Measured(constants=_constants(constants), machine=dict(document["machine"]))
     except (KeyError, TypeError, ValueError) as exc:
         raise ConfigError(
             f"{path} lacks a constant, or has one that is not a number ({exc}); {_REMEDY}", key="constants"
         ) from exc
 
 
-def _constants(given: Mapping[str, Any]) -> Constants:
+def _constants(document: Mapping[str, Any]) -> Constants:
     values: dict[str, Any] = {
-        "fanout": _group(FanoutCost, given["fanout"]),
-        "durable": {name: _group(IngressCost, given["durable"][name]) for name in FSYNC},
+        "fanout": _group(FanoutCost, document["fanout"]),
+        "durable": {name: _group(IngressCost, document["durable"][name]) for name in FSYNC},
     }
     for name in (field.name for field in fields(Constants) if field.name not in values):
-        value = given[name]
+        value = document[name]
         values[name] = _group(IngressCost, value) if name in INGRESS_COSTS else _number(value)
     return Constants(**values)
 
 
-def _group(kind: Any, given: Mapping[str, Any]) -> Any:
-    return kind(**{field.name: _number(given[field.name]) for field in fields(kind)})
+def _group(kind: Any, document: Mapping[str, Any]) -> Any:
+    return kind(**{field.name: _number(document[field.name]) for field in fields(kind)})
 
 
 def _number(value: object) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.resources import ResourceLoad, fanout, gradient_s, ingress, journal, learner_thread
-from rl4sys_zmq.capacity.workload import Training, Workload, traffic
+from rl4sys_zmq.capacity.workload import Workload, traffic
 
 COMFORTABLE = 0.7
 """The load above which a proposal is made. Above it, queues grow at each burst."""
@@ -42,16 +42,13 @@ class Proposal:
 def propose(load: Workload, costs: Constants, rows: Sequence[ResourceLoad]) -> list[Proposal]:
     """Return changes for each resource whose load is above 70 %, the highest load first. Empty if one process is enough.
 
-    Args:
-        load: The workload.
-        costs: The constants.
-        rows: The loads that `predict` returned for both.
+    `rows` are the loads that `predict` returned for the workload and the constants.
     """
-    found: list[Proposal] = []
+    proposals: list[Proposal] = []
     for row in sorted(rows, key=lambda row: row.share, reverse=True):
         if row.share > COMFORTABLE:
-            found += _for_resource(row, load, costs)
-    return found
+            proposals += _for_resource(row, load, costs)
+    return proposals
 
 
 def _for_resource(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
@@ -127,7 +124,7 @@ def _ranks(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal
         return []
     alone = gradient_s(load, costs)
     for count in range(2, MAX_LEARNERS + 1):
-        other = replace(load, training=_shared(training, count))
+        other = replace(load, training=replace(training, learners=count))
         share = learner_thread(other, traffic(other, costs.diff_ratio), costs).share
         if share <= COMFORTABLE:
             text = f"learners {count}: a gradient step of {1e3 * alone:.1f} ms takes {1e3 * gradient_s(other, costs):.1f} ms"
@@ -139,15 +136,8 @@ def _ranks(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal
     return [Proposal(resource=row.name, text=text)]
 
 
-def _shared(training: Training, count: int) -> Training:
-    return replace(training, learners=count)
-
-
 def _relays(row: ResourceLoad, load: Workload, costs: Constants) -> list[Proposal]:
-    """Return the number of relays below the learner, each of which serves its part of the actors.
-
-    The learner then sends each version once to each relay, and each relay once to each of its actors.
-    """
+    """Return the number of relays below the learner that divide its actors. Each version is sent once to each relay."""
     everyone = math.ceil(load.actors / load.clients)
     for count in range(2, max(3, everyone)):
         below = math.ceil(everyone / count)

@@ -17,11 +17,7 @@ PACKAGES = ("rl4sys-zmq", "numpy", "pyzmq", "msgpack", "gymnasium", "torch")
 
 
 def machine_record() -> dict[str, Any]:
-    """Return a description of this machine and program, as JSON values.
-
-    The keys are ``time``, ``command``, ``machine`` (with the load), ``versions`` and ``commit`` (or ``"unknown"``). The
-    command has only the last part of an absolute path.
-    """
+    """Return this machine and program as JSON values: ``time``, ``command``, ``machine``, ``versions`` and ``commit``."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
@@ -52,13 +48,13 @@ def _cpu() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _commit() -> str:

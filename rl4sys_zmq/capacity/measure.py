@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -37,23 +36,22 @@ TRAINING_STEPS, TRAINING_EPOCHS = 1024, 2
 PrintLine = Callable[[str], None]
 
 
-def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20, folder: Path | None = None) -> Measured:
+def measure_constants(say: PrintLine, *, seconds: float = 0.7, versions: int = 20) -> Measured:
     """Measure all constants on this machine.
 
     Args:
-        say: Function that prints a line.
+        say: Prints a line.
         seconds: Duration of each measurement of a loop.
         versions: Number of versions in each measurement of the weights.
-        folder: Folder for journals. None: the temporary folder.
     """
     say("the way of data into the learner")
     in_memory = [_case(kind, batch, actors, seconds) for kind, batch, actors in INGRESS_CASES]
     durable = {}
     for fsync in ("normal", "always"):
         say(f"the journal, fsync {fsync}")
-        on_disk = [_case(kind, batch, actors, seconds, fsync, folder) for kind, batch, actors in DURABLE_CASES]
+        on_disk = [_case(kind, batch, actors, seconds, fsync) for kind, batch, actors in DURABLE_CASES]
         durable[fsync] = fit_ingress([case.amounts for case in on_disk], [case.seconds for case in on_disk])
-    appended = append_rate(SMALL, batch=1, items_per_commit=1, seconds=seconds / 2, folder=folder)
+    appended = append_rate(SMALL, batch=1, items_per_commit=1, seconds=seconds / 2)
     say("the weights")
     times = [1e-3 * measure_fanout(kb, actors, 0, versions, SEED) for kb, actors in FANOUT_CASES]
     encode_byte_s, diff_ratio = _diffs()
@@ -83,7 +81,6 @@ class _Case:
     Attributes:
         amounts: Number of messages, segments and bytes of a message: the first two are 1 and the size of its batch.
         seconds: Time of a message.
-        measured: The measurement.
     """
 
     amounts: tuple[float, float, float]
@@ -91,14 +88,14 @@ class _Case:
     measured: IngressMeasurement
 
 
-def _case(kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None) -> _Case:
-    measured = measure_ingress(kind, batch=batch, actors=actors, seconds=seconds, fsync=fsync, folder=folder)
+def _case(kind: TrajectoryKind, batch: int, actors: int, seconds: float, fsync: str = "") -> _Case:
+    measured = measure_ingress(kind, batch=batch, actors=actors, seconds=seconds, fsync=fsync)
     message_s = batch * kind.steps / measured.steps_per_s
     return _Case((1.0, float(batch), float(sum(body_bytes(kind, batch)))), message_s, measured)
 
 
 def _diffs() -> tuple[float, float]:
-    """Return the time to encode a diff at level 1 in seconds per byte of the weights, and the weights' size over the diff's.
+    """Return the time to encode a diff at level 1 per byte of the weights, and the weights' size over the diff's.
 
     All weights change, as in an update of PPO.
     """
@@ -131,7 +128,7 @@ def _gradients() -> tuple[float, float]:
 
 
 def _gradient(hidden: int, minibatch: int) -> tuple[float, float]:
-    """Return the number of parameters of the policy times the rows of a minibatch, and the time of a gradient step in seconds."""
+    """Return the parameters of the policy times the rows of a minibatch, and the time of a gradient step in seconds."""
     observations, actions = BoxSpace((8,)), DiscreteSpace(4)
     parameters = {
         "hidden_sizes": [hidden, hidden],

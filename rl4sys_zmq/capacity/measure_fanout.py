@@ -1,8 +1,7 @@
 """Measurement of the time from an update of the weights until every actor has them.
 
-The learner is in this process. All actors are in one other process, with one thread each. The time begins when the algorithm
-returns its weights, and ends when the host of the last actor is notified. It includes copying, encoding, sending, decoding,
-checking and building the policy.
+The learner is in this process, all actors are threads of one other. The time begins when the algorithm returns its weights, and
+ends when the host of the last actor is notified.
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ __all__ = ["follow_versions", "measure_fanout", "policy_bytes"]
 
 ALGORITHM = "WALKS"
 STEP = 1e-3
-"""The largest change of a weight in an update. Weights begin with a standard deviation of 0.1. Each update changes all
-weights."""
+"""The largest change of a weight in an update, which changes all of them. They begin with a standard deviation of 0.1."""
 
 
 class _WalkingAlgorithm(UntrainedAlgorithm):
     """An algorithm that updates after each step, and changes its weights at random at each snapshot.
 
     Attributes:
-        given_at: Time of each snapshot, from `time.monotonic`, in seconds.
+        given_at: Time of each snapshot, from `time.monotonic`.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -69,15 +67,7 @@ class _WalkingAlgorithm(UntrainedAlgorithm):
 
 
 def measure_fanout(kilobytes: int, actors: int, level: int, versions: int, seed: int) -> float:
-    """Return the time from an update until the last actor has the new weights, in milliseconds: the median over `versions`.
-
-    Args:
-        kilobytes: Size of the policy in float32.
-        actors: Number of actors.
-        level: Value of the option ``weights.level``.
-        versions: Number of versions to publish.
-        seed: Seed of the weights.
-    """
+    """Return the median time from an update until the last actor has the new weights, in milliseconds."""
     made: list[_WalkingAlgorithm] = []
 
     def build(observations: ObservationSpace, actions: Space, parameters: Mapping[str, object], _: int) -> _WalkingAlgorithm:
@@ -91,12 +81,12 @@ def measure_fanout(kilobytes: int, actors: int, level: int, versions: int, seed:
         for version in range(1, versions + 1):
             assert ear.recv() == version  # all actors have it
         applied = np.array(ear.recv())
-    given = np.array(made[-1].given_at[1 : versions + 1])
-    return 1e3 * float(np.median(applied.max(axis=0) - given))
+    updated = np.array(made[-1].given_at[1 : versions + 1])
+    return 1e3 * float(np.median(applied.max(axis=0) - updated))
 
 
 def policy_bytes(kilobytes: int) -> int:
-    """Return the exact size in bytes of the float32 weights that `measure_fanout` uses for a policy of about `kilobytes`."""
+    """Return the exact size of the weights of `measure_fanout` for a policy of about `kilobytes`."""
     return 4 * _spec(kilobytes).size
 
 
@@ -108,10 +98,7 @@ def _spec(kilobytes: int) -> PolicySpec:
 
 
 def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
-    """Run a thread for each actor, which records the time at which each version of the weights arrives.
-
-    The first actor triggers the updates.
-    """
+    """Run a thread for each actor, which records when each version of the weights arrives. The first triggers the updates."""
     spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
     config = AgentConfig(
         client_id="lab", train_server_address=address, algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces
@@ -146,13 +133,7 @@ def follow_versions(
 ) -> None:
     """Run a thread for each actor, and tell the parent process when all are ready and when all have a version.
 
-    Args:
-        pipe: The pipe to the parent process.
-        target: Function of a thread, with the number of the actor. It waits at ``gates[0]`` before the first version, and after
-            each version at ``gates[version % 2]``.
-        actors: Number of actors.
-        versions: Number of versions.
-        gates: Two barriers of the threads and this one.
+    A thread waits at ``gates[0]`` before the first version, and after each version at ``gates[version % 2]``.
     """
     threads = [threading.Thread(target=target, args=(n,)) for n in range(actors)]
     for thread in threads:

@@ -33,10 +33,9 @@ class IngressMeasurement:
     """The measured speed of a process that receives trajectories.
 
     Attributes:
-        steps_per_s: Number of steps received per second.
         cpu: CPU time of the receiving process divided by wall time. 1.0 is one full core.
-        items_per_commit: Mean number of trajectories that the learner writes to disk together. 0 if it keeps them in memory.
-        gateway_cpu: CPU time of the gateway thread divided by wall time. 0 for a reference.
+        items_per_commit: Mean number of trajectories that are written to disk together. 0: none is written.
+        gateway_cpu: The same as `cpu` of the gateway thread. 0 for a reference.
         trainer_cpu: The same of the learner thread. 0 for a reference.
     """
 
@@ -138,15 +137,14 @@ def _threads(prefix: str, others: Set[threading.Thread]) -> list[int]:
 
 
 def _cpu_s(threads: Sequence[int]) -> float:
-    """Return the CPU time that these running threads have used so far, in seconds."""
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in threads)
 
 
 def wait_for(look: Callable[[], T]) -> T:
     """Return the first true result of a function. Raise `TimeoutError` after `START_S`."""
     deadline = time.monotonic() + START_S
-    while not (found := look()):
+    while not (result := look()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"no steps arrived within {START_S:g} s; measure when the machine is less busy")
         time.sleep(0.01)
-    return found
+    return result

@@ -18,12 +18,7 @@ START_S = 20.0
 
 @contextlib.contextmanager
 def child(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """Start a new process with a pipe, yield this side of the pipe, and end the process after the ``with`` block.
-
-    Args:
-        target: Function to run in the process. Its first argument is the other side of the pipe.
-        arguments: Further arguments of the function.
-    """
+    """Run a function, whose first argument is a pipe, in a new process. Yield the other side of the pipe."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=target, args=(there, *arguments))

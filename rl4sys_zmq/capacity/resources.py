@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.capacity.constants import Constants
 from rl4sys_zmq.capacity.workload import Traffic, Workload, traffic
+from rl4sys_zmq.delivery.credit import CREDIT_BYTES
+from rl4sys_zmq.delivery.weight_history import RING_BYTES, RING_ITEMS
 
-HISTORY_ITEMS, HISTORY_BYTES = 64, 64 << 20
-"""Limits on the versions of weights that a client keeps for late actors (`rl4sys_zmq.delivery.weight_history`)."""
 PUB_QUEUE = 32
 """Number of updates that wait at most for a slow actor. Actors share the memory of an update."""
-CREDIT_BYTES = 256 << 20
-"""Size of the messages that can wait for one learner thread."""
 TRAINING_COPIES = 8
 """Memory of training in sizes of the policy: policy and value network, each with gradients and two moments of Adam."""
 CHECKPOINTS_KEPT = 3
@@ -32,15 +30,7 @@ THREADS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLoad:
-    """The load of one resource.
-
-    Attributes:
-        name: Name of the resource.
-        used: The amount that is needed.
-        limit: The amount that there is.
-        unit: Unit of both.
-        detail: Further figures, for people.
-    """
+    """The load of one resource. `detail` has further figures for people."""
 
     name: str
     used: float
@@ -74,10 +64,7 @@ def ingress(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def gateway_thread(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
-    """Return the load of the gateway, the learner's network thread, in seconds of CPU time per second.
-
-    As `ingress`, with the CPU times of `Constants.gateway`.
-    """
+    """Return the load of the gateway thread, in seconds of CPU time per second: as `ingress`, with `Constants.gateway`."""
     used = costs.gateway.seconds(flow.messages_s + flow.heartbeats_s, flow.segments_s, flow.data_bytes_s)
     detail = f"{flow.heartbeats_s:,.0f} heartbeats/s"
     return ResourceLoad(name="gateway thread", used=used, limit=THREADS, unit="s/s", detail=detail)
@@ -191,7 +178,7 @@ def memory(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
     Eight copies of the model: policy and value network, each with gradients and two moments of Adam.
     """
-    items = min(HISTORY_ITEMS, max(2, HISTORY_BYTES // load.model_bytes)) if load.weights_level else 2
+    items = min(RING_ITEMS, max(2, RING_BYTES // load.model_bytes)) if load.weights_level else 2
     history = items * load.model_bytes
     queues = PUB_QUEUE * flow.update_bytes + min(CREDIT_BYTES, flow.data_bytes_s / load.clients)
     training = load.training
@@ -253,7 +240,7 @@ def processor(load: Workload, flow: Traffic, costs: Constants) -> ResourceLoad:
 
 
 def descriptors(load: Workload) -> ResourceLoad:
-    """Return the open files of the learner: two connections for each actor, and 64 others."""
+    """Return the open files of the learner."""
     used = DESCRIPTORS_PER_ACTOR * load.actors + OTHER_DESCRIPTORS
     return ResourceLoad(name="open files", used=used, limit=load.descriptors, unit="files")
 
@@ -261,7 +248,7 @@ def descriptors(load: Workload) -> ResourceLoad:
 def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
     """Return the load of every resource, in a fixed order. Resources that the workload leaves out are missing."""
     flow = traffic(load, costs.diff_ratio)
-    found: list[ResourceLoad | None] = [
+    loads: list[ResourceLoad | None] = [
         ingress(load, flow, costs),
         gateway_thread(load, flow, costs),
         learner_thread(load, flow, costs),
@@ -273,7 +260,7 @@ def predict(load: Workload, costs: Constants) -> list[ResourceLoad]:
         processor(load, flow, costs),
         descriptors(load),
     ]
-    return [row for row in found if row is not None]
+    return [row for row in loads if row is not None]
 
 
 def first_limit(rows: Sequence[ResourceLoad]) -> ResourceLoad:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket, Source
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
@@ -20,7 +21,6 @@ __all__ = ["P1", "SEED", "SMALL", "TrajectoryKind", "body_bytes", "make_segment"
 
 SEED = 20_240_501
 UNLIMITED = (1 << 63) - 1
-MAX_FRAMES = 256
 POLL_S = 0.05
 AHEAD = 4
 """Number of segments for which each of several actors requests credit in advance."""
@@ -28,14 +28,7 @@ AHEAD = 4
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryKind:
-    """A kind of trajectory to send: its length, spaces and columns.
-
-    Attributes:
-        name: Name in the output, such as ``P1``.
-        steps: Number of steps of a trajectory.
-        observation_space, action_space: Spaces of the observations and the actions.
-        masks: True if each step has a mask of allowed actions.
-    """
+    """A kind of trajectory to send: its name in the output, length, spaces and masks."""
 
     name: str
     steps: int
@@ -50,7 +43,7 @@ SMALL = TrajectoryKind(name="small", steps=10, observation_space=BoxSpace((4,)),
 
 
 def make_segment(payload: TrajectoryKind, generation: int) -> Segment:
-    """Return a segment of random numbers that is a whole episode, for a learner with this generation."""
+    """Return a segment of random numbers that is a whole episode."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
     assert isinstance(obs, BoxSpace) and isinstance(act, BoxSpace | DiscreteSpace)
@@ -90,14 +83,6 @@ def send(address: str, kind: TrajectoryKind, batch: int, actors: int, name: str,
     """Join a learner as actors, and send as fast as its flow control allows, until `until_s` (Unix time).
 
     Several actors request credit for few segments each, so that the learner acknowledges each of their messages.
-
-    Args:
-        address: Address of the learner.
-        kind: The kind of trajectory.
-        batch: Number of trajectories in a message.
-        actors: Number of actors, each with a socket.
-        name: Beginning of the actors' names.
-        until_s: Time of the end.
     """
     ahead = UNLIMITED if actors == 1 else AHEAD * kind.steps
     with contextlib.ExitStack() as stack:
@@ -123,8 +108,7 @@ class _Actor:
         self._ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
 
     def receive(self) -> None:
-        """Read all messages of the learner."""
-        while (frames := self._dealer.recv(MAX_FRAMES)) is not None:
+        while (frames := self._dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
             answer = decode(frames)
             if isinstance(answer, Ack):
                 self._ack = answer

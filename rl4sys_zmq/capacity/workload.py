@@ -24,12 +24,12 @@ class Training:
     """The gradient steps of one client.
 
     Attributes:
-        algorithm: Name of the algorithm, for the output.
-        gradients_per_step: Number of gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps of a
-            unit of training / train frequency.
-        minibatch: Number of rows of a gradient step.
-        replay_steps: Number of transitions that the algorithm keeps in memory. 0 if it has no replay.
-        learners: Number of processes that share each gradient step.
+        algorithm: For the output.
+        gradients_per_step: Gradient steps for each environment step. PPO: epochs / minibatch. DQN: gradient steps of a unit of
+            training / train frequency.
+        minibatch: Rows of a gradient step.
+        replay_steps: Transitions in memory. 0 without a replay.
+        learners: Processes that share each gradient step.
     """
 
     algorithm: str
@@ -44,21 +44,14 @@ class Workload:
     """A planned load: actors, the data that they send, the weights that they receive, and the limits of the machine.
 
     Attributes:
-        actors: Number of actors of all clients together.
+        actors: Of all clients together.
         steps_per_s: Environment steps per second of each actor.
         model_bytes: Size of a policy's weights in float32.
-        observation_bytes, action_bytes: Size of one observation and of one action.
-        segment_steps: Number of steps of a segment.
-        segments_per_message: Number of segments in a message.
         publish_per_s: Versions of the weights per second that each client publishes.
-        weights_level: The option ``weights.level``: 0 sends all weights, 1 sends differences.
-        clients: Number of clients, each a policy with its own learner thread.
+        weights_level, fsync, journal_max_bytes, checkpoint_every_s: The options of these names.
         journal: True if the learner records accepted segments on disk.
-        fsync: The option ``fsync`` of the journal: ``normal`` or ``always``.
-        journal_max_bytes, checkpoint_every_s: The options of these names.
         keys: True if connections are encrypted.
         training: The gradient steps of a client; None to leave training out.
-        cores: Number of processor cores of the learner's machine.
         memory_bytes: Memory that the learner can use.
         descriptors: Largest number of open files of the learner's process.
         bandwidth_bits_s: Speed of the learner's network link in each direction; None to leave it out.
@@ -122,17 +115,12 @@ class Traffic:
     """The messages and bytes per second of a workload. All rates are of the whole learner.
 
     Attributes:
-        steps_s: Environment steps per second.
-        segments_s: Segments per second.
-        messages_s: Messages with segments per second.
-        heartbeats_s: Heartbeats per second. An actor sends one when it has sent nothing else for `HEARTBEAT_S`.
-        segment_bytes: Size of a segment.
-        data_bytes_s: Bytes per second of all messages with segments.
-        received_bytes_s: Bytes per second that the learner receives.
-        versions_s: Versions of all clients' weights per second.
+        messages_s: Messages with segments.
+        heartbeats_s: An actor sends one when it has sent nothing else for `HEARTBEAT_S`.
+        data_bytes_s: Of all messages with segments.
+        versions_s: Versions of all clients' weights.
         update_bytes: Size of one update of the weights.
-        updates_s: Updates per second to all actors together.
-        sent_bytes_s: Bytes per second that the learner sends.
+        updates_s: Updates to all actors together.
     """
 
     steps_s: float
@@ -163,9 +151,7 @@ def traffic(load: Workload, diff_ratio: float) -> Traffic:
         updates_s        = publish_per_s * actors
         sent_bytes_s     = updates_s * update_bytes + (beacons + acknowledgements) * 120
 
-    Args:
-        load: The workload.
-        diff_ratio: Size of the weights divided by the size of a diff between two versions.
+    `diff_ratio` is the size of the weights divided by the size of a diff between two versions.
     """
     n = load.segment_steps
     segment_bytes = SEGMENT_HEAD_BYTES + (n + 1) * load.observation_bytes + n * (load.action_bytes + STEP_BYTES)

@@ -17,13 +17,14 @@ from rl4sys_zmq.actor import RL4SysAgent
 from rl4sys_zmq.actor.inputs import inputs_for
 from rl4sys_zmq.actor.segments import new_column
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
+from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.report import REPORT_S, ActorReport
+from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.ops.episodes import make_environment, mask_in
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
@@ -35,16 +36,14 @@ from rl4sys_zmq.values.observations import have_same_form
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
 CREDIT_WAIT_S = 600.0
-"""Longest wait for credit (permission to send) or newer weights, in seconds: one update of a large network can take minutes.
-
-A learner that has ended can be started again within this time."""
+"""Longest wait for credit or newer weights. An update of a large network can take minutes, and a learner can start again."""
 VERBOSE_S = 5.0
 CHECK_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The values of the options of the command ``rl4sys-actor run``. The help of the command describes them."""
+    """The options of ``rl4sys-actor run``; see its help."""
 
     env_id: str
     learner: str | None
@@ -68,7 +67,7 @@ class RunOptions:
 
 
 def act(run: RunOptions) -> None:
-    """Run an actor with Gymnasium environments, until the given number of episodes have ended or a signal arrives."""
+    """Run an actor until the given number of episodes have ended or a signal arrives."""
     configure_logging(run.debug)
     outlive_output()
     tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose and not run.json else None)
@@ -102,7 +101,7 @@ def act(run: RunOptions) -> None:
 
 
 class _TextOutput:
-    """The output of an actor for people: a line at the start and a line at the end."""
+    """The output for people: a line at the start and one at the end."""
 
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         self._agent, self._tally = agent, tally
@@ -115,7 +114,7 @@ class _TextOutput:
 
 
 class _JsonOutput(Worker):
-    """The output of an actor for programs: a thread that prints an `ActorReport` as a line of JSON each second."""
+    """The output for programs: a thread that prints an `ActorReport` each second."""
 
     def __init__(self, agent: RL4SysAgent, tally: EpisodeCounts) -> None:
         super().__init__("rl4sys-report")
@@ -132,14 +131,12 @@ class _JsonOutput(Worker):
         self._print()
 
     def run(self) -> None:
-        """Print a report at once, and then every `REPORT_S` seconds."""
         while True:
             self._print()
             if self._stopped.wait(REPORT_S):
                 return
 
     def stop(self) -> None:
-        """Make `run` return."""
         self._stopped.set()
 
     def _print(self) -> None:
@@ -161,17 +158,16 @@ class _JsonOutput(Worker):
 
 
 def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
-    """Return the configuration of the actor.
+    """Return the configuration of the actor. The command line overrides the file, and the environment sets missing spaces.
 
-    Options of the command line override the file. The environment sets spaces that the file does not set. ``overflow``,
-    ``wait_timeout_s`` and ``send_frequency`` have defaults for simulators: wait for the learner, also through a long update, and
-    send finished parts of all environments together.
+    ``overflow``, ``wait_timeout_s`` and ``send_frequency`` have defaults for simulators: wait for the learner, also through a
+    long update, and send finished parts of all environments together.
     """
-    given = read_mapping(run.config_path) if run.config_path is not None else {}
-    known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
-    given = {key: value for key, value in given.items() if key not in IGNORED_BY_ACTORS}  # they were logged just now
+    document = read_mapping(run.config_path) if run.config_path is not None else {}
+    known = AgentConfig.from_mapping({"client_id": "?", **document}, source=str(run.config_path or ""))
+    document = {key: value for key, value in document.items() if key not in IGNORED_BY_ACTORS}  # they were logged just now
     spaces = environment_spaces(env, run.env_id)
-    if "observation_space" not in given and isinstance(spaces["observation_space"], DiscreteSpace):
+    if "observation_space" not in document and isinstance(spaces["observation_space"], DiscreteSpace):
         known = replace(known, observation_space=None)  # the file has input_size alone, which fits a Discrete space too
     for key, real in spaces.items():
         said = getattr(known, key)
@@ -187,22 +183,21 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
         "spool": run.spool,
         "sidecar": run.sidecar or None,
         "seed": seed if known.seed is None or run.seed is not None else None,
-        "overflow": None if "overflow" in given else "wait",
-        "wait_timeout_s": None if "wait_timeout_s" in given else CREDIT_WAIT_S,
-        "send_frequency": None if "send_frequency" in given else run.num_envs,  # segments that are cut together leave together
+        "overflow": None if "overflow" in document else "wait",
+        "wait_timeout_s": None if "wait_timeout_s" in document else CREDIT_WAIT_S,
+        "send_frequency": None if "send_frequency" in document else run.num_envs,  # segments that are cut together leave together
         "observation_space": env.observation_space if known.observation_space is None else None,
         "action_space": env.action_space if known.action_space is None else None,
     }
-    if run.client_id is None and "client_id" not in given:
+    if run.client_id is None and "client_id" not in document:
         raise ConfigError("client_id is missing; give --client-id NAME or set it in the --config file", key="client_id")
     chosen = {k: v for k, v in overrides.items() if v is not None}
-    config = AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
+    config = AgentConfig.from_mapping(document, source=str(run.config_path or ""), **chosen)
     import_plugins(config.plugins, run.config_path)
     return config
 
 
 def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
-    """Return the spaces of an environment as ``observation_space`` and ``action_space``."""
     observations = check_value(f"{env_id}: observation_space", env.observation_space, observation_space_from)
     return {
         "observation_space": observations,
@@ -211,24 +206,22 @@ def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
 
 
 def make_environments(env_id: str, count: int, render_mode: str | None = None) -> list[Any]:
-    """Create `count` Gymnasium environments with the ID `env_id`."""
     arguments = {"id": env_id} | ({} if render_mode is None else {"render_mode": render_mode})
     return [make_environment(arguments) for _ in range(count)]
 
 
 class EpisodeCounts:
-    """The counts of episodes and steps of one run. It prints them at intervals.
+    """The counts of episodes and steps of one run.
 
     Attributes:
-        steps: Number of environment steps so far.
-        returns: Returns of the last 100 episodes.
+        returns: Of the last `RECENT_EPISODES`.
         episodes: Number of episodes that have ended.
-        began_s: The monotonic time of the start, in seconds.
+        began_s: The monotonic time of the start.
     """
 
     def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
         self.steps = 0
-        self.returns: deque[float] = deque(maxlen=100)
+        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.episodes = 0
         self._limit = episodes
         self._every_s = every_s
@@ -238,13 +231,12 @@ class EpisodeCounts:
 
     @property
     def done(self) -> bool:
-        """True if the requested number of episodes have ended, or every environment has ended one since `drain` was called."""
+        """True if the requested number of episodes have ended, or each environment has ended one since `drain`."""
         if self._ended is not None and len(self._ended) >= self._width:
             return True
         return self._limit is not None and self.episodes >= self._limit
 
     def begin(self, environments: int) -> None:
-        """Begin the run of a number of environments."""
         self._width = environments
 
     def drain(self) -> None:
@@ -253,31 +245,27 @@ class EpisodeCounts:
             self._ended = set()
 
     def ended(self, environment: int, total: float) -> None:
-        """Count an episode that has ended in the environment with this index, with its return."""
+        """Count an episode."""
         self.episodes += 1
         self.returns.append(total)
         if self._ended is not None:
             self._ended.add(environment)
 
     def summary(self) -> str:
-        """Return the counts so far, as text."""
         seconds = time.monotonic() - self.began_s
         mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.1f}" if self.returns else ""
         rate = self.steps / max(seconds, 1e-9)
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
 
     def print_progress(self, version: Callable[[], int]) -> None:
-        """Print a line with the counts if the print interval has passed since the last line."""
+        """Print the counts if the interval has passed since the last line."""
         if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
             self._said = time.monotonic()
             print_line(f"{self.summary()}, version {version()}")
 
 
 def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: EpisodeCounts, *, masks: bool = True) -> None:
-    """Act in all environments until `tally.done`, which counts the steps and episodes.
-
-    This is the hot loop of an actor process: one request for all environments, then one step in each.
-    """
+    """Act in all environments until `tally.done`. This is the hot loop: one request for all, then one step in each."""
     request, add = agent.request_for_actions, agent.add_to_trajectory
     indices = range(len(envs))
     steps = [env.step for env in envs]
@@ -298,7 +286,6 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
         batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
     obs = batch[:]  # views: assigning to a row of the batch changes them
     totals = [0.0] * len(envs)
-    signals = SignalHandlers.current
     trajs: Any = None
     rounds = 0
     tally.begin(len(envs))
@@ -327,8 +314,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: E
         tally.steps += len(envs)
         rounds += 1
         if rounds % CHECK_STEPS == 0:
-            if signals is not None:
-                signals.check()
+            check_signals()
             tally.print_progress(lambda: agent.version)
 
 

@@ -101,17 +101,17 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
 
     fleet = {name: options.pop(name) for name in ("engine", "ray_address", "num_actors", "min_actors", "max_actors")}
     grace_s = options.pop("grace")
-    given = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
+    run_options = RunOptions(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options)
     if all(fleet[name] is None for name in ("num_actors", "min_actors", "max_actors")):
         problem = "applies to a fleet: give --num-actors, or --min-actors and --max-actors"
         _require_defaults("engine", "ray_address", "grace", problem=problem)
-        act(given)
+        act(run_options)
         return
     if fleet["ray_address"] is not None and fleet["engine"] != "ray":
         raise click.UsageError("--ray-address applies to --engine ray")
     from rl4sys_zmq.cli.fleet import FleetOptions, run_fleet
 
-    run_fleet(FleetOptions(run=given, grace_s=grace_s, **fleet))
+    run_fleet(FleetOptions(run=run_options, grace_s=grace_s, **fleet))
 
 
 @main.command()
@@ -131,7 +131,6 @@ def evaluate(**options: Any) -> None:
 
     The interval is a bootstrap interval of the mean. It covers the randomness of the episodes, not of the training.
     """
-    from rl4sys_zmq.cli.evaluate import EvaluateOptions
     from rl4sys_zmq.cli.evaluate import evaluate as run
 
     if (options["policy"] is None) == (options["run"] is None):
@@ -140,7 +139,7 @@ def evaluate(**options: Any) -> None:
         raise click.UsageError("--client applies to --run")
     if options["render"] and options["video"] is not None:
         raise click.UsageError("give either --render or --video")
-    run(EvaluateOptions(**options))
+    run(**options)
 
 
 @main.command()
@@ -156,7 +155,6 @@ def evaluate(**options: Any) -> None:
 @plugin_option(expose_value=False)
 def record(**options: Any) -> None:
     """Write a file of demonstrations, from which a training can start: episodes of a stored policy or of a Minari dataset."""
-    from rl4sys_zmq.cli.record import RecordOptions
     from rl4sys_zmq.cli.record import record as run
 
     if sum(options[name] is not None for name in ("policy", "run", "minari")) != 1:
@@ -167,7 +165,7 @@ def record(**options: Any) -> None:
         raise click.UsageError("--client applies to --run")
     if options["minari"] is not None:
         _require_defaults("episodes", "seed", "explore", problem="applies to --policy and --run, not to --minari")
-    run(RecordOptions(**options))
+    run(**options)
 
 
 @main.command(name="serve-env")
@@ -189,10 +187,9 @@ def serve_env(**options: Any) -> None:
 
     The first line of output has the address. To use an environment, call rl4sys_zmq.serving.RemoteEnv(ADDRESS).
     """
-    from rl4sys_zmq.cli.serve_env import ServeEnvOptions
     from rl4sys_zmq.cli.serve_env import serve_env as run
 
-    run(ServeEnvOptions(**options))
+    run(**options)
 
 
 if __name__ == "__main__":

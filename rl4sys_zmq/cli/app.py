@@ -12,8 +12,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,7 +40,7 @@ from rl4sys_zmq.version import package_version
 FAILED, USAGE, ALARMS = 1, 2, 3
 
 FILE = click.Path(path_type=Path)
-"""The type of an option or an argument that is the path of a file or a folder. The path need not exist."""
+"""The path of a file or a folder, which need not exist."""
 
 option = functools.partial(click.option, show_envvar=True)
 """`click.option` that shows the environment variable of the option in ``--help``."""
@@ -62,38 +61,35 @@ plugin_option = functools.partial(
     callback=_import,
     help="Import this module first, for example to register algorithms and policies; repeatable.",
 )
-"""The option ``--plugin MODULE``. Before the command runs, the modules are imported, also from the working directory. The command
-receives the names of the modules as its argument ``plugin``, unless the option is declared with ``expose_value=False``."""
+"""Imports the modules before the command runs, which gets their names as ``plugin`` unless ``expose_value=False``."""
 
 
 class FiniteRange(click.FloatRange):
-    """The type of an option that is a finite number in a range. `click.FloatRange` also accepts ``nan`` and ``inf``."""
+    """A finite number in a range. `click.FloatRange` also accepts ``nan`` and ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the text of the option to a float."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
-        return found
+        return number
 
 
 SECONDS = FiniteRange(0, 86_400, min_open=True)
-"""The type of an option that is a time to wait: seconds above 0, at most a day."""
+"""A time to wait: seconds above 0, at most a day."""
 
 
 class _Address(click.types.StringParamType):
-    """The type of an argument that is the address of a running learner or relay."""
+    """The address of a running learner or relay."""
 
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the address, and return it unchanged."""
         try:
             connect_uri(value)
         except ValueError as exc:
             if value and Path(value).is_dir():
-                words = "is a folder; give the address from the first line of the learner's output, such as localhost:50051"
-                self.fail(f"{value!r} {words}", param, ctx)
+                remedy = "is a folder; give the address from the first line of the learner's output, such as localhost:50051"
+                self.fail(f"{value!r} {remedy}", param, ctx)
             self.fail(f"expected {exc}, not {value!r}", param, ctx)
         return value
 
@@ -109,12 +105,12 @@ _UNITS: dict[str, int] = {
 
 
 def amount(value: str) -> int:
-    """Convert the text of an option, such as 0, 800MB, 8GiB or 1.5T, to a number."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
-    unit = _UNITS.get(found.group(2).upper()) if found else None
-    if found is None or unit is None:
+    """Convert a text such as 0, 800MB, 8GiB or 1.5T to a number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
         raise click.BadParameter(f"{value!r} is not a size such as 800MB or 8GiB")
-    return round(float(found[1]) * unit)
+    return round(float(match[1]) * unit)
 
 
 def size(value: str) -> int:
@@ -126,7 +122,7 @@ def size(value: str) -> int:
 
 
 def print_line(text: str = "", *, err: bool = False) -> None:
-    """Print a line and flush the output, so that the line appears at once even if the output is a pipe."""
+    """Print a line and flush, so that it appears at once even in a pipe."""
     stream = sys.stderr if err else sys.stdout
     text = printable(text, keep="\n\t")  # names and texts of peers could control the terminal
     click.echo(_fitted(text, stream), err=err)
@@ -142,8 +138,8 @@ def _fitted(text: str, stream: TextIO) -> str:
 
 
 def _filled(line: str, width: int) -> str:
-    """Break a line between words. The rest is indented, or stands under the last column of a table in the left half."""
-    columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}", line) if found.end() <= width // 2]
+    """Break a line. The rest is indented, or stands under the last column of a table in the left half."""
+    columns = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.end() <= width // 2]
     indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
     return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
@@ -181,7 +177,7 @@ class CommandGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Parse the arguments and run the command. In click's standalone mode, which is the default, this ends the process."""
+        """Run the command. In click's standalone mode, which is the default, this ends the process."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name
@@ -211,9 +207,9 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         else:
             context = getattr(exc, "ctx", None)
             path = context.command_path if context is not None else name
-            words = _of_environment(context, getattr(exc, "param", None))
+            origin = _of_environment(context, getattr(exc, "param", None))
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
-            print_line(f"{path}: {message.rstrip('.')}{words}{hint}", err=True)
+            print_line(f"{path}: {message.rstrip('.')}{origin}{hint}", err=True)
         return exc.exit_code
     except (
         ConfigError,
@@ -224,10 +220,10 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
         PolicyFolderError,
         SpoolError,
     ) as exc:
-        print_line(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {one_line(exc)}", err=True)
         return USAGE
     except RL4SysError as exc:
-        print_line(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {one_line(exc)}", err=True)
         return FAILED
     except OSError as exc:
         if exc.filename != "stdout":
@@ -238,14 +234,15 @@ def _exit_code(name: str, run: Callable[[], object]) -> int:
 
 
 def _of_environment(context: click.Context | None, parameter: click.Parameter | None) -> str:
-    """Return the words that name the environment variable from which an invalid value comes; empty if none has set it."""
+    """Return the words that name the environment variable which has set an invalid value, or ""."""
     if context is None or parameter is None or context.get_parameter_source(parameter.name) is not ParameterSource.ENVIRONMENT:
         return ""
     name = f"{context.auto_envvar_prefix}_{parameter.name.upper()}"
     return f"; it comes from the environment variable {name}: unset it, or give {parameter.opts[0]}"
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return the text of an error and its notes without line breaks."""
     return " ".join("".join([str(error), *getattr(error, "__notes__", ())]).split())
 
 
@@ -261,20 +258,8 @@ def _exit_process(code: int, *, at_once: bool) -> None:
         os._exit(code)
 
 
-@contextmanager
-def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Convert exceptions of the given types in the block to a `ConfigError` with a one-line message.
-
-    Use it for exceptions of other libraries that a user's input causes.
-    """
-    try:
-        yield
-    except kinds as exc:
-        raise ConfigError(_one_line(exc) or type(exc).__name__) from exc
-
-
 def require(extra: str, *modules: str) -> None:
-    """Check, without importing, that the Python modules are present which a pip extra of this package installs."""
+    """Refuse to run without the modules that a pip extra of this package installs. They are not imported."""
     missing = [m for m in modules if importlib.util.find_spec(m) is None]
     if missing:
         raise ConfigError(f"this needs {', '.join(missing)}, which is not installed: pip install 'rl4sys-zmq[{extra}]'")
@@ -291,10 +276,7 @@ def configure_logging(debug: bool, handler: logging.Handler | None = None) -> No
 
 
 def settings(prefix: str) -> dict[str, Any]:
-    """Return click's settings for a group of commands.
-
-    An option can also be set by the environment variable ``PREFIX_COMMAND_OPTION``, and the help shows its default.
-    """
+    """Return click's settings: ``PREFIX_COMMAND_OPTION`` in the environment sets an option, and the help shows defaults."""
     return {"auto_envvar_prefix": prefix, "help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 
 

@@ -37,22 +37,7 @@ UNLIMITED = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityOptions:
-    """The options of the command ``rl4sys-learner capacity``, with the names of the command line.
-
-    Attributes:
-        actors, steps_per_s, model_bytes: The load. None only with `measure`.
-        obs_bytes, action_bytes, segment_steps, segments_per_message: The data; see `Workload`.
-        publish_per_s, weights_level, clients: The weights and their clients.
-        journal, fsync, journal_max, checkpoint_every_s: The journal.
-        keys: True if connections are encrypted.
-        algorithm: Name of the algorithm; None to leave the training out.
-        minibatch, epochs: Parameters of the algorithm; None for its defaults.
-        cores, memory: The machine; None for this machine.
-        bandwidth: Speed of the network in bits per second; None to leave it out.
-        measure: True to measure the constants.
-        constants: File of the constants; None for the user's.
-        json: True to print JSON.
-    """
+    """The options of ``rl4sys-learner capacity``; see its help."""
 
     actors: int | None
     steps_per_s: float | None

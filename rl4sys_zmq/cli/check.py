@@ -1,4 +1,4 @@
-"""The commands ``rl4sys-learner config check`` (validate a file) and ``rl4sys-learner algorithms`` (list all algorithms)."""
+"""The commands ``rl4sys-learner config check`` and ``rl4sys-learner algorithms``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rl4sys_zmq.algorithms.networks import NETWORKS, network_names
 from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.config.rl4sys import default_client_id
 from rl4sys_zmq.errors import ConfigError, RL4SysError
 from rl4sys_zmq.learner.engines.registry import check_engines
@@ -33,46 +34,36 @@ if TYPE_CHECKING:
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
 EXAMPLE_OBSERVATIONS = (BoxSpace((4,)), BoxSpace((84, 84, 3), "|u1", low=0, high=255))
 EXAMPLE_ACTIONS = (DiscreteSpace(2), BoxSpace((2,), low=-1.0, high=1.0))
-"""Spaces for which the size of a policy is computed if a file has none.
-
-The second spaces are for networks and algorithms that refuse the first.
-"""
+"""Spaces for a file that has none. The second ones are for networks and algorithms that refuse the first."""
 
 
 def check_file(path: Path) -> None:
-    """Validate a configuration file, including the parameters of its algorithm, and print the resulting values.
-
-    The size of the policy is computed by the function `AlgorithmEntry.plan`. An algorithm that does not have this function is
-    created instead, which can import torch.
-    """
-    given = read_mapping(path)
-    try:
-        lines = list(_learner(given, path) if is_learner_file(given) else _agent(given, path))
-    except ConfigError as exc:
-        raise exc if exc.source else ConfigError(str(exc), key=exc.key, source=str(path)) from exc
+    """Validate a configuration file, including the parameters of its algorithms, and print the resulting values."""
+    document = read_mapping(path)
+    with with_source(str(path)):
+        lines = list(_learner(document, path) if is_learner_file(document) else _agent(document, path))
     for line in lines:
         print_line(line)
     print_line("ok")
 
 
-def is_learner_file(given: Mapping[str, object]) -> bool:
-    """Return True if a file configures a learner, and False if it configures an actor.
+def is_learner_file(document: Mapping[str, object]) -> bool:
+    """Return True if a file configures a learner rather than an actor, by the keys that only one of the two has.
 
-    The function counts keys that only one of the two has. RL4Sys's global file counts as a learner's. If the counts are equal, a
-    file with ``client_id`` is an actor's.
+    RL4Sys's global file counts as a learner's. If the counts are equal, a file with ``client_id`` is an actor's.
     """
     agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL | {"port"}  # an option of `serve`
-    learner, agent = len(given.keys() & (learners - agents)), len(given.keys() & (agents - learners))
-    return learner > agent or (learner == agent > 0 and "client_id" not in given)
+    learner, agent = len(document.keys() & (learners - agents)), len(document.keys() & (agents - learners))
+    return learner > agent or (learner == agent > 0 and "client_id" not in document)
 
 
 def _keys(config: type[DataclassInstance]) -> set[str]:
     return {name for f in fields(config) if "check" in f.metadata for name in (f.name, *f.metadata["names"])}
 
 
-def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
-    missing = "client_id" not in given and default_client_id(given, str(path)) is None
-    config = AgentConfig.from_mapping({"client_id": "?", **given} if missing else given, source=str(path))
+def _agent(document: Mapping[str, object], path: Path) -> Iterator[str]:
+    missing = "client_id" not in document and default_client_id(document, str(path)) is None
+    config = AgentConfig.from_mapping({"client_id": "?", **document} if missing else document, source=str(path))
     import_plugins(config.plugins, path)
     yield f"{path}: an actor's configuration"
     if missing:
@@ -86,8 +77,8 @@ def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
         yield from _algorithm(config.algorithm_name, config.algorithm_parameters, config.observation_space, config.action_space)
 
 
-def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
-    config = LearnerConfig.from_mapping(given, source=str(path))
+def _learner(document: Mapping[str, object], path: Path) -> Iterator[str]:
+    config = LearnerConfig.from_mapping(document, source=str(path))
     import_plugins(config.plugins, path)
     yield f"{path}: a learner's configuration"
     yield from _values(config.to_json())
@@ -144,10 +135,7 @@ def _spaces(entry: ClientConfig) -> tuple[ObservationSpace | None, Space | None]
 def _algorithm(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None, where: str = ""
 ) -> Iterator[str]:
-    """Check the parameters of an algorithm, compute the size of its policy, and yield the result as lines.
-
-    An algorithm whose entry has no function ``plan`` is created, because only that checks everything.
-    """
+    """Check the parameters of an algorithm, compute the size of its policy, and yield the result as lines."""
     try:
         check_learning_options(parameters)
         kind, used, size = _planned_with_examples(name, parameters, observations, actions)
@@ -166,7 +154,7 @@ def _algorithm(
 def _planned_with_examples(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace | None, actions: Space | None
 ) -> tuple[str, object, int]:
-    """Return what `_planned` returns for the given spaces, with example spaces in the place of those that are None."""
+    """Return the result of `_planned`, with example spaces in the place of those that are None."""
     refusal: ConfigError | None = None
     for observed in EXAMPLE_OBSERVATIONS if observations is None else (observations,):
         for acted in EXAMPLE_ACTIONS if actions is None else (actions,):
@@ -181,7 +169,10 @@ def _planned_with_examples(
 def _planned(
     name: str, parameters: Mapping[str, object], observations: ObservationSpace, actions: Space
 ) -> tuple[str, object, int]:
-    """Return an algorithm's kind, its parameters as a dataclass or None, and the number of parameters of its policy."""
+    """Return an algorithm's kind, its parameters as a dataclass or None, and the number of parameters of its policy.
+
+    An algorithm without a function ``plan`` is created, which can import torch.
+    """
     entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
     used, planned = entry.read(own), entry.planned(observations, actions, own)
     if planned is not None:
@@ -204,10 +195,7 @@ def _text(value: object) -> str:
 
 
 def list_algorithms() -> None:
-    """Print the summary, the parameters and the presets of each algorithm, then the kinds of networks with their options.
-
-    Each parameter has its default, synonyms and meaning. ``*`` marks a parameter that can be changed during the training.
-    """
+    """Print the summary, the parameters and the presets of each algorithm, then the kinds of networks with their options."""
     broken = ALGORITHMS.faults()
     for name in ALGORITHMS.names():
         try:
@@ -257,7 +245,6 @@ def _described(entry: AlgorithmEntry) -> Iterator[str]:
 
 
 def _described_networks() -> Iterator[str]:
-    """Yield the lines that describe each kind of network: its name, its summary, its source and its options."""
     for name in network_names():
         entry = NETWORKS.get(name)
         yield f"network {{kind: {entry.name}}}"
@@ -269,7 +256,7 @@ def _described_networks() -> Iterator[str]:
 
 
 def _parameters(cls: type[DataclassInstance], changeable: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield two lines for each parameter of a dataclass: its name with the default, and its meaning with the synonyms."""
+    """Yield two lines for each parameter: its name with the default, and its meaning with the synonyms."""
     for key, default, synonyms, meaning in parameter_table(cls):
         also = f"  [also: {', '.join(synonyms)}]" if synonyms else ""
         yield f"  {key} = {_text(default)}" + (" *" if key in changeable else "")

@@ -1,7 +1,4 @@
-"""The command ``rl4sys-learner deadletter``: lists, shows and removes the dead letters of a run.
-
-A dead letter is a file with a segment that the learner could not train on, and the reason.
-"""
+"""The command ``rl4sys-learner deadletter``: lists, shows and removes the dead letters of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,46 +32,8 @@ _LENGTH = struct.Struct("<I")
 _COLUMNS = ("rewards", "log_probs", "versions", "masks")
 
 
-class ColumnSummary(TypedDict):
-    """A summary of one column of a segment, such as the rewards.
-
-    ``min`` and ``max`` are the smallest and the largest finite value, or None without finite values. ``not_finite`` is the number
-    of NaN and infinite values.
-    """
-
-    dtype: str
-    shape: list[int]
-    min: bool | int | float | None
-    max: bool | int | float | None
-    not_finite: int
-
-
-@final
-class SegmentSummary(TypedDict):
-    """A summary, for printing, of one segment that the learner could not train on."""
-
-    steps: int
-    generation: int
-    episode_id: int
-    segment_index: int
-    ended: str
-    episode_return: float | str | None
-    episode_length: int | None
-    columns: dict[str, ColumnSummary]
-
-
-@final
-class UnreadableDeadLetter(TypedDict):
-    """The entry that replaces `SegmentSummary` if a segment in a dead letter cannot be read.
-
-    Its text ``problem`` is the reason.
-    """
-
-    problem: str
-
-
 def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
-    """Print a list of a run's dead letters (files with data that the learner could not train on), oldest first."""
+    """Print a list of a run's dead letters, oldest first."""
     letters, undescribed = _letters(run, client_id)
     if as_json:
         print_line(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
@@ -93,7 +52,7 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
-    """Print the content of one dead letter, a file with data that the learner could not train on."""
+    """Print the content of one dead letter."""
     letters, _ = _letters(run, client_id)
     letter: StoredDeadLetter | None
     if which.isascii() and which.isdigit():
@@ -104,7 +63,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
     else:
         path = Path(which)
         path = path.with_suffix(".msg") if path.suffix == ".json" else path
-        letter = next((found for _, found in letters if found.path.resolve() == path.resolve()), None)
+        letter = next((other for _, other in letters if other.path.resolve() == path.resolve()), None)
     about = _plain(letter) if letter is not None else {"path": str(path)}
     segments, problem = _content(path)
     if as_json:
@@ -123,7 +82,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
-    """Remove all dead letters (files with data that the learner could not train on) of a run, or those of one client."""
+    """Remove all dead letters of a run, or those of one client."""
     letters, undescribed = _letters(run, client_id)
     paths = [letter.path for _, letter in letters] + (undescribed if client_id is None else [])
     try:
@@ -141,17 +100,17 @@ def clear_letters(run: Path, client_id: str | None) -> None:
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
-    """Return a run's dead letters (stored data unfit for training) with numbers, and the paths of those without a description.
+    """Return the dead letters of a client or all, and the paths of those without a description.
 
-    The letters are numbered from 1, oldest first. The numbers count the letters of all clients.
+    The numbers count the letters of all clients from 1, oldest first.
     """
     if not run.is_dir():
         raise RunDirectoryError(f"{run} is not a run directory; give the --run-dir of `rl4sys-learner serve`")
     dead = run / "dead"
-    found = list_letters(dead)
-    known = {letter.path for letter in found}
+    letters = list_letters(dead)
+    known = {letter.path for letter in letters}
     undescribed = sorted(path for path in dead.glob("*/*.msg") if path not in known)
-    return [(n, letter) for n, letter in enumerate(found, 1) if client_id in (None, letter.client_id)], undescribed
+    return [(n, letter) for n, letter in enumerate(letters, 1) if client_id in (None, letter.client_id)], undescribed
 
 
 def _when(letter: StoredDeadLetter) -> str:
@@ -168,11 +127,8 @@ def _plain(letter: StoredDeadLetter) -> dict[str, object]:
 # ---- the content of a letter
 
 
-def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], str]:
-    """Return summaries of the segments (pieces of trajectories) in a dead letter, a file with data unfit for training.
-
-    The second result is a text about a problem with the file, empty without one.
-    """
+def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Return summaries of the segments in a dead letter, and a problem with the file, or ""."""
     try:
         problem = _outline(path)
         if problem:
@@ -180,23 +136,20 @@ def _content(path: Path) -> tuple[list[SegmentSummary | UnreadableDeadLetter], s
         message = decode(read_letter(path))
         if not isinstance(message, Submit):
             return [], f"it contains a {type(message).__name__}, not a Submit"
-        found = read_submit(message)
+        segments = read_submit(message)
     except OSError as exc:
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except (ProtocolError, ValueError) as exc:
         return [], str(exc)
-    described: list[SegmentSummary | UnreadableDeadLetter] = [
-        {"problem": str(s)} if isinstance(s, ProtocolError) else _described(s) for s in found[:MAX_SEGMENTS_SHOWN]
+    described: list[dict[str, Any]] = [
+        {"problem": str(s)} if isinstance(s, ProtocolError) else _described(s) for s in segments[:MAX_SEGMENTS_SHOWN]
     ]
-    hidden = len(found) - len(described)
-    return described, f"only the first {MAX_SEGMENTS_SHOWN} segments are shown, of {len(found)}" if hidden else ""
+    hidden = len(segments) - len(described)
+    return described, f"only the first {MAX_SEGMENTS_SHOWN} segments are shown, of {len(segments)}" if hidden else ""
 
 
 def _outline(path: Path) -> str:
-    """Check the frame lengths in a file with data unfit for training, and return the problem as text, empty without one.
-
-    This check runs before the file is read, because a damaged file can claim millions of frames.
-    """
+    """Check the frame lengths in a file before it is read, because a damaged one can claim millions of frames."""
     if not path.is_file():
         raise OSError("no such file" if not path.exists() else "not a regular file")
     size = path.stat().st_size
@@ -218,7 +171,7 @@ def _outline(path: Path) -> str:
     return "" if frames else "empty"
 
 
-def _described(segment: Segment) -> SegmentSummary:
+def _described(segment: Segment) -> dict[str, Any]:
     how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
     columns = [
         *_named("observations", segment.observation_leaves),
@@ -245,19 +198,19 @@ def _named(name: str, leaves: list[NDArray[Any]]) -> list[tuple[str, NDArray[Any
     return [(name, leaves[0])] if len(leaves) == 1 else [(f"{name}[{n}]", leaf) for n, leaf in enumerate(leaves)]
 
 
-def _column(column: NDArray[Any]) -> ColumnSummary:
-    out: ColumnSummary = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
+def _column(column: NDArray[Any]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
     values: NDArray[Any] = column
     if column.dtype.kind == "f":
         finite = np.isfinite(column)
-        out["not_finite"] = int(column.size - np.count_nonzero(finite))
+        summary["not_finite"] = int(column.size - np.count_nonzero(finite))
         values = column[finite]
     if values.size:
-        out["min"], out["max"] = values.min().item(), values.max().item()
-    return out
+        summary["min"], summary["max"] = values.min().item(), values.max().item()
+    return summary
 
 
-def _segment_lines(segment: SegmentSummary | UnreadableDeadLetter) -> Iterator[str]:
+def _segment_lines(segment: dict[str, Any]) -> Iterator[str]:
     if "problem" in segment:
         yield f"segment    cannot be read: {segment['problem']}"
         return

@@ -20,13 +20,13 @@ import numpy as np
 from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.child_process import ChildProcess, end_text
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
-from rl4sys_zmq.cli.children import actor_environment
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
 from rl4sys_zmq.cli.serve import await_status, warm_up
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
+from rl4sys_zmq.fleet.process import actor_environment
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
@@ -43,7 +43,7 @@ SHUTDOWN_S = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """The values of the options of the command ``rl4sys-learner demo``. The help of the command describes them."""
+    """The options of ``rl4sys-learner demo``; see its help."""
 
     env_id: str
     algorithm: str
@@ -59,12 +59,9 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """The task that a demo trains: an environment, an algorithm, and the settings for both.
+    """The task that a demo trains.
 
     Attributes:
-        env_id: The Gymnasium id of the environment.
-        algorithm: The name of the algorithm, in capitals.
-        preset: The parameters of the algorithm and the number of actors and environments.
         target: The mean return to reach. None: unknown. The demo then runs until its time limit.
     """
 
@@ -75,15 +72,12 @@ class DemoTask:
 
     @property
     def client_id(self) -> str:
-        """The name of the trained policy: the id of the environment, with ``-`` for characters not allowed in a file name."""
+        """The id of the environment, with ``-`` for characters not allowed in a file name."""
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.env_id).strip(".")
 
 
 def demo(options: DemoOptions) -> int:
-    """Train until the target is reached or the time limit is over, and return the exit code.
-
-    The exit code is 0 if the target was reached, or if the task has no known target. Otherwise it is 1.
-    """
+    """Train until the target is reached or the time limit is over, and return the exit code."""
     outlive_output()
     ALGORITHMS.require(options.algorithm)
     require("learner", "torch", "tensorboard", "rich", "matplotlib")
@@ -111,7 +105,7 @@ def demo(options: DemoOptions) -> int:
             if learner.config.engine == "thread":  # a worker process imports the algorithm itself
                 warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
-                outcome.take(report, task)
+                outcome.update(report, task)
                 progress.show(report, _note(elapsed_s, task, options))
                 if outcome.done(options) or elapsed_s >= options.max_seconds:
                     break
@@ -120,7 +114,7 @@ def demo(options: DemoOptions) -> int:
 
 
 def find_task(options: DemoOptions) -> DemoTask:
-    """Return the task that the options describe. Without settings of the algorithm for the environment, defaults apply."""
+    """Return the task of the options. Without a preset of the algorithm for the environment, defaults apply."""
     name = algorithm_key(options.algorithm)
     preset = ALGORITHMS.get(name).presets.get(options.env_id)
     target = options.target
@@ -136,10 +130,7 @@ def find_task(options: DemoOptions) -> DemoTask:
 
 
 def _probe(env_id: str, algorithm: str) -> float | None:
-    """Create the environment once to check it, and return the mean return at which it counts as solved.
-
-    The result is None if Gymnasium does not define this return.
-    """
+    """Create the environment once to check it, and return the mean return at which it counts as solved, if it has one."""
     from rl4sys_zmq.cli.act import environment_spaces, make_environments
 
     (env,) = make_environments(env_id, 1)
@@ -152,7 +143,7 @@ def _probe(env_id: str, algorithm: str) -> float | None:
 
 
 def learner_config(task: DemoTask, options: DemoOptions, run_dir: Path) -> LearnerConfig:
-    """Return the configuration of a learner on a free port of this machine that trains the policy of the task."""
+    """Return the configuration of a learner on a free port that trains the policy of the task."""
     client = ClientConfig(
         algorithm_name=task.algorithm,
         algorithm_parameters=dict(task.preset.parameters),
@@ -170,11 +161,7 @@ def learner_config(task: DemoTask, options: DemoOptions, run_dir: Path) -> Learn
 
 
 class ActorProcesses(Resource):
-    """The actor processes of a demo.
-
-    Each actor process ends when the pipe at its stdin closes. Therefore it ends with this process, even if this process is
-    killed.
-    """
+    """The actor processes of a demo. Each ends when the pipe at its stdin closes, even if this process is killed."""
 
     def __init__(self, address: str, task: DemoTask, options: DemoOptions, run_dir: Path) -> None:
         self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
@@ -205,7 +192,7 @@ class ActorProcesses(Resource):
             raise
 
     def check(self) -> None:
-        """Check that all actor processes still run."""
+        """Raise an exception with the last output of an actor process that has ended."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.poll() is not None:
                 lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
@@ -215,7 +202,6 @@ class ActorProcesses(Resource):
                 )
 
     def stop(self) -> None:
-        """Send SIGTERM to all processes, without waiting."""
         if not self._stopped:
             self._stopped = True
             for process in self._processes:
@@ -233,7 +219,7 @@ class ActorProcesses(Resource):
 
 
 class DemoProgress:
-    """The progress of the command ``demo`` towards its target return, updated from the learner's status reports.
+    """The progress of a demo towards its target return.
 
     Attributes:
         reached_steps: The number of steps at which the target was reached, or None before that.
@@ -244,8 +230,8 @@ class DemoProgress:
         self.reached_steps: int | None = None
         self.client: Mapping[str, Any] = {}
 
-    def take(self, report: Mapping[str, Any], task: DemoTask) -> None:
-        """Update the progress from a status report of the learner. Raise `ClientFailed` if the training has failed."""
+    def update(self, report: Mapping[str, Any], task: DemoTask) -> None:
+        """Update the progress. Raise `ClientFailed` if the training has failed."""
         self.client = report["clients"].get(task.client_id, {})
         if self.client and self.client["state"] == "failed":
             raise ClientFailed(task.client_id, self.client["error"])
@@ -255,18 +241,16 @@ class DemoProgress:
 
     @property
     def reached(self) -> bool:
-        """True if the mean return has ever reached the target."""
         return self.reached_steps is not None
 
     def done(self, options: DemoOptions) -> bool:
-        """Return True if the demo can end: the target was reached, and with ``--hold`` twice as many steps were made."""
+        """Return True if the target was reached, and with ``--hold`` twice as many steps were made."""
         return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 
 def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield pairs of a status report of the learner and the seconds since the first actor joined (0 before that)."""
+    """Yield status reports, each with the seconds since the first actor joined (0 before that)."""
     began: float | None = None
-    signals = SignalHandlers.current
     while True:
         actors.check()
         report = await_status(learner)
@@ -276,8 +260,7 @@ def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterat
                 began = time.monotonic()
             yield report, time.monotonic() - began if began is not None else 0.0
         time.sleep(POLL_S)
-        if signals is not None:
-            signals.check()
+        check_signals()
 
 
 def _note(elapsed_s: float, task: DemoTask, options: DemoOptions) -> str:
@@ -286,7 +269,7 @@ def _note(elapsed_s: float, task: DemoTask, options: DemoOptions) -> str:
 
 
 def summarise(task: DemoTask, options: DemoOptions, run_dir: Path, outcome: DemoProgress) -> int:
-    """Draw the learning curve, print a summary from the run's log, and return the exit code of the command."""
+    """Draw the learning curve, print a summary from the run's log, and return the exit code."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
     print_line()
     for name, value in _facts(task, curves[0] if curves else None, outcome):

@@ -16,23 +16,20 @@ WIDTH = max(map(len, STAGES))
 
 
 def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s: float) -> int:
-    """Test the connection to a learner in stages, print a line for each stage, and return the exit code.
-
-    The exit code is 1 if a stage fails, otherwise 0.
-    """
-    given = read_mapping(config_path) if config_path is not None else {}
+    """Test the connection in stages, print a line for each, and return the exit code: 1 if a stage fails."""
+    document = read_mapping(config_path) if config_path is not None else {}
     # Check the address as an actor does. The configuration may have another address, which is not used.
-    config = AgentConfig.from_mapping({"client_id": "doctor", **given}, source=str(config_path or ""), server_address=address)
-    if config_path is not None and "client_id" not in given:
+    config = AgentConfig.from_mapping({"client_id": "doctor", **document}, source=str(config_path or ""), server_address=address)
+    if config_path is not None and "client_id" not in document:
         raise ConfigError(
             "client_id is missing; an actor sends it, so add it to the file", key="client_id", source=str(config_path)
         )
     file = keys or config.keys
     ours = read_user_keys(file)[1] if file is not None else None
     code = 0
-    for found in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
-        print_line(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))
-        if found.remedy:
-            print_line(printable(f"{'':<{WIDTH}}           {found.remedy}"))
-        code = FAILED if found.state == "FAIL" else code
+    for result in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
+        print_line(printable(f"{result.stage:<{WIDTH}}  {result.state:<7}  {result.text}".rstrip()))
+        if result.remedy:
+            print_line(printable(f"{'':<{WIDTH}}           {result.remedy}"))
+        code = FAILED if result.state == "FAIL" else code
     return code

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import json as json_module
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.cli.act import make_environments
-from rl4sys_zmq.cli.app import as_config_error, print_line, require
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.app import one_line, print_line, require
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.ops.episodes import check_spaces, play_episode
@@ -22,53 +21,47 @@ RESAMPLES = 10_000
 LEVEL = 0.95
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateOptions:
-    """The values of the options of the command ``rl4sys-actor evaluate``. The help of the command describes them."""
-
-    policy: Path | None
-    run: Path | None
-    client: str | None
-    env: str
-    episodes: int
-    seed: int
-    explore: bool
-    json: bool
-    render: bool
-    video: Path | None
-
-
-def evaluate(options: EvaluateOptions) -> None:
-    """Run episodes of an environment with a stored policy, and print the mean return and other statistics."""
-    folder = options.policy
-    if options.run is not None:
-        folder, _ = newest_policy(options.run, options.client)
+def evaluate(
+    *,
+    policy: Path | None,
+    run: Path | None,
+    client: str | None,
+    env: str,
+    episodes: int,
+    seed: int,
+    explore: bool,
+    json: bool,
+    render: bool,
+    video: Path | None,
+) -> None:
+    """Run episodes with a stored policy, and print the mean return and other statistics."""
+    folder = policy
+    if run is not None:
+        folder, _ = newest_policy(run, client)
     assert folder is not None  # the command line has either --policy or --run
-    seeds = np.random.SeedSequence(options.seed)
-    with FrozenAgent(folder, explore=options.explore, seed=options.seed) as agent:
-        env = _environment(options)
+    seeds = np.random.SeedSequence(seed).generate_state(episodes)
+    with FrozenAgent(folder, explore=explore, seed=seed) as agent:
+        environment = _environment(env, render, video)
         try:
-            check_spaces(agent, env, options.env)
-            signals = SignalHandlers.current
-            check = signals.check if signals is not None else None
-            episodes = [play_episode(agent, env, int(seed), check) for seed in seeds.generate_state(options.episodes)]
+            check_spaces(agent, environment, env)
+            played = [play_episode(agent, environment, int(number), check_signals) for number in seeds]
         finally:
-            env.close()
-    returns = np.array([total for total, _ in episodes])
-    lengths = [length for _, length in episodes]
+            environment.close()
+    returns = np.array([total for total, _ in played])
+    lengths = [length for _, length in played]
     figures: dict[str, Any] = {
-        "env": options.env,
+        "env": env,
         "policy": str(folder),
         "client_id": agent.origin.client_id,
         "algorithm": agent.origin.algorithm_name,
         "generation": agent.generation,
         "version": agent.version,
         "digest": f"{agent.digest:016x}",
-        "explore": options.explore,
-        "seed": options.seed,
-        "episodes": options.episodes,
+        "explore": explore,
+        "seed": seed,
+        "episodes": episodes,
         "mean_return": float(returns.mean()),
-        "interval": bootstrap_interval(returns, options.seed),
+        "interval": bootstrap_interval(returns, seed),
         "median": float(np.median(returns)),
         "min": float(returns.min()),
         "max": float(returns.max()),
@@ -77,12 +70,12 @@ def evaluate(options: EvaluateOptions) -> None:
         "returns": returns.tolist(),
         "lengths": lengths,
     }
-    if options.json:
-        print_line(json.dumps(figures))
+    if json:
+        print_line(json_module.dumps(figures))
         return
     _print(figures)
-    if options.video is not None:
-        print_line(f"videos in {options.video}")
+    if video is not None:
+        print_line(f"videos in {video}")
 
 
 def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float] | None:
@@ -98,22 +91,21 @@ def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[floa
     return float(low), float(high)
 
 
-def _environment(options: EvaluateOptions) -> Any:
-    if options.video is None:
-        [env] = make_environments(options.env, 1, "human" if options.render else None)
+def _environment(env_id: str, render: bool, video: Path | None) -> Any:
+    if video is None:
+        [env] = make_environments(env_id, 1, "human" if render else None)
         return env
     require("video", "gymnasium", "moviepy")
     import gymnasium
 
-    [env] = make_environments(options.env, 1, "rgb_array")
+    [env] = make_environments(env_id, 1, "rgb_array")
     try:
-        with as_config_error(gymnasium.error.Error, ValueError, OSError):
-            return gymnasium.wrappers.RecordVideo(
-                env, str(options.video), episode_trigger=lambda _: True, name_prefix="episode", disable_logger=True
-            )
-    except ConfigError:
+        return gymnasium.wrappers.RecordVideo(
+            env, str(video), episode_trigger=lambda _: True, name_prefix="episode", disable_logger=True
+        )
+    except (gymnasium.error.Error, ValueError, OSError) as exc:
         env.close()
-        raise
+        raise ConfigError(one_line(exc) or type(exc).__name__) from exc
 
 
 def _print(figures: dict[str, Any]) -> None:

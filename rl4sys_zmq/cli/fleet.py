@@ -20,8 +20,7 @@ import numpy as np
 
 from rl4sys_zmq.cli.act import RunOptions
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
-from rl4sys_zmq.cli.children import actor_environment
-from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, end_with_stdin
+from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, check_signals, end_with_stdin
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.learner import ray_address
 from rl4sys_zmq.config.options import check_value
@@ -29,22 +28,19 @@ from rl4sys_zmq.config.rl4sys import expand_sections
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet import ActorEngine, Fleet, FleetConfig, FleetStatus, ProcessEngine, SizeLimits
 from rl4sys_zmq.fleet.engine import TERMINATE_S
+from rl4sys_zmq.fleet.process import actor_environment
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.standard_streams import outlive_output
 
 POLL_S = 0.1
 SHOW_S, JSON_S, VERBOSE_S, LINES_S = 0.25, 1.0, 5.0, 60.0
 DRAIN_SLACK_S = {"process": 2.0, "ray": 10.0}
-"""The time beyond the grace that a fleet has to end after a signal, in seconds, for each engine. Ray itself needs some."""
+"""The time beyond the grace that a fleet has to end after a signal, by engine. Ray itself needs some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """The options of ``rl4sys-actor run`` for a fleet. The help of the command describes them.
-
-    Attributes:
-        run: The options that each actor has.
-    """
+    """The options of ``rl4sys-actor run`` for a fleet; see its help. `run` has those of each actor."""
 
     run: RunOptions
     engine: str
@@ -57,12 +53,7 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class SharedPaths:
-    """The parts of the configuration that each actor of a fleet has in a form of its own.
-
-    Attributes:
-        actor_id: The beginning of the names of the actors.
-        spool: The folder with a spool for each actor, or None.
-    """
+    """The options that each actor of a fleet has in a form of its own: `actor_id` begins its name, `spool` is a folder."""
 
     actor_id: str
     spool: Path | None
@@ -91,8 +82,7 @@ def run_fleet(options: FleetOptions) -> None:
             while not fleet.done and not drain_asked.is_set():
                 fleet.tick(POLL_S)
                 display.show(fleet.status())
-                if signals is not None:
-                    signals.check()
+                check_signals()
             _drain(fleet, display, options.grace_s)
         except StopSignalReceived:
             _drain(fleet, display, options.grace_s)
@@ -110,7 +100,6 @@ def _drain(fleet: Fleet, display: _FleetDisplay, grace_s: float) -> None:
 
 
 def fleet_config(options: FleetOptions) -> FleetConfig:
-    """Return the configuration of the fleet."""
     low, actors, high = options.min_actors, options.num_actors, options.max_actors
     if (low is None) != (high is None):
         raise ConfigError("give both --min-actors and --max-actors, or neither", key="min_actors")
@@ -131,16 +120,15 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
 
 
 def shared_paths(run: RunOptions, *, resizes: bool) -> SharedPaths:
-    """Return what the actors of a fleet have in different forms, from the options and the configuration file."""
-    given: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
-    if given.get("policy_cache") is not None:
-        words = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
-        raise ConfigError(f"{run.config_path}: {words}", key="policy_cache")
-    if resizes and (given.get("overflow", "wait") != "wait" or given.get("explore") is False):
-        words = "--min-actors and --max-actors need actors that wait for the learner: set overflow to wait and explore to true"
-        raise ConfigError(f"{run.config_path}: {words}", key="overflow")
-    spool = run.spool if run.spool is not None else given.get("spool")
-    name = run.actor_id or given.get("actor_id") or f"fleet-{secrets.token_hex(4)}"
+    document: Mapping[str, Any] = expand_sections(read_mapping(run.config_path)) if run.config_path is not None else {}
+    if document.get("policy_cache") is not None:
+        problem = "policy_cache: the actors of a fleet cannot share a file; use `spool`, which has one for each actor"
+        raise ConfigError(f"{run.config_path}: {problem}", key="policy_cache")
+    if resizes and (document.get("overflow", "wait") != "wait" or document.get("explore") is False):
+        problem = "--min-actors and --max-actors need actors that wait for the learner: set overflow to wait and explore to true"
+        raise ConfigError(f"{run.config_path}: {problem}", key="overflow")
+    spool = run.spool if run.spool is not None else document.get("spool")
+    name = run.actor_id or document.get("actor_id") or f"fleet-{secrets.token_hex(4)}"
     return SharedPaths(str(name), Path(str(spool)) if spool is not None else None)
 
 
@@ -193,16 +181,16 @@ def _processes(options: FleetOptions, shared: SharedPaths, display: _FleetDispla
 def _ray_actors(options: FleetOptions, shared: SharedPaths, display: _FleetDisplay) -> ActorEngine:
     from rl4sys_zmq.fleet.ray_engine import RayActorEngine
 
-    given = None if options.ray_address is None else check_value("ray_address", options.ray_address, ray_address)
+    cluster = None if options.ray_address is None else check_value("ray_address", options.ray_address, ray_address)
     run = options.run
 
-    def path(given: Path | None) -> Path | None:
-        return None if given is None else given.absolute()
+    def path(cluster: Path | None) -> Path | None:
+        return None if cluster is None else cluster.absolute()
 
     run = replace(run, config_path=path(run.config_path), keys=path(run.keys))
     shared = replace(shared, spool=path(shared.spool))
     return RayActorEngine(
-        lambda index, start: actor_command(run, shared, index, start)[1:], given, _on_output(run, display), display.event
+        lambda index, start: actor_command(run, shared, index, start)[1:], cluster, _on_output(run, display), display.event
     )
 
 
@@ -214,28 +202,25 @@ ENGINES: Mapping[str, Callable[[FleetOptions, SharedPaths, _FleetDisplay], Actor
 
 
 class _FleetDisplay(Resource):
-    """The output of a fleet: one line with the figures of all actors every few seconds, and a line for each event."""
+    """The output of a fleet: its figures every few seconds, and a line for each event."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._shown_at = time.monotonic()
 
     def show(self, status: FleetStatus) -> None:
-        """Show the figures if the interval has passed since the last time."""
+        """Write the figures if the interval has passed since the last time."""
         if time.monotonic() - self._shown_at >= self._every_s:
             self._shown_at = time.monotonic()
             self.write(status)
 
     def write(self, status: FleetStatus) -> None:
-        """Write the figures."""
         print_line(f"{strftime('%Y-%m-%d %H:%M:%S')} {status.line()}")
 
     def event(self, text: str) -> None:
-        """Write a line about an event."""
         print_line(f"{strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def last(self, status: FleetStatus) -> None:
-        """Write the last figures."""
         self.write(status)
 
     def close(self) -> None:
@@ -243,7 +228,7 @@ class _FleetDisplay(Resource):
 
 
 class _JsonDisplay(_FleetDisplay):
-    """The output for programs: the figures as a line of JSON on stdout each second. Events go to stderr."""
+    """The output for programs: a line of JSON each second. Events go to stderr."""
 
     def write(self, status: FleetStatus) -> None:
         print_line(json.dumps(asdict(status)))
@@ -253,7 +238,7 @@ class _JsonDisplay(_FleetDisplay):
 
 
 class _TerminalDisplay(_FleetDisplay):
-    """The output on a terminal: a line with the figures that is written again in place."""
+    """The output on a terminal: a line that is written again in place."""
 
     def write(self, status: FleetStatus) -> None:
         line = status.line()[: shutil.get_terminal_size().columns - 1]

@@ -1,6 +1,6 @@
 """The command ``rl4sys-learner keys``: creates the keys of a learner, and adds or removes users in its access list.
 
-The access list is a TOML file with one table for each user. People also edit this file by hand. Therefore the command appends or
+The access list is a TOML file with one table for each user, which people also edit by hand. Therefore the command appends or
 removes a table as text, which keeps comments. The new text is parsed before it replaces the file.
 """
 
@@ -62,7 +62,7 @@ _FILE_HEADER = """\
 
 
 def make_keys(folder: Path) -> None:
-    """Create the learner's keys and an empty list of users, and print the state of each file. Existing files are not changed."""
+    """Create the learner's keys and an empty list of users, and print the state of each file. Existing ones are not changed."""
     secret, public = folder / LEARNER_SECRET, folder / LEARNER_PUBLIC
     with _locked(folder, make=True):
         if secret.exists() or secret.is_symlink():
@@ -135,7 +135,7 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
 
 
 def revoke_user(folder: Path, name: str) -> None:
-    """Remove a user from the access list. A running learner refuses the user's key within a second."""
+    """Remove a user from the access list."""
     users = folder / USERS_FILE
     with _locked(folder):
         text, mode = _read(users)
@@ -176,7 +176,7 @@ def _date(text: str) -> str:
 
 
 def _without_table(text: str, name: str) -> str:
-    """Return the text of the access list without the table of one user and the subtables of that table.
+    """Return the text of the access list without the table of one user and its subtables.
 
     Comments between the table and the next header stay, because they can belong to the next table.
     """
@@ -201,14 +201,14 @@ def _without_table(text: str, name: str) -> str:
 
 
 def _header(line: str) -> str:
-    """Return the user in the header of a TOML table, such as ``edge-7`` for ``[edge-7.quota]``, or "" for any other line."""
+    """Return the user in the header of a table, such as ``edge-7`` for ``[edge-7.quota]``, or "" for any other line."""
     if not line.lstrip().startswith("["):
         return ""
     try:
-        found = tomllib.loads(line)
+        table = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
         return ""
-    return next(iter(found), "")
+    return next(iter(table), "")
 
 
 def _read(path: Path) -> tuple[str, int]:
@@ -217,10 +217,10 @@ def _read(path: Path) -> tuple[str, int]:
 
 
 def _parsed(text: str, path: Path) -> dict[str, object]:
-    found = _parsed_or_none(text)
-    if found is None:
+    tables = _parsed_or_none(text)
+    if tables is None:
         raise ConfigError("not TOML", source=str(path))
-    return found
+    return tables
 
 
 def _parsed_or_none(text: str) -> dict[str, object] | None:
@@ -238,9 +238,9 @@ def _replace(path: Path, text: str, mode: int) -> None:
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 if target.exists():
-                    found = target.stat()
+                    before = target.stat()
                     with contextlib.suppress(PermissionError):  # keep the owner: root may edit the list of another account
-                        os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                        os.fchown(file.fileno(), before.st_uid, before.st_gid)
                 os.fchmod(file.fileno(), mode)
                 file.write(text)
                 file.flush()
@@ -257,7 +257,7 @@ def _replace(path: Path, text: str, mode: int) -> None:
 
 @contextmanager
 def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
-    """Hold a lock on the folder, so that two concurrent commands do not overwrite each other's changes."""
+    """Lock the folder, so that two commands do not overwrite each other's changes."""
     try:
         if make:
             make_private(folder)

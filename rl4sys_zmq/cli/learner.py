@@ -74,51 +74,30 @@ def serve(
     *,
     port: int | None,
     bind: str | None,
-    pub: str | None,
-    inference: str | None,
-    advertise: str | None,
     config: Path | None,
-    run_dir: Path | None,
-    resume: str | None,
     init: Path | None,
     client: str | None,
-    keys: Path | None,
     users: Path | None,
     max_memory: int | None,
-    engine: str | None,
-    ray_address: str | None,
     debug: bool,
     insecure: bool,
+    **options: Any,
 ) -> None:
     """Serve actors until Ctrl-C or SIGTERM.
 
     The first line of output has the address. If a client fails, its error is shown and the other clients continue. The run
     directory holds all acknowledged data and checkpoints of each client, so that a learner that was killed can continue.
     """
-    from rl4sys_zmq.cli.serve import ServeOptions
     from rl4sys_zmq.cli.serve import serve as run
 
     if port is not None and bind is not None:
         raise click.UsageError("give either --port or --bind")
     if client is not None and init is None:
         raise click.UsageError("--client applies to --init")
-    given: dict[str, Any] = {
-        "bind": bind,
-        "pub": pub,
-        "inference": inference,
-        "advertise": advertise,
-        "run_dir": run_dir,
-        "resume": resume,
-        "keys": keys,
-        "users_file": users,
-        "engine": engine,
-        "ray_address": ray_address,
-        "insecure": insecure or None,
-    }
-    if port is not None:
-        given["bind"] = f"tcp://127.0.0.1:{port}"
-    options = {k: v for k, v in given.items() if v is not None}
-    run(ServeOptions(config_path=config, options=options, debug=debug, max_memory_bytes=max_memory, init=init, client=client))
+    options |= {"users_file": users, "insecure": insecure or None}
+    options["bind"] = bind if port is None else f"tcp://127.0.0.1:{port}"
+    options = {key: value for key, value in options.items() if value is not None}
+    run(config, options, debug=debug, max_memory_bytes=max_memory, init=init, client=client)
 
 
 @main.command()
@@ -140,20 +119,7 @@ def serve(
 )
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
-def relay(
-    *,
-    upstream: str,
-    bind: str | None,
-    pub: str | None,
-    advertise: str | None,
-    upstream_keys: Path | None,
-    keys: Path | None,
-    users: Path | None,
-    max_memory: int | None,
-    debug: bool,
-    insecure: bool,
-    **limits: Any,
-) -> None:
+def relay(*, users: Path | None, max_memory: int | None, debug: bool, insecure: bool, **options: Any) -> None:
     """Pass the weights of the learner or relay at UPSTREAM on to actors and further relays, until Ctrl-C or SIGTERM.
 
     The first line of output has the address. Name the relay in the learner's configuration (relays), or in an actor's. Actors
@@ -162,19 +128,8 @@ def relay(
     from rl4sys_zmq.cli.relay import relay as run
     from rl4sys_zmq.memory_watch import memory_limit
 
-    given: dict[str, Any] = {
-        "upstream": upstream,
-        "bind": bind,
-        "pub": pub,
-        "advertise": advertise,
-        "upstream_keys": upstream_keys,
-        "keys": keys,
-        "users_file": users,
-        "max_memory_bytes": memory_limit(max_memory),
-        "insecure": insecure or None,
-        **limits,
-    }
-    run({key: value for key, value in given.items() if value is not None}, debug=debug)
+    options |= {"users_file": users, "max_memory_bytes": memory_limit(max_memory), "insecure": insecure or None}
+    run({key: value for key, value in options.items() if value is not None}, debug=debug)
 
 
 @main.command()

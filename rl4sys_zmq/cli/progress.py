@@ -22,22 +22,19 @@ RATE_WINDOW_S = 3.0
 REFRESH_S = 0.25
 LINES_S = 3.0
 FREQUENT_LINES, LATER_LINES_S = 20, 60.0
-"""The number of lines about a client at the usual interval, and the interval after them, in seconds, unless stdout is a terminal.
-
-A file would otherwise get thousands of lines a day.
-"""
+"""The number of lines about a client at the usual interval, and the interval after them, unless stdout is a terminal."""
 LINE_COLUMNS = 100
-"""The width at which lines for pipes and files are broken, in characters."""
+"""The width at which lines for pipes and files are broken."""
 
 
 class StatusDisplay(Resource):
-    """The display of a running learner's status, which each status report updates."""
+    """The display of a running learner's status."""
 
     def __init__(self) -> None:
         self._rates = _StepRates()
 
     def show(self, report: Mapping[str, Any], note: str = "") -> None:
-        """Show a status report, followed by a note. The display limits how often it prints, so call this at any rate."""
+        """Show a status report and a note. The display limits how often it prints, so call this at any rate."""
         self._show(self._rates.applied(client_rows(report)), note)
 
     @abstractmethod
@@ -45,7 +42,7 @@ class StatusDisplay(Resource):
 
 
 def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDisplay:
-    """Configure logging, and return a display: a table if stdout is a terminal and ``rich`` is installed, otherwise lines."""
+    """Configure logging, and return a display: a table if stdout is a terminal and ``rich`` is installed, else lines."""
     if sys.stdout.isatty():
         with contextlib.suppress(ModuleNotFoundError):
             return _TableDisplay(debug)
@@ -54,7 +51,7 @@ def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDis
 
 
 class _StepRates:
-    """The measurement of the training steps per second of each client, over the last `RATE_WINDOW_S`."""
+    """The steps per second of each client, over the last `RATE_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
@@ -75,14 +72,9 @@ class _StepRates:
 
 
 class _LineDisplay(StatusDisplay):
-    """The display of a learner's status for pipes and files.
-
-    It prints a line about a client at once if its state has changed, and every few seconds if its figures have changed. A line
-    begins with the local time.
-    """
+    """The display for pipes and files: a line about a client if its state changes, or at intervals if its figures do."""
 
     def __init__(self, every_s: float, later_s: float) -> None:
-        """Create the display. `every_s` is the interval of the first lines about a client, and `later_s` that of the others."""
         super().__init__()
         self._every_s, self._later_s = every_s, later_s
         self._said: dict[str, tuple[float, ClientStatusRow]] = {}
@@ -118,7 +110,7 @@ def _news(row: ClientStatusRow | None) -> object:
 
 
 class _TableDisplay(StatusDisplay):
-    """The display of a learner's status for terminals: a table that is redrawn in place."""
+    """The display for terminals: a table that is redrawn in place."""
 
     def __init__(self, debug: bool) -> None:
         from rich.console import Console

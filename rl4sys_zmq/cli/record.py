@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.cli.app import print_line
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.learner.training.minari_episodes import read_minari
@@ -21,54 +21,39 @@ from rl4sys_zmq.values.observations import flat_space
 from rl4sys_zmq.values.spaces import FlatSpace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordOptions:
-    """The values of the options of the command ``rl4sys-actor record``. The help of the command describes them."""
-
-    policy: Path | None
-    run: Path | None
-    client: str | None
-    env: str | None
-    minari: str | None
-    out: Path
-    episodes: int
-    seed: int
-    explore: bool
-
-
-def record(options: RecordOptions) -> None:
+def record(*, minari: str | None, env: str | None, out: Path, **playing: Any) -> None:
     """Play episodes with a stored policy, or read a dataset. Write them to a file, and print number, steps and mean return."""
     outlive_output()
-    if options.out.exists():
-        raise ConfigError(f"{options.out} exists; choose another file, or remove it", key="out")
-    if options.minari is not None:
-        source = f"the dataset {options.minari}"
-        observation_space, action_space, episodes = read_minari(options.minari)
+    if out.exists():
+        raise ConfigError(f"{out} exists; choose another file, or remove it", key="out")
+    if minari is not None:
+        source = f"the dataset {minari}"
+        observation_space, action_space, episodes = read_minari(minari)
     else:
-        assert options.env is not None  # as the command line has checked
-        source = options.env
-        observation_space, action_space, episodes = _play(options, options.env)
-    write_demonstrations(options.out, observation_space, action_space, episodes)
+        assert env is not None  # as the command line has checked
+        source = env
+        observation_space, action_space, episodes = _play(env, **playing)
+    write_demonstrations(out, observation_space, action_space, episodes)
     steps = sum(len(episode.actions) for episode in episodes)
     mean = float(np.mean([episode.rewards.sum() for episode in episodes if episode.rewards is not None]))
-    print_line(f"{len(episodes)} episodes of {source}, {steps:,} steps, mean return {mean:.1f}, in {options.out}")
+    print_line(f"{len(episodes)} episodes of {source}, {steps:,} steps, mean return {mean:.1f}, in {out}")
 
 
-def _play(options: RecordOptions, env_id: str) -> tuple[ObservationSpace, FlatSpace, list[Demonstration]]:
+def _play(
+    env_id: str, policy: Path | None, run: Path | None, client: str | None, episodes: int, seed: int, explore: bool
+) -> tuple[ObservationSpace, FlatSpace, list[Demonstration]]:
     """Play the episodes. Return the policy's spaces, and the episodes."""
-    folder = options.policy
-    if options.run is not None:
-        folder, _ = newest_policy(options.run, options.client)
+    folder = policy
+    if run is not None:
+        folder, _ = newest_policy(run, client)
     assert folder is not None  # the command line has either --policy or --run
-    signals = SignalHandlers.current
-    check = signals.check if signals is not None else None
-    seeds = np.random.SeedSequence(options.seed).generate_state(options.episodes)
-    with FrozenAgent(folder, explore=options.explore, seed=options.seed) as agent:
+    seeds = np.random.SeedSequence(seed).generate_state(episodes)
+    with FrozenAgent(folder, explore=explore, seed=seed) as agent:
         action_space = flat_space(agent.spec.action_space, "a file of demonstrations", "action")
         env = make_environment({"id": env_id})
         try:
             check_spaces(agent, env, env_id)
-            episodes = [record_episode(agent, env, int(seed), check) for seed in seeds]
+            played = [record_episode(agent, env, int(number), check_signals) for number in seeds]
         finally:
             env.close()
-        return agent.spec.observation_space, action_space, episodes
+        return agent.spec.observation_space, action_space, played

@@ -1,4 +1,4 @@
-"""The command ``rl4sys-learner relay``: runs a relay, which passes weights on, in the foreground until Ctrl-C or SIGTERM."""
+"""The command ``rl4sys-learner relay``: runs a relay in the foreground until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import RelayConfig
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.relay import Relay
@@ -21,20 +21,17 @@ DESCRIPTORS_PER_CHILD, OTHER_DESCRIPTORS = 2, 64
 
 
 def relay(options: Mapping[str, object], *, debug: bool) -> None:
-    """Run a relay until Ctrl-C or SIGTERM."""
     configure_logging(debug)
     outlive_output()
     config = RelayConfig.from_mapping(options)
     wanted = DESCRIPTORS_PER_CHILD * config.max_children + OTHER_DESCRIPTORS + RESERVE
     if (limit := raise_descriptor_limit(wanted)) < wanted:
         children = max(0, limit - OTHER_DESCRIPTORS - min(RESERVE, limit // 4)) // DESCRIPTORS_PER_CHILD
-        words = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
-        log.warning(words, limit, children, wanted)
-    signals = SignalHandlers.current
+        warning = "the limit of open files is %d, enough for %d children; raise the hard limit to %d, or lower --max-children"
+        log.warning(warning, limit, children, wanted)
     with Relay(config) as running:
         print_line(f"relay at {running.address} (weights {running.pub_address}) of {running.config.upstream}")
         while True:
             time.sleep(POLL_S)
-            if signals is not None:
-                signals.check()
+            check_signals()
             running.raise_if_dead()

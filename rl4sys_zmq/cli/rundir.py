@@ -1,4 +1,4 @@
-"""Creation of a new run directory, which no two runs share, and a summary of a run directory after its learner has ended."""
+"""Creation of a new run directory, which no two runs share, and a summary of one after its learner has ended."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from rl4sys_zmq.private import make_private, open_private
 def fresh_run_dir(preferred: Path) -> Iterator[Path]:
     """Create a run directory that no other run uses: `preferred`, or if that is in use `preferred`-2, -3, ...
 
-    A process reserves the directory by creating ``config.json`` in it, so that two processes never get the same directory. If the
-    ``with`` block raises an exception before anything is logged, the directory is removed.
+    The creation of ``config.json`` reserves it. If the block raises before anything is logged, the directory is removed.
     """
     for number in itertools.count(1):
         run_dir = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
@@ -55,11 +54,11 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class SavedAtStopData:
-    """The data for the message that `print_saved_at_stop` prints about a run when a signal ends it.
+    """The data for the message of `print_saved_at_stop`.
 
     Attributes:
-        run_dir: The run directory; None for a learner without files.
-        again: The end of the message, which says how to continue the run.
+        run_dir: None for a learner without files.
+        again: Says how to continue the run.
     """
 
     run_dir: Path | None = None
@@ -68,10 +67,7 @@ class SavedAtStopData:
 
 @contextmanager
 def print_saved_at_stop() -> Iterator[SavedAtStopData]:
-    """Print what was saved where, if a signal such as Ctrl-C ends the ``with`` block.
-
-    Put the ``with`` block of the learner inside this one, so that the learner is closed before the message is printed.
-    """
+    """Print what was saved where, if a signal ends the ``with`` block, which has that of the learner in it."""
     saved = SavedAtStopData()
     try:
         yield saved
@@ -82,7 +78,7 @@ def print_saved_at_stop() -> Iterator[SavedAtStopData]:
 
 
 def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
-    """Yield lines of text about the newest checkpoint of each client in a run directory."""
+    """Yield lines about the newest checkpoint of each client in a run directory."""
     if saved.run_dir is None:
         yield f"{signal}: the learner has ended; nothing was saved, because it had no run directory"
         return
@@ -90,12 +86,12 @@ def saved_lines(saved: SavedAtStopData, signal: str) -> Iterator[str]:
     for folder in sorted((saved.run_dir / CHECKPOINTS).glob("*")):
         try:
             newest = next(iter(CheckpointStore(folder).newest()), None)
-            found = read_manifest(newest) if newest is not None else None
+            manifest = read_manifest(newest) if newest is not None else None
         except CheckpointError as exc:
             yield f"  {exc}"
             continue
-        if found is not None:
-            counts = f"version {found.version:,}, {found.steps:,} steps, {found.episodes:,} episodes"
-            yield f"  {found.client_id}: checkpoint {found.number:,} with {counts}"
+        if manifest is not None:
+            counts = f"version {manifest.version:,}, {manifest.steps:,} steps, {manifest.episodes:,} episodes"
+            yield f"  {manifest.client_id}: checkpoint {manifest.number:,} with {counts}"
     if (saved.run_dir / JOURNAL).exists():
         yield f"  {JOURNAL} has the segments accepted since the checkpoints, if any; {saved.again}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir, print_saved_at_stop
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import SignalHandlers, check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
+from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
@@ -34,38 +35,23 @@ DESCRIPTORS_PER_ACTOR, OTHER_DESCRIPTORS = 2, 1024
 """The open files of a learner: one connection of each actor for messages and one for weights, and files and other peers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """The options of the command ``rl4sys-learner serve``, which runs a learner in the foreground.
-
-    Attributes:
-        config_path: A file with the learner's options.
-        options: Options that override those of the file.
-        debug: True to log everything.
-        max_memory_bytes: The limit on the process's memory. 0: no limit. None: the limit in the file, or, if the file sets none,
-            80 % of the available memory.
-        init: A policy folder or a file with weights, with which a client starts, unless it has a checkpoint.
-        client: The name of the client that `init` is for. None: the client that the policy folder names.
-    """
-
-    config_path: Path | None
-    options: Mapping[str, Any]
-    debug: bool
-    max_memory_bytes: int | None = None
-    init: Path | None = None
-    client: str | None = None
-
-
-def serve(given: ServeOptions) -> None:
-    """Run a learner until Ctrl-C or SIGTERM."""
+def serve(
+    path: Path | None,
+    overrides: Mapping[str, Any],
+    *,
+    debug: bool,
+    max_memory_bytes: int | None,
+    init: Path | None,
+    client: str | None,
+) -> None:
+    """Run a learner with the options of a file and `overrides`. The help of the command describes the other arguments."""
     require("learner", "torch", "tensorboard", "rich")
     outlive_output()
-    path, options = given.config_path, given.options
-    config = LearnerConfig.load(path, **options) if path is not None else LearnerConfig.from_mapping(options)
-    config = _with_init(config, given.init, given.client)
+    config = LearnerConfig.load(path, **overrides) if path is not None else LearnerConfig.from_mapping(overrides)
+    config = _with_init(config, init, client)
     import_plugins(config.plugins, path)
-    _check(config, path)
-    max_memory_bytes = given.max_memory_bytes
+    with with_source(str(path or "")):
+        check_buildable(config)
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         config = replace(config, max_memory_bytes=memory_limit(max_memory_bytes))
     if config.torch_threads is None:
@@ -89,29 +75,17 @@ def serve(given: ServeOptions) -> None:
         for client_id, entry in learner.config.clients.items():
             if entry.init is not None:
                 print_line(f"client {client_id} starts with the weights in {entry.init}, unless it has a checkpoint")
-        with make_progress(debug=given.debug) as progress:
+        with make_progress(debug=debug) as progress:
             while True:
                 time.sleep(POLL_S)
-                if signals is not None:
-                    signals.check()
+                check_signals()
                 report = await_status(learner)
                 if report is not None:
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
 
 
-def _check(config: LearnerConfig, path: Path | None) -> None:
-    """Check that the clients in the configuration can be built."""
-    try:
-        check_buildable(config)
-    except ConfigError as exc:
-        raise ConfigError(str(exc), key=exc.key, source=str(path) if path is not None else "") from exc
-
-
 def _with_init(config: LearnerConfig, init: Path | None, client_id: str | None) -> LearnerConfig:
-    """Return the configuration with the source of initial weights (``init``) set for one client, a policy with its learner.
-
-    The ``init`` paths of all clients are checked.
-    """
+    """Return the configuration with `init` set for one client, after a check of the ``init`` paths of all."""
     if init is not None:
         check_weights_source(init)
         if client_id is None and not init.is_dir():
@@ -151,7 +125,7 @@ def _likely(config: LearnerConfig) -> str:
 
 
 def start(config: LearnerConfig) -> Learner:
-    """Start a learner and return it. The learner continues an earlier run in its directory, or gets a new run directory."""
+    """Start a learner. It continues an earlier run in its directory, or gets a new run directory."""
     if config.run_dir is None:
         return Learner(config).start()
     if config.resume not in (AUTO, NEVER, ACCEPT_LOSS):
@@ -165,8 +139,8 @@ def start(config: LearnerConfig) -> Learner:
 def warm_up(algorithm: str) -> None:
     """Import an algorithm, which usually imports torch, before the learner needs it.
 
-    The import runs in a separate thread. In the main thread, a signal could leave torch half imported while the learner's network
-    thread still runs.
+    The import runs in a separate thread. In the main thread, a signal could leave torch half imported while the gateway still
+    runs.
     """
     failures: list[Exception] = []
 
@@ -187,7 +161,7 @@ def warm_up(algorithm: str) -> None:
 
 
 def await_status(learner: Learner) -> dict[str, Any] | None:
-    """Return the learner's status, or None if its network thread is too busy to reply."""
+    """Return the learner's status, or None if its gateway is too busy to reply."""
     try:
         learner.raise_if_dead()
         return learner.status()

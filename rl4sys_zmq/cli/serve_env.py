@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rl4sys_zmq.cli.app import configure_logging, print_line, require
-from rl4sys_zmq.cli.signals import SignalHandlers, end_with_stdin
+from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
 from rl4sys_zmq.standard_streams import outlive_output
 
 if TYPE_CHECKING:
@@ -20,62 +19,55 @@ POLL_S = 0.25
 VERBOSE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeEnvOptions:
-    """The values of the options of the command ``rl4sys-actor serve-env``. The help of the command describes them."""
-
-    env: str
-    count: int
-    port: int | None
-    bind: str | None
-    render_mode: str | None
-    lease: float
-    no_check: bool
-    keys: Path | None
-    insecure: bool
-    exit_with_stdin: bool
-    verbose: bool
-    debug: bool
-
-
-def serve_env(options: ServeEnvOptions) -> None:
-    """Serve Gymnasium environments of this machine to other processes and machines, until Ctrl-C or SIGTERM."""
-    if options.port is not None and options.bind is not None:
+def serve_env(
+    *,
+    env: str,
+    count: int,
+    port: int | None,
+    bind: str | None,
+    render_mode: str | None,
+    lease: float,
+    no_check: bool,
+    keys: Path | None,
+    insecure: bool,
+    exit_with_stdin: bool,
+    verbose: bool,
+    debug: bool,
+) -> None:
+    if port is not None and bind is not None:
         raise click.UsageError("give either --port or --bind")
     require("gym", "gymnasium")
     from rl4sys_zmq.ops.episodes import make_environment
     from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 
-    configure_logging(options.debug)
+    configure_logging(debug)
     outlive_output()
-    if options.exit_with_stdin:
+    if exit_with_stdin:
         end_with_stdin()
-    where = options.bind if options.bind is not None else DEFAULT_PORT if options.port is None else options.port
-    arguments = {"id": options.env} | ({} if options.render_mode is None else {"render_mode": options.render_mode})
+    where = bind if bind is not None else DEFAULT_PORT if port is None else port
+    arguments = {"id": env} | ({} if render_mode is None else {"render_mode": render_mode})
     with GymEnvServer(
         lambda: make_environment(arguments),
-        options.count,
+        count,
         bind=where,
-        lease_s=options.lease,
-        check_observations=not options.no_check,
-        keys=options.keys,
-        insecure=options.insecure,
+        lease_s=lease,
+        check_observations=not no_check,
+        keys=keys,
+        insecure=insecure,
     ) as server:
         server.start()
-        print_line(f"{options.count} x {options.env} at {server.address}; Ctrl-C ends it")
+        print_line(f"{count} x {env} at {server.address}; Ctrl-C ends it")
         try:
-            _watch(server, options.verbose)
+            _watch(server, verbose)
         finally:
             print_line(_summary(server))
 
 
 def _watch(server: GymEnvServer, verbose: bool) -> None:
-    signals = SignalHandlers.current
     said_s = time.monotonic()
     while True:
         time.sleep(POLL_S)
-        if signals is not None:
-            signals.check()
+        check_signals()
         server.raise_if_dead()
         if verbose and time.monotonic() - said_s >= VERBOSE_S:
             said_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C, SIGTERM and SIGHUP: the first raises an exception in the main thread, the second ends the process."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first raises an exception in the main thread, the second ends the process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _ASKED_TO_END = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class StopSignalReceived(BaseException):
-    """Raised in the main thread when a signal asks this process to end.
-
-    Like KeyboardInterrupt, this class does not derive from Exception, so that ``except Exception`` does not catch it.
-    """
+    """Raised in the main thread when a signal asks this process to end. ``except Exception`` does not catch it."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -28,15 +25,14 @@ class StopSignalReceived(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process: 130 for Ctrl-C, 0 for other signals."""
+        """130 for Ctrl-C, 0 for other signals."""
         return INTERRUPTED if self.signum == signal.SIGINT else 0
 
 
 class SignalHandlers:
-    """A context manager that handles Ctrl-C, SIGTERM and SIGHUP.
+    """Handlers of Ctrl-C, SIGTERM and SIGHUP, as a context manager.
 
-    The first signal raises `StopSignalReceived` in the main thread. A second signal, or `patience_s` seconds after the first,
-    ends the process.
+    The first signal raises `StopSignalReceived` in the main thread. A second one, or `patience_s` seconds, ends the process.
 
     Attributes:
         current: The active instance, or None outside of the ``with`` block.
@@ -71,14 +67,10 @@ class SignalHandlers:
 
     @property
     def received(self) -> bool:
-        """True if a signal has arrived."""
         return self._stopping is not None
 
     def check(self) -> None:
-        """Raise `StopSignalReceived` if a signal has arrived. Long loops call this regularly.
-
-        The exception that the signal handler raised can be lost, for example in a finaliser.
-        """
+        # The exception that the signal handler raised can be lost, for example in a finaliser.
         if self._stopping is not None:
             raise self._stopping
 
@@ -93,11 +85,17 @@ class SignalHandlers:
             raise self._stopping
 
 
-def end_with_stdin(on_line: Callable[[str], None] | None = None) -> None:
-    """Start a thread that sends SIGTERM to this process when its stdin is closed.
+def check_signals() -> None:
+    """Raise `StopSignalReceived` if a signal has arrived. Long loops call this regularly."""
+    if SignalHandlers.current is not None:
+        SignalHandlers.current.check()
 
-    A child process thus ends with its parent. If the process does not end within a second more than `SignalHandlers.patience_s`,
-    for example because its main thread is busy in native code, the thread ends it.
+
+def end_with_stdin(on_line: Callable[[str], None] | None = None) -> None:
+    """Start a thread that sends SIGTERM to this process when its stdin is closed, so that it ends with its parent.
+
+    If the process does not end within a second more than `SignalHandlers.patience_s`, for example because its main thread is
+    busy in native code, the thread ends it.
     """
 
     def watch() -> None:

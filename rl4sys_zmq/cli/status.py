@@ -1,4 +1,4 @@
-"""The commands ``rl4sys-learner status`` (the state of a running learner) and ``plot`` (the learning curves of runs)."""
+"""The commands ``rl4sys-learner status`` and ``plot``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.cli.app import ALARMS, FAILED, print_line, require
-from rl4sys_zmq.cli.signals import SignalHandlers
+from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
 from rl4sys_zmq.ops.report import report_lines
@@ -24,7 +24,6 @@ CLEAR = "\x1b[H\x1b[J"
 
 def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> dict[str, Any]:
     """Print a learner's status once, or with `watch` every second until Ctrl-C. Return the report."""
-    signals = SignalHandlers.current
     ours = read_user_keys(keys)[1] if keys is not None else None
     while True:
         try:
@@ -33,7 +32,7 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
             if not watch:
                 raise
             print_line(str(exc))
-            _pause(signals)
+            _pause()
             continue
         if as_json:
             print_line(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
@@ -42,7 +41,7 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
             print_line(lead + "\n".join(_lines(report)))
         if not watch:
             return report
-        _pause(signals)
+        _pause()
 
 
 def check_code(report: Mapping[str, Any]) -> int:
@@ -53,18 +52,17 @@ def check_code(report: Mapping[str, Any]) -> int:
     return ALARMS if any(line.lstrip().startswith("!! ") for line in lines) else 0
 
 
-def _pause(signals: SignalHandlers | None) -> None:
+def _pause() -> None:
     time.sleep(WATCH_S)
-    if signals is not None:
-        signals.check()
+    check_signals()
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:
     try:
         return report_lines(report, time.time())
     except (LookupError, TypeError, ValueError) as exc:
-        words = "this version cannot read the status; print it with --json, or use the same version on both sides"
-        raise ProtocolError(RefusalReason.MALFORMED, words) from exc
+        remedy = "this version cannot read the status; print it with --json, or use the same version on both sides"
+        raise ProtocolError(RefusalReason.MALFORMED, remedy) from exc
 
 
 def plot(runs: Sequence[Path], output: Path | None, target: float | None) -> None:
@@ -86,6 +84,6 @@ def plot(runs: Sequence[Path], output: Path | None, target: float | None) -> Non
 
 
 def _free_name(path: Path) -> Path:
-    """Return the first of the paths ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
+    """Return the first of ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(free for free in itertools.chain([path], others) if not free.exists())

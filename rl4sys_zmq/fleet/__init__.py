@@ -1,10 +1,10 @@
 """A fleet: many actors that one process starts, restarts after a failure, drains, and counts.
 
 - `report` has the JSON line in which an actor reports its figures.
-- `engine` has the interface of an engine, which starts and ends actors. `process` is the engine for processes of this machine.
+- `engine` has the interface of an engine, `process` the engine for processes of this machine.
 - `ray_engine` is the engine for the nodes of a Ray cluster, with `ray_driver`, `ray_worker` and `ray_packets`.
 - `sizing` has the rule that grows or shrinks a fleet, a pure function.
-- `supervisor` has the fleet itself, which decides when to start, restart, drain and resize.
+- `supervisor` has the fleet itself.
 
 This package imports neither torch nor Gymnasium.
 """

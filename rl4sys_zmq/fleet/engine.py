@@ -1,4 +1,4 @@
-"""The interface of an engine: it starts actors, reads their reports, and ends them. There is one module for each engine."""
+"""The interface of an engine, which starts actors, reads their reports, and ends them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rl4sys_zmq.fleet.report import ActorReport
 from rl4sys_zmq.resource import Resource
 
 TERMINATE_S = 3.0
-"""The time that an actor has to end after it was told to terminate, in seconds. After that it is killed."""
+"""The time between the request to terminate and the kill of an actor, in seconds."""
 CONFIG_EXIT_CODE = 2
 """The exit code of an actor that cannot begin, because of its configuration or a file or address that it cannot use."""
 

@@ -1,9 +1,8 @@
 """The engine that runs each actor as a process of this machine.
 
-One socket connects the fleet with each process. It is the standard input, output and error of the process. So the process sees
-the end of its input when the fleet ends, even if the fleet is killed, and then ends by itself. Each process is the leader of a
-session and of a process group of its own: Ctrl-C on the terminal reaches only the fleet, and everything that an actor has started
-is killed with the actor.
+One socket is the standard input, output and error of a process, so that it sees the end of its input and ends even if the fleet
+is killed. Each process leads a session and a process group of its own: Ctrl-C on the terminal reaches only the fleet, and
+everything that an actor has started is killed with the actor.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rl4sys_zmq.child_process import ChildProcess
+from rl4sys_zmq.child_process import ChildProcess, child_environment
 from rl4sys_zmq.fleet.engine import TERMINATE_S, ActorEngine, ActorHandle
 from rl4sys_zmq.fleet.report import MAX_REPORT_BYTES, ActorReport
 from rl4sys_zmq.logs import get_logger
@@ -27,12 +26,17 @@ READ_BYTES = 65_536
 READS = 16
 
 
+def actor_environment() -> dict[str, str]:
+    """Return the environment of an actor process, without options of ``rl4sys-actor``: its command line has all of them."""
+    inherited = {name: value for name, value in child_environment().items() if not name.startswith("RL4SYS_ACTOR_")}
+    return {**inherited, "PYTHONUNBUFFERED": "1"}
+
+
 class ActorProcess(ActorHandle):
     """One actor process, its socket, and the steps that end it.
 
     Attributes:
-        pid: The number of the process and of its process group.
-        socket: The fleet's end of the socket. The engine closes it once the process has ended.
+        socket: The fleet's end. The engine closes it once the process has ended.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], on_output: Callable[[str], None]) -> None:
@@ -69,7 +73,7 @@ class ActorProcess(ActorHandle):
             return False
 
     def read(self) -> bool:
-        """Read the output that is there, at most `READS` times `READ_BYTES`. Return False at the end of the output."""
+        """Read at most `READS` times `READ_BYTES` of output. Return False at its end."""
         for _ in range(READS):
             try:
                 data = self.socket.recv(READ_BYTES)
@@ -78,16 +82,16 @@ class ActorProcess(ActorHandle):
             except ConnectionError:
                 data = b""
             if not data:
-                self._take_line(self._buffer)
+                self._on_line(self._buffer)
                 self._buffer = b""
                 return False
             *lines, rest = (self._buffer + data).split(b"\n")
             self._buffer = rest[-MAX_REPORT_BYTES:]
             for line in lines:
-                self._take_line(line)
+                self._on_line(line)
         return True
 
-    def _take_line(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         report = ActorReport.parse(line)
         if report is not None:
             self.report = report
@@ -112,10 +116,7 @@ class ActorProcess(ActorHandle):
 
 
 class ProcessEngine(ActorEngine):
-    """The engine for actor processes.
-
-    Used in one thread.
-    """
+    """The engine for actor processes. Used in one thread."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class ProcessEngine(ActorEngine):
         return process
 
     def poll(self, timeout_s: float) -> None:
-        """Read the reports of all processes, do the steps that end them, and record their ends."""
+        """Read all reports, do the steps that end processes, and record their ends."""
         for key, _ in self._selector.select(timeout_s):
             process: ActorProcess = key.data
             if not process.read():

@@ -1,8 +1,6 @@
-"""The program that connects a fleet with Ray. It creates, follows and ends the Ray actors in which the fleet's actors run.
+"""The process that connects a fleet with Ray: it creates, follows and ends the Ray actors in which the fleet's actors run.
 
-`ray_engine` starts it with the descriptor of the socketpair to the fleet's process, and the address of the cluster. It is a
-process of its own for the reasons that the learner's driver has. When the socketpair closes, which is also when the fleet's
-process ends, it terminates its actors, kills the rest, and ends.
+`ray_engine` starts it. When the socketpair to the fleet closes, it terminates its actors, kills the rest, and ends.
 """
 
 from __future__ import annotations
@@ -34,13 +32,9 @@ class _Placement:
 
     Attributes:
         number: The number with which the fleet names it.
-        actor: The Ray actor.
-        call: The call of an actor's method that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`.
-        node: The node on which it is; empty until that is known.
-        host: The address of this node.
-        since: When the Ray actor was created.
+        call: The call of the Ray actor that has not returned so far: of `RayWorker.start`, then of `RayWorker.follow`.
+        host: The address of its node; empty until it runs there.
         grace_s: The grace with which the next call stops the actor. None: it does not.
-        kill_at: When the Ray actor is killed.
     """
 
     number: int
@@ -118,7 +112,7 @@ class FleetDriver(Driver):
         placement.kill_at = min(placement.kill_at, time.monotonic() + grace_s + TERMINATE_S + LATE_S)
 
     def _follow_all(self) -> None:
-        """Handle the results of the calls that have returned, and kill the actors whose time has passed."""
+        """Handle the results of calls, and kill the actors whose time has passed."""
         pending = [placement.call for placement in self._placements.values()]
         if pending and ray.wait(pending, timeout=LOOK_S)[0]:
             returned = set(ray.wait(pending, num_returns=len(pending), timeout=0)[0])
@@ -172,8 +166,4 @@ class FleetDriver(Driver):
 
 
 def main() -> None:
-    """Connect to Ray, and follow the fleet until it ends.
-
-    The arguments of the command line are the descriptor of the socketpair, and the address of the cluster.
-    """
     run_driver(FleetDriver)

@@ -1,7 +1,7 @@
 """The engine that runs each actor on a node of a Ray cluster, as a child process of a Ray actor.
 
-This module does not import Ray. A separate process, the *driver* (`ray_driver`), is connected to Ray. A socketpair connects it
-with the fleet. Ray places an actor, and reports its end. It does not restart it: the fleet does.
+This module does not import Ray; its driver (`ray_driver`), a process behind a socketpair, does. Ray places an actor, and reports
+its end. The fleet restarts it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,7 @@ _PROGRAM = "from rl4sys_zmq.fleet.ray_driver import main; main()"
 
 
 class RayActorHandle(ActorHandle):
-    """One actor on a node of the cluster.
-
-    Attributes:
-        index: The place of the actor in the fleet.
-        number: The number of the actor in packets.
-        sent: True if the driver has been told to start it.
-    """
+    """One actor on a node of the cluster. `number` names it in packets."""
 
     def __init__(self, index: int, number: int, start: bytes, send: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -42,7 +36,7 @@ class RayActorHandle(ActorHandle):
         self.sent = False
         self._start, self._send = start, send
 
-    def begin(self) -> None:
+    def request_start(self) -> None:
         """Tell the driver to start the actor."""
         self.sent = True
         self._send(self._start)
@@ -56,10 +50,7 @@ class RayActorHandle(ActorHandle):
 
 
 class RayActorEngine(ActorEngine):
-    """The engine for actors on the nodes of a Ray cluster. Each reserves one CPU.
-
-    Used in one thread.
-    """
+    """The engine for actors on the nodes of a Ray cluster. Each reserves one CPU. Used in one thread."""
 
     def __init__(
         self,
@@ -68,7 +59,7 @@ class RayActorEngine(ActorEngine):
         on_output: Callable[[int, str], None] = lambda index, line: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Connect to the cluster, at most `CONNECT_S` seconds."""
+        """Connect to the cluster, within `CONNECT_S` seconds."""
         self._arguments, self._on_output, self._say = arguments, on_output, say
         self._address = cluster_address(address)
         self._numbers = itertools.count(1)
@@ -89,11 +80,10 @@ class RayActorEngine(ActorEngine):
         packet = encode_packet(START, number=number, arguments=list(self._arguments(index, start)), folder=os.getcwd())
         handle = self._handles[number] = RayActorHandle(index, number, packet, driver.outbox.append)
         if driver.connected:
-            handle.begin()
+            handle.request_start()
         return handle
 
     def poll(self, timeout_s: float) -> None:
-        """Exchange packets with the driver, and update all handles."""
         driver = self._driver
         if driver is None:
             select.select([], [], [], timeout_s)
@@ -138,7 +128,7 @@ class RayActorEngine(ActorEngine):
         return self._driver
 
     def _lose_driver(self, timeout_s: float) -> None:
-        """Wait for the end of the driver, at most `timeout_s` seconds, and record that of all actors. `start` starts another."""
+        """Wait for the end of the driver, and record that of all actors. `start` starts another."""
         driver, self._driver = self._driver, None
         assert driver is not None
         end = driver.close(timeout_s)
@@ -155,7 +145,7 @@ class RayActorEngine(ActorEngine):
             driver.connected, self._nodes = True, fields["nodes"]
             self._say(f"connected to {described_cluster(self._address)}; nodes: {nodes_text(self._nodes)}")
             for each in self._handles.values():
-                each.begin()
+                each.request_start()
         elif kind == REFUSED:
             self._problem = fields["error"]
         elif kind == WAITING:

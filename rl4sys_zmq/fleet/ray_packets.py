@@ -1,7 +1,4 @@
-"""The packets between a fleet and its Ray driver process. They are encoded as those between a learner and its driver.
-
-``connected`` and ``refused`` are those of the learner's driver. The field ``number`` of a packet names the actor.
-"""
+"""The packets between a fleet and its Ray driver, beside ``connected`` and ``refused``. ``number`` names the actor."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ STOP: Final = "stop"
 """To the driver: begin to end an actor. Fields: ``number`` and ``grace_s``, as in `ActorHandle.stop`."""
 
 NEWS: Final = "news"
-"""From the driver: the newest ``report`` of an actor as a line of JSON (empty if there is none), and ``lines`` of its output."""
+"""From the driver: the newest ``report`` of an actor as JSON (empty if there is none), and ``lines`` of its output."""
 
 WAITING: Final = "waiting"
 """From the driver: a ``text`` about the actors that wait for a node."""
 
 ENDED: Final = "ended"
-"""From the driver, the last about an actor: its ``exit_code``, and a ``text`` about the end (empty if it printed the reason)."""
+"""From the driver, the last about an actor: its ``exit_code``, and a ``text`` (empty if it printed the reason)."""

@@ -1,8 +1,4 @@
-"""The Ray actor that runs one actor of a fleet, as a child process on its node.
-
-The driver process (`ray_driver`) creates it and calls its methods. The child process has the engine for processes as its parent:
-it ends with its stdin, and so with the Ray actor.
-"""
+"""The Ray actor that runs one actor of a fleet as a child process, which ends with its stdin, and so with the Ray actor."""
 
 from __future__ import annotations
 
@@ -14,15 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from rl4sys_zmq.child_process import child_environment
-from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine
+from rl4sys_zmq.fleet.process import ActorProcess, ProcessEngine, actor_environment
 from rl4sys_zmq.version import package_version
 
 FOLLOW_S = 0.5
-"""Longest time for which `RayWorker.follow` waits for news, in seconds. A stop reaches the actor this much later at most."""
+"""Longest time for which `RayWorker.follow` waits for news, and by which a stop reaches the actor late, in seconds."""
 POLL_S = 0.05
 MAX_LINES, MAX_LINE = 20, 500
-"""The number of lines of output that one call returns, and the number of characters of each. Older lines are dropped."""
+"""The largest number of lines of output in one result, and of characters in each. Older lines are dropped."""
 
 
 class RayWorker:
@@ -34,7 +29,6 @@ class RayWorker:
         self._engine: ProcessEngine | None = None
 
     def start(self, arguments: Sequence[str], folder: str, version: str) -> dict[str, str]:
-        """Start the child process."""
         import ray
 
         error = ""
@@ -43,11 +37,10 @@ class RayWorker:
         else:
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-            ours = {name: value for name, value in child_environment().items() if not name.startswith("RL4SYS_ACTOR_")}
             command = [sys.executable, *arguments]
             self._engine = ProcessEngine(
                 lambda index, start: command,
-                {**ours, "PYTHONUNBUFFERED": "1"},
+                actor_environment(),
                 lambda index, line: self._lines.append(line[:MAX_LINE]),
             )
             self._process = self._engine.start(0, 0)

@@ -1,4 +1,4 @@
-"""The report of an actor: one JSON line on its standard output, which the process that supervises it reads."""
+"""The report of an actor: one JSON line on its standard output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Self
 
 REPORT_S = 1.0
-"""The time between two reports of an actor, in seconds."""
+"""The time between two reports, in seconds."""
 MAX_REPORT_BYTES = 16_384
 
 
@@ -16,15 +16,13 @@ class ActorReport:
     """The figures of one actor since its start.
 
     Attributes:
-        actor_id: The name of the actor.
         state: The state of its session with the learner: ``joining``, ``joined``, ``refused`` or ``closed``.
         version: The version of its policy; -1 before the first.
-        uptime_s: Seconds since the start, by the actor's clock.
-        steps: Number of environment steps.
+        uptime_s: By the actor's clock.
         episodes: Number of episodes that have ended.
         returns: Number of episodes in `mean_return`, at most 100.
         mean_return: Mean return of the last `returns` episodes. None before the first.
-        credit_wait_s: Seconds that it has waited for credit (the learner's permission to send steps) or for newer weights.
+        credit_wait_s: Seconds that it has waited for credit or for newer weights.
         done: True if the actor has ended in order: it has run all episodes that were requested, or it was drained.
     """
 
@@ -49,18 +47,18 @@ class ActorReport:
         if not line.startswith(b"{") or len(line) > MAX_REPORT_BYTES:
             return None
         try:
-            found = json.loads(line)
+            values = json.loads(line)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
+        if not isinstance(values, dict) or values.keys() != {field.name for field in fields(cls)}:
             return None
-        numbers = [found[name] for name in ("version", "uptime_s", "steps", "episodes", "returns", "credit_wait_s")]
-        texts = [found[name] for name in ("actor_id", "state")]
-        mean = found["mean_return"]
+        numbers = [values[name] for name in ("version", "uptime_s", "steps", "episodes", "returns", "credit_wait_s")]
+        texts = [values[name] for name in ("actor_id", "state")]
+        mean = values["mean_return"]
         valid = (
             all(isinstance(number, int | float) for number in numbers)
             and all(isinstance(text, str) for text in texts)
             and (mean is None or isinstance(mean, int | float))
-            and isinstance(found["done"], bool)
+            and isinstance(values["done"], bool)
         )
-        return cls(**found) if valid else None
+        return cls(**values) if valid else None

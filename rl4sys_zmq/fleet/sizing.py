@@ -1,7 +1,7 @@
 """The rule that grows or shrinks a fleet by the time that its actors wait for the learner. A pure function.
 
-An actor waits when the learner grants no credit (permission to send steps) or requires newer weights. So the share of waiting
-time tells which side is slower:
+An actor waits when the learner grants no credit or requires newer weights. So the share of waiting time tells which side is
+slower:
 
 - Actors that wait most of the time are too many. The work of the fleet then needs only as many actors as would wait `TARGET` of
   their time.
@@ -30,9 +30,8 @@ class FleetLoad:
     """The load of a fleet in one window of time, in which its size did not change and all its actors were joined.
 
     Attributes:
-        actors: The number of actors.
         waiting: The mean share of the time in which an actor waited, from 0 to 1.
-        steps_per_s: Environment steps per second of the whole fleet.
+        steps_per_s: Of the whole fleet.
     """
 
     actors: int
@@ -64,13 +63,7 @@ class SizingMemory:
 
 
 def next_size(load: FleetLoad, memory: SizingMemory, limits: SizeLimits) -> tuple[int, SizingMemory]:
-    """Return the number of actors that the fleet should have after a window, and the values for the next call.
-
-    Args:
-        load: The load in the window that has just ended.
-        memory: The values that the last call returned.
-        limits: The bounds on the result.
-    """
+    """Return the number of actors that the fleet should have after a window, and the memory for the next call."""
     memory = _aged(memory)
     actors, before = load.actors, memory.before_growth
     if load.waiting < GROW_BELOW and before is not None and not _paid(before, load):

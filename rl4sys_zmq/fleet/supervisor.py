@@ -1,6 +1,6 @@
 """The fleet: it keeps a number of actors alive, restarts those that fail, drains those that are too many, and sums their figures.
 
-`Fleet.tick` does all the work, in one thread. The engine starts and ends the actors.
+`Fleet.tick` does all the work, in one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STABLE_S = 60.0
 STARTING_S = 30.0
 """The time in seconds for which an actor without a report counts as starting, and delays the start of others."""
 WINDOW_S = 15.0
-"""The time over which the load of the fleet is measured before its size changes, in seconds."""
+"""The time over which the load is measured before the size changes, in seconds."""
 RATE_WINDOW_S = 5.0
 
 
@@ -58,10 +58,9 @@ class FleetStatus:
         size: The number of actors that the fleet should have.
         joined: The number of actors that are joined to the learner now.
         done: The number of actors that have ended in order.
-        episodes: Episodes of all actors, also of ended ones.
+        episodes: Of all actors, also of ended ones, as `steps`.
         mean_return: The mean over the last episodes (at most 100) of each actor. None before the first.
-        steps: Environment steps of all actors, also of ended ones.
-        steps_per_s: The same per second, over the last seconds.
+        steps_per_s: Over the last seconds.
         waiting: The mean share of the time in which an actor waited for the learner in the last window. None if unknown.
         restarts: The number of restarts after failures.
     """
@@ -91,11 +90,9 @@ class _Place:
     """One place of a fleet, with the actor that runs there now, if any.
 
     Attributes:
-        handle: The actor. None before the first start, between an end and a restart, and after the last end.
+        handle: None before the first start, between an end and a restart, and after the last end.
         report: The newest report of the last actor that sent one. Its counts are those of that actor alone.
-        starts: The number of starts.
         failures: The number of failures in a row.
-        start_at: The time of the next start.
         done: True if the actor has ended in order and is not started again.
         leaving: True if the actor is to end, because the fleet has shrunk.
     """
@@ -172,7 +169,7 @@ class Fleet(Resource):
         self._engine.poll(timeout_s)
         now = self._clock()
         for place in list(self._places.values()):
-            self._take_news(place, now)
+            self._update_place(place, now)
         if not self._draining:
             self._start_due(now)
             self._measure(now)
@@ -230,7 +227,7 @@ class Fleet(Resource):
 
     # ---- one place
 
-    def _take_news(self, place: _Place, now: float) -> None:
+    def _update_place(self, place: _Place, now: float) -> None:
         handle = place.handle
         if handle is None:
             return

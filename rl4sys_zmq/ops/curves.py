@@ -1,4 +1,4 @@
-"""Learning curves from a run's log: reading, smoothing and drawing."""
+"""Learning curves from a run's log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.run import log_files
 from rl4sys_zmq.learner.run.log_files import read_log
+from rl4sys_zmq.limits import RECENT_EPISODES
 
 __all__ = ["WINDOW", "LearningCurve", "draw_curves", "moving_mean", "read_curves"]
 
-WINDOW = 100
+WINDOW = RECENT_EPISODES
 """Number of episodes in a moving mean of returns."""
 
 
@@ -25,16 +26,13 @@ WINDOW = 100
 class LearningCurve:
     """The learning curve of one client: ``N`` episodes in the order in which they ended.
 
-    Arrays are float64 ``[N]``.
-
     Attributes:
-        label: The name of the curve in a picture, from the names of the run directory and the client.
-        client_id: The name of the client.
-        returns: The return of each episode.
-        steps: The number of environment steps that the learner had received at the end of each episode.
-        seconds: The time from the join of the client's first actor to the end of each episode, in seconds, without the time
-            during which no learner ran. It is measured at the learner, at most 0.1 s late.
-        policy_lag: The mean number of policy versions by which the training data were behind. None: nothing was trained.
+        label: The name of the curve in a picture.
+        returns: The return of each episode, float64 ``[N]``.
+        steps: The number of environment steps that the learner had received at the end of each episode, ``[N]``.
+        seconds: The time from the join of the client's first actor to the end of each episode, ``[N]``, without the time during
+            which no learner ran. It is measured at the learner, at most 0.1 s late.
+        policy_lag: The mean lag of the training data. None: nothing was trained.
         evaluations: The learner's evaluations of versions, ``[M, 3]``: mean return, steps at the publication, seconds.
     """
 
@@ -66,13 +64,13 @@ def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np
 
 @dataclass(slots=True)
 class _ClientCurve:
-    """The learning curve of one client while the log of a run is read. `note` adds one record of the log.
+    """The learning curve of one client while the log of a run is read.
 
     Attributes:
         rows: Return, steps and seconds of each training episode, without those that a restart from a checkpoint has undone.
-        lags: The policy lag (versions by which the data is behind the policy) in each record of metrics.
-        evaluations: Mean return, steps and seconds of each evaluation of a version, without undone ones.
-        began_s: The log's time at which the curve begins, in seconds; None before the first actor joined.
+        lags: The policy lag in each record of metrics.
+        evaluations: Mean return, steps and seconds of each evaluation, without undone ones.
+        began_s: The log's time at which the curve begins. None before the first actor joined.
     """
 
     rows: list[tuple[float, float, float]] = field(default_factory=list)
@@ -81,18 +79,18 @@ class _ClientCurve:
     began_s: float | None = None
 
     def seconds(self, at: float) -> float:
-        """Return the seconds from the beginning of the curve to the log's time `at`. The first call sets the beginning."""
+        """Return the time from the beginning of the curve to the log's time `at`. The first call sets the beginning."""
         if self.began_s is None:
             self.began_s = at
         return at - self.began_s
 
     def pause(self, pause_s: float) -> None:
-        """Leave out `pause_s` seconds, during which no learner ran, from the time axis of the curve."""
+        """Leave out a time during which no learner ran."""
         if self.began_s is not None:
             self.began_s += pause_s
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Add one record of the run's log to the curve."""
+        """Add one record of the log."""
         match record["event"]:
             case "actor_joined":
                 self.seconds(record["t"])
@@ -111,10 +109,9 @@ class _ClientCurve:
 
 
 def read_curves(run_dir: Path) -> list[LearningCurve]:
-    """Read the log of a run directory, and return a curve for each client (trained policy) with a finished episode.
+    """Read the log of a run directory, and return a curve for each client with a finished episode.
 
-    Episodes that the learner observed after the checkpoint from which it continued later are left out, and so is the time
-    during which no learner ran.
+    Episodes after the checkpoint from which the learner continued are left out, and so is the time during which no learner ran.
 
     Raises:
         RunDirectoryError: If the directory has no readable ``log.jsonl``.
@@ -127,10 +124,10 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
         elif client_id := record.get("client_id"):
             clients.setdefault(client_id, _ClientCurve()).note(record)
     curves = []
-    found = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
-    for client_id, client in found.items():
+    played = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
+    for client_id, client in played.items():
         returns, steps, seconds = np.asarray(client.rows, dtype=np.float64).T
-        label = run_dir.name if run_dir.name == client_id or len(found) == 1 else f"{run_dir.name}/{client_id}"
+        label = run_dir.name if run_dir.name == client_id or len(played) == 1 else f"{run_dir.name}/{client_id}"
         lag = float(np.mean(client.lags)) if client.lags else None
         curves.append(
             LearningCurve(
@@ -147,9 +144,7 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
 
 
 def draw_curves(curves: Sequence[LearningCurve], path: Path, *, target: float | None = None) -> None:
-    """Draw learning curves into a picture file: episode returns and their moving mean, over steps and over seconds.
-
-    The suffix of the file determines the format.
+    """Draw episode returns and their moving mean, over steps and over seconds. The suffix of the file determines the format.
 
     Raises:
         ConfigError: If matplotlib is missing or does not support the suffix.

@@ -13,8 +13,7 @@ weights               The PUB socket for weights is reached. If ``configuration`
 relays                The relays from which the actor should take its weights answer.
 ====================  ========================================================================================
 
-A `Hello` is an actor's handshake message. A beacon is the message with the newest version, which the learner publishes once a
-second. The diagnosis never creates a client: it sends a `Hello` only for a client that the reply to its `StatusRequest` names.
+The diagnosis never creates a client: it sends a `Hello` only for a client that the reply to its `StatusRequest` names.
 """
 
 from __future__ import annotations
@@ -55,10 +54,9 @@ BEACON_WAIT_S = 2 * BEACON_S
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The result of one stage of the connection test between an actor and its learner.
+    """The result of one stage.
 
     Attributes:
-        stage: The name of the stage, from `STAGES`.
         state: ``ok``, ``FAIL``, ``skipped`` or ``not reached``.
         text: The result, or the cause of a failure.
         remedy: What to do about a failure, otherwise empty.
@@ -71,16 +69,13 @@ class StageResult:
 
 
 class _StageSkipped(Exception):
-    """Raised by a stage that does not apply, such as name resolution for an ipc address. The text is the reason."""
+    """Raised by a stage that does not apply, with the reason."""
 
 
 def diagnose(
     address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
 ) -> Iterator[StageResult]:
-    """Test the connection from an actor's machine to a learner in stages, and yield the result of each stage in order.
-
-    After a failure, further stages are ``not reached``.
-    """
+    """Yield the result of each stage in order. After a failure, further stages are ``not reached``."""
     diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False
     try:
@@ -103,18 +98,14 @@ def diagnose(
 
 
 class _Diagnosis:
-    """The stages of the connection test between an actor and its learner, and the state that later stages need.
+    """The stages, and the state that later stages need.
 
-    For each name in `STAGES` there is a method of the same name. The method returns its result as text, or raises an exception.
+    For each name in `STAGES` there is a method, which returns its result as text or raises an exception.
     """
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
-        self._address, self._keys, self._config, self._timeout_s = (
-            address,
-            keys,
-            config,
-            check_value("timeout_s", timeout_s, CALL_TIMEOUT_S),
-        )
+        self._address, self._keys, self._config = address, keys, config
+        self._timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
         self._secure: Secure | None = curve_client(keys) if keys is not None else None
         self._greeting = ZmtpGreeting("", "")
         self._dealer: Socket | None = None
@@ -123,7 +114,6 @@ class _Diagnosis:
         self._welcome: Welcome | None = None
 
     def close(self) -> None:
-        """Close the connection to the learner."""
         if self._dealer is not None:
             self._dealer.close()
 
@@ -132,8 +122,8 @@ class _Diagnosis:
     def name(self) -> str:
         if self._address.scheme != "tcp":
             raise _StageSkipped(f"{self._address.scheme} has no host name")
-        found = look_up(self._address, self._timeout_s)
-        found_at = ", ".join(where[0] for _, where in found[:4])
+        addresses = look_up(self._address, self._timeout_s)
+        found_at = ", ".join(where[0] for _, where in addresses[:4])
         return found_at if found_at == self._address.host else f"{self._address.host} is {found_at}"
 
     def connect(self) -> str:
@@ -198,8 +188,8 @@ class _Diagnosis:
         if answer is None:
             if self._address.scheme == "inproc":
                 raise LearnerUnreachable("no reply", "for a learner in another process, use a tcp or ipc address")
-            words = f"no reply within {self._timeout_s:g} s"
-            raise LearnerUnreachable(words, "check that the address belongs to a learner; if it does, see the learner's log")
+            cause = f"no reply within {self._timeout_s:g} s"
+            raise LearnerUnreachable(cause, "check that the address belongs to a learner; if it does, see the learner's log")
         ours = f"rl4sys_zmq {package_version()}"
         speaks = f"a learner replies to {ours}, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
@@ -212,7 +202,7 @@ class _Diagnosis:
             return f"{speaks}; this key may not read its status"
         count = len(self._clients)
         what = "a relay" if answer.report.get("relay") else "a learner"
-        theirs = f"rl4sys_zmq {answer.report.get('version', 'of an earlier version')}"
+        theirs = f"rl4sys_zmq {answer.report.get('version', 'unknown')}"
         return f"{what} of {theirs} replies to {ours}, protocol {MAJOR}.{MINOR}, {count} client{'' if count == 1 else 's'}"
 
     def configuration(self) -> str:
@@ -223,14 +213,14 @@ class _Diagnosis:
             raise _StageSkipped("this is a relay; actors send their data to the learner")
         own = self._report.get("client_ids")
         if isinstance(own, list) and client_id not in own:
-            words = f"this key is not valid for client {client_id!r}"
-            raise _refused(Refused(RefusalReason.IDENTITY, "keys", words, 0))
+            cause = f"this key is not valid for client {client_id!r}"
+            raise _refused(Refused(RefusalReason.IDENTITY, "keys", cause, 0))
         if client_id not in self._clients:
             raise _StageSkipped(f"client {client_id!r} does not exist; its first actor creates it")
         answer = self._ask(evaluating_hello(self._config), Welcome, Refused)
         if answer is None:
-            words = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
-            raise LearnerUnreachable(words, "wait until its learner thread has started, or increase --timeout")
+            cause = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
+            raise LearnerUnreachable(cause, "wait until its learner thread has started, or increase --timeout")
         if isinstance(answer, Refused):
             raise _refused(answer)
         assert isinstance(answer, Welcome)
@@ -245,13 +235,13 @@ class _Diagnosis:
         try:
             if pub.scheme != "inproc":
                 greet(pub, self._timeout_s)
-            found = self._listen(pub)
+            text = self._listen(pub)
         except LearnerUnreachable as exc:
             remedy = f"{exc.remedy}; the learner's --advertise HOST and --pub ADDRESS set the address of the weights"
             raise LearnerUnreachable(f"{exc.cause}: actors would get their weights there", remedy) from exc
         finally:
             self._say_bye()
-        return found
+        return text
 
     def relays(self) -> str:
         if self._welcome is None or self._config is None:
@@ -277,11 +267,7 @@ class _Diagnosis:
         return f"{relay.address} has version {answer.version}"
 
     def _listen(self, pub: Address) -> str:
-        """Connect to the socket that publishes weights, and return the result as text.
-
-        If the stage ``configuration`` has joined a client, also wait for the client's beacon, the message with the newest
-        version, which the learner publishes once a second.
-        """
+        """Connect to the socket for weights, and return the result as text. If a client was joined, wait for its beacon."""
         with Socket.sub(pub, secure=self._secure, watch=True) as sub:
             if self._welcome is None:
                 if pub.scheme != "inproc":
@@ -290,8 +276,8 @@ class _Diagnosis:
             sub.subscribe(BEACON_TOPIC + self._welcome.topic)
             beacon = until(lambda: next_beacon(sub), max(BEACON_WAIT_S, self._timeout_s), sub)
         if beacon is None:
-            words = f"no beacon from {pub.uri} within {max(BEACON_WAIT_S, self._timeout_s):g} s"
-            raise LearnerUnreachable(words, "check that it is the PUB of this learner, and that this key may read the weights")
+            cause = f"no beacon from {pub.uri} within {max(BEACON_WAIT_S, self._timeout_s):g} s"
+            raise LearnerUnreachable(cause, "check that it is the PUB of this learner, and that this key may read the weights")
         return f"{pub.uri} announces version {beacon.version} as the newest"
 
     def _ask(self, message: Message, *answers: type[Message]) -> Message | None:
@@ -321,7 +307,7 @@ def _refused(answer: Refused) -> LearnerUnreachable:
 
 
 def _pub_address(told: str, learner: Address) -> Address:
-    """Return the address for weights to which an actor would connect. A wildcard host is replaced by the learner's host."""
+    """Return the address for weights to which an actor would connect. The learner's host replaces a wildcard."""
     pub = Address.parse(told)
     if pub.scheme == "tcp" and pub.host in ("*", "0.0.0.0", "::"):
         return Address("tcp", learner.host, pub.port)

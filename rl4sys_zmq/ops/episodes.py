@@ -1,9 +1,9 @@
-"""Episodes of a Gymnasium environment that a stored policy plays: what an evaluation measures."""
+"""Episodes of a Gymnasium environment that a stored policy plays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,12 @@ from rl4sys_zmq.values.observations import have_same_form, leaves_of
 
 CHECK_STEPS = 64
 MASK_KEY = "action_mask"
-"""The key of the mask of allowed actions in the ``info`` of an environment's reset and step, as Gymnasium's Taxi has it."""
+"""The key of the action mask in the ``info`` of an environment's reset and step, as Gymnasium's Taxi has it."""
 SIMULATOR_EXTRAS = {"box2d": "gym", "mujoco": "mujoco"}
-"""The pip extra of this package that installs a simulator, by a word in Gymnasium's message about the missing simulator."""
+"""The pip extra of this package that installs a simulator, by a word in Gymnasium's message about its lack."""
 
 
 def make_environment(arguments: Mapping[str, Any]) -> Any:
-    """Create a Gymnasium environment."""
     try:
         import gymnasium
     except ModuleNotFoundError as exc:
@@ -47,7 +46,6 @@ def make_environment(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
-    """Check that an environment has the spaces of a policy."""
     for key, ours, theirs in (
         ("observation_space", agent.spec.observation_space, observation_space_from(env.observation_space)),
         ("action_space", agent.spec.action_space, space_from(env.action_space)),
@@ -57,8 +55,43 @@ def check_spaces(agent: FrozenAgent, env: Any, env_id: str) -> None:
 
 
 def mask_in(info: Mapping[str, Any], layout: ActionLayout) -> Any:
-    """Return the mask in the info of a reset or step, for the observation that came with it."""
     return info.get(MASK_KEY) if layout.choices else None
+
+
+class _Step(NamedTuple):
+    """An action, with what follows it."""
+
+    action: Any
+    observation: Any
+    reward: float
+    terminated: bool
+    info: Mapping[str, Any]
+
+
+def _steps(agent: FrozenAgent, env: Any, seed: int, layout: ActionLayout, check: Callable[[], None] | None) -> Iterator[_Step]:
+    """Play one episode."""
+    observation, info = env.reset(seed=seed)
+    traj, length, ended = None, 0, False
+    while not ended:
+        traj, action = agent.request_for_action(traj, observation, mask_in(info, layout))
+        agent.add_to_trajectory(traj, action)
+        observation, reward, terminated, truncated, info = env.step(action.act)
+        length += 1
+        ended = bool(terminated or truncated)
+        if ended:
+            agent.mark_end_of_trajectory(traj)
+        yield _Step(action, observation, float(reward), bool(terminated), info)
+        if check is not None and not ended and length % CHECK_STEPS == 0:
+            check()
+
+
+def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> tuple[float, int]:
+    """Play one episode. Return its return and its length in steps. Masks in the environment's ``info`` are obeyed."""
+    total, length = 0.0, 0
+    for step in _steps(agent, env, seed, action_layout(agent.spec.action_space), check):
+        total += step.reward
+        length += 1
+    return total, length
 
 
 def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> Demonstration:
@@ -66,52 +99,17 @@ def record_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], 
     spec = agent.spec
     leaves, layout = leaves_of(spec.observation_space), action_layout(spec.action_space)
     inputs = inputs_for(spec.observation_space, spec.action_space)
-    observation, info = env.reset(seed=seed)
-    traj, rewards, actions = None, [], []
-    masks: list[Any] = []
-    columns: list[list[Any]] = [[] for _ in leaves.spaces]
-    while True:
-        traj, action = agent.request_for_action(traj, observation, mask_in(info, layout))
-        agent.add_to_trajectory(traj, action)
-        masks.append(action.mask)
-        _append(columns, leaves.flatten(action.obs))
-        observation, reward, terminated, truncated, info = env.step(action.act)
-        actions.append(np.array(action.act))
-        rewards.append(float(reward))
-        if terminated or truncated:
-            agent.mark_end_of_trajectory(traj)
-            _append(columns, leaves.flatten(inputs.observation(observation)[0]))
-            masks.append(inputs.mask(None if terminated else mask_in(info, layout)))
-            free = np.ones(layout.logits, np.bool_)
-            allowed = None if all(m is None for m in masks) else np.stack([free if m is None else m for m in masks])
-            chosen = np.array(actions, dtype=spec.action_space.dtype)
-            arrays = [np.array(column) for column in columns]
-            return Demonstration(arrays, chosen, np.array(rewards, np.float32), bool(terminated), allowed)
-        if check is not None and len(actions) % CHECK_STEPS == 0:
-            check()
-
-
-def _append(columns: list[list[Any]], leaves: list[Any]) -> None:
-    for column, leaf in zip(columns, leaves, strict=True):
-        column.append(leaf)
-
-
-def play_episode(agent: FrozenAgent, env: Any, seed: int, check: Callable[[], None] | None = None) -> tuple[float, int]:
-    """Play one episode. Return its return and its length in steps.
-
-    Actions that the environment forbids by a mask in its ``info`` are not chosen.
-    """
-    layout = action_layout(agent.spec.action_space)
-    observation, info = env.reset(seed=seed)
-    traj, total, length = None, 0.0, 0
-    while True:
-        traj, action = agent.request_for_action(traj, observation, mask_in(info, layout))
-        agent.add_to_trajectory(traj, action)
-        observation, reward, terminated, truncated, info = env.step(action.act)
-        total += float(reward)
-        length += 1
-        if terminated or truncated:
-            agent.mark_end_of_trajectory(traj)
-            return total, length
-        if check is not None and length % CHECK_STEPS == 0:
-            check()
+    rewards, actions, masks = list[float](), list[Any](), list[Any]()
+    rows: list[list[Any]] = []
+    for step in _steps(agent, env, seed, layout, check):
+        rows.append(leaves.flatten(step.action.obs))
+        masks.append(step.action.mask)
+        actions.append(np.array(step.action.act))
+        rewards.append(step.reward)
+    rows.append(leaves.flatten(inputs.observation(step.observation)[0]))
+    masks.append(inputs.mask(None if step.terminated else mask_in(step.info, layout)))
+    every = np.ones(layout.logits, np.bool_)
+    allowed = None if all(mask is None for mask in masks) else np.stack([every if mask is None else mask for mask in masks])
+    chosen = np.array(actions, dtype=spec.action_space.dtype)
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    return Demonstration(columns, chosen, np.array(rewards, np.float32), step.terminated, allowed)

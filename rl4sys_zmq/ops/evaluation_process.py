@@ -1,7 +1,6 @@
 """The process that evaluates the policies of one client for a learner. Run as ``python -m`` with a file descriptor.
 
-It reads one request per line from a socket, as JSON, and answers each with one line. A request names the folder of a policy, the
-environment, and the seed and number of the episodes. The process ends when the socket is closed.
+It reads one request per line from a socket, as JSON, and answers each with one line. It ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from rl4sys_zmq.ops.episodes import check_spaces, make_environment, play_episode
 from rl4sys_zmq.plugins import import_plugins
 
 NICENESS = 10
-"""How much lower the priority of this process is than that of the learner."""
 
 
 def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def answer(request: Mapping[str, Any], environments: dict[str, Any]) -> dict[str
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Answer requests until the socket is closed. Return the exit status of the process."""
+    """Answer requests until the socket is closed."""
     begin_child(signal.SIGINT, signal.SIGTERM)  # the learner closes the socket to end this process
     _guard = end_group_with_process()
     os.nice(NICENESS)

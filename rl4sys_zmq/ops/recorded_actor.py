@@ -24,6 +24,7 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import LearnerUnavailable, RL4SysError
+from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import Segment, observation_space_from, space_from, space_to_json
 from rl4sys_zmq.wire import decode, encode, pack_segment
@@ -32,7 +33,6 @@ from rl4sys_zmq.wire.messages import Hello
 __all__ = ["send_recorded"]
 
 POLL_S = 0.05
-MAX_FRAMES = 256
 
 
 def send_recorded(
@@ -97,7 +97,7 @@ def send_recorded(
             while waiting or session.in_flight:
                 poller.poll(POLL_S)
                 again = False
-                while not again and (frames := dealer.recv(MAX_FRAMES)) is not None:
+                while not again and (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
                     again = perform(session.on_message(time.monotonic(), decode(frames)))
                 now = time.monotonic()
                 again = perform(session.tick(now, (0, 0))) or again

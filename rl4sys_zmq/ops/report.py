@@ -1,4 +1,4 @@
-"""Conversion of a learner's status report to text, for a terminal of 80 columns."""
+"""A learner's status report as text, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_ACTORS_SHOWN = 20
 MAX_LIBRARIES = 4
 BUSY_S = 5.0
 NODE_CHARS = 8
-"""Number of characters of a Ray node's id that are shown. ``status --json`` has all."""
+"""Number of characters of a Ray node's id that are shown."""
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    """Convert the status report of a learner or a relay to lines of text. Problems are marked with ``!!``."""
+    """Return the lines about a learner or a relay. Problems are marked with ``!!``."""
     if report.get("relay"):
         return [printable(line) for line in _relay_lines(report)]
     lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}", _versions(report)]
@@ -32,7 +32,6 @@ def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
 
 
 def _relay_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about a relay, a process that passes weights on."""
     yield f"relay at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"
     yield f"version {report['version']}, this command {package_version()}"
     upstream = report["upstream"]
@@ -67,11 +66,9 @@ def _versions(report: Mapping[str, Any]) -> str:
 
 
 def conservation_error(client: Mapping[str, Any]) -> str:
-    """Check that a client's counters account for every accepted segment (piece of a trajectory). Return the error as text.
+    """Return an error if the accepted segments of a client are not the sum of those with each verdict, else "".
 
-    The number of accepted segments must be the sum of those that are trained, stale (too old), quarantined (unfit for
-    training), evaluated, overridden, pending (not used so far) and rolled back (given up later). The text is empty if this
-    holds. It is also empty, without a check, while the client is not running or is resuming.
+    It is not checked while the client is not running or is resuming.
     """
     if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
         return ""
@@ -79,8 +76,8 @@ def conservation_error(client: Mapping[str, Any]) -> str:
     total = sum(parts.values())
     if client["accepted"] == total:
         return ""
-    words = " + ".join(f"{name} {count:,}" for name, count in parts.items())
-    return f"accepted {client['accepted']:,}, but {words} = {total:,}"
+    summands = " + ".join(f"{name} {count:,}" for name, count in parts.items())
+    return f"accepted {client['accepted']:,}, but {summands} = {total:,}"
 
 
 def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
@@ -94,7 +91,7 @@ def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _whole(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about the learner as a whole: journal (record of accepted data), warnings, security and other counts."""
+    """Yield the lines about the learner as a whole."""
     if journal := report.get("journal"):
         limit = f" of {byte_text(journal['max_bytes'])}" if journal["max_bytes"] else ""
         kind = "on disk" if journal["durable"] else "in memory: untrained data is lost when the process ends"
@@ -124,7 +121,7 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _security_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines about warnings, and about the keys and the access list of a learner or a relay."""
+    """Yield the lines about warnings, keys and the access list."""
     security = report.get("security")
     for warning in (*report.get("warnings", ()), *(security or {}).get("warnings", ())):
         yield f"!! {warning}"
@@ -140,8 +137,8 @@ def _security_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _named(counters: Mapping[str, Any], prefix: str) -> str:
-    found = ((k.removeprefix(prefix), v) for k, v in sorted(counters.items()) if k.startswith(prefix) and v)
-    return ", ".join(f"{count:,} {name}" for name, count in found)
+    named = ((k.removeprefix(prefix), v) for k, v in sorted(counters.items()) if k.startswith(prefix) and v)
+    return ", ".join(f"{count:,} {name}" for name, count in named)
 
 
 def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) -> Iterator[str]:
@@ -196,22 +193,22 @@ def _evaluation_lines(client: Mapping[str, Any]) -> Iterator[str]:
 def worker_text(client: Mapping[str, Any]) -> str:
     """Return what trains a client as text, such as ``engine ray, process 42 on edge-1, node 1a2b3c4d, 2 ranks``."""
     worker = client.get("worker", {})
-    words = [f"engine {worker.get('engine', '-')}"]
+    parts = [f"engine {worker.get('engine', '-')}"]
     if "pid" in worker or "node" in worker:
         host = f" on {worker['host']}" if worker.get("host") else ""
-        words.append(f"process {worker.get('pid') or 'starting'}{host}")
+        parts.append(f"process {worker.get('pid') or 'starting'}{host}")
     if worker.get("node"):
-        words.append(f"node {worker['node'][:NODE_CHARS]}")
+        parts.append(f"node {worker['node'][:NODE_CHARS]}")
     if worker.get("busy_s", 0.0) >= BUSY_S:
-        words.append(f"busy for {span_text(worker['busy_s'])}")
+        parts.append(f"busy for {span_text(worker['busy_s'])}")
     devices = worker.get("devices", [])
     if len(devices) > 1:
-        words.append(f"{len(devices)} ranks")
+        parts.append(f"{len(devices)} ranks")
     if devices and set(devices) != {"cpu"}:
-        words.append(f"device {', '.join(devices)}")
+        parts.append(f"device {', '.join(devices)}")
     if client.get("restarts"):
-        words.append(f"{client['restarts']:,} restarts")
-    return ", ".join(words)
+        parts.append(f"{client['restarts']:,} restarts")
+    return ", ".join(parts)
 
 
 def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
@@ -230,7 +227,7 @@ def _worker_lines(client: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
-    """Return a table of the actors as lines: connected actors first, then the others, each by their most recent message."""
+    """Return a table of the actors: connected ones first, each group by the most recent message."""
     names = ("received", "durable", "trained", "checkpointed", "credit_steps")
     rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
     order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))
@@ -248,7 +245,7 @@ def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
 
 
 def span_text(seconds: float) -> str:
-    """Return a time span as short text, such as ``5 min``."""
+    """Return a time span as text, such as ``5 min``."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 7200:
@@ -257,7 +254,7 @@ def span_text(seconds: float) -> str:
 
 
 def byte_text(count: int) -> str:
-    """Return a number of bytes as short text, such as ``1.5 MB``."""
+    """Return a number of bytes as text, such as ``1.5 MB``."""
     size = float(count)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

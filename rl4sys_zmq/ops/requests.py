@@ -1,4 +1,4 @@
-"""Messages that the connection test (`rl4sys_zmq.ops.doctor`) exchanges with a learner, in place of an actor."""
+"""Messages to a learner or a relay, and the replies."""
 
 from __future__ import annotations
 
@@ -24,43 +24,37 @@ T = TypeVar("T")
 
 
 def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], timeout_s: float) -> Message | None:
-    """Send a message, and return the first reply whose type is in `answers`, or None if no such reply arrives in time."""
+    """Send a message, and return the first reply whose type is in `answers`, or None if none arrives in time."""
     dealer.send(encode(message))
 
     def look() -> Message | None:
         while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
             try:
-                found = decode(frames)
+                reply = decode(frames)
             except ProtocolError as exc:
                 other = exc.code is RefusalReason.VERSION
                 remedy = "install the same major version on both sides" if other else "it is not a learner: correct the port"
                 raise LearnerUnreachable(f"the reply cannot be read ({exc})", remedy) from exc
-            if type(found) in answers:
-                return found
+            if type(reply) in answers:
+                return reply
         return None
 
     return cast(Message | None, until(look, timeout_s, dealer))  # mypy joins a union of many to object
 
 
 def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None = None) -> T | None:
-    """Call `look` repeatedly until it returns something other than None, or until `timeout_s` is over. Return the result.
-
-    The next call follows when a message arrives at `socket`, at the latest after `LOOK_S` seconds.
-    """
+    """Call `look` until it returns something other than None, or the time is over. A message at `socket` ends a pause."""
     deadline = time.monotonic() + timeout_s
     with Poller() as poller:
         if socket is not None:
             poller.register(socket)
-        while (found := look()) is None and (left_s := deadline - time.monotonic()) > 0:
+        while (result := look()) is None and (left_s := deadline - time.monotonic()) > 0:
             poller.poll(min(left_s, LOOK_S))
-    return found
+    return result
 
 
 def evaluating_hello(config: AgentConfig) -> Hello:
-    """Return the handshake message of an actor with this configuration that sends no data, to test if the learner accepts it.
-
-    Such an actor has no lasting effect on the learner.
-    """
+    """Return the `Hello` of an actor that sends no data, which has no lasting effect on the learner."""
     spaces = [space_to_json(s) if s is not None else {} for s in (config.observation_space, config.action_space)]
     return Hello(
         client_id=config.client_id,
@@ -80,15 +74,12 @@ def evaluating_hello(config: AgentConfig) -> Hello:
 
 
 def next_beacon(sub: Socket) -> Beacon | None:
-    """Return the next beacon (the learner's periodic message with the newest policy version) that has arrived, or None.
-
-    Other messages are skipped. The function never waits.
-    """
+    """Return the next beacon that has arrived, or None. Never wait."""
     while (frames := sub.recv()) is not None:
         try:
-            found = decode(frames[1:])
+            message = decode(frames[1:])
         except ProtocolError:
             continue
-        if isinstance(found, Beacon):
-            return found
+        if isinstance(message, Beacon):
+            return message
     return None

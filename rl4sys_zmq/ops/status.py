@@ -22,7 +22,6 @@ LOOK_S = 0.1
 
 
 def request_status(address: str, timeout_s: float, keys: UserKeys | None = None) -> dict[str, Any]:
-    """Request the status of a learner and return it."""
     answer = _request(address, StatusRequest(), timeout_s, keys)
     if not isinstance(answer, StatusReply):
         raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a status request was a {type(answer).__name__}")
@@ -34,7 +33,6 @@ def request_status(address: str, timeout_s: float, keys: UserKeys | None = None)
 def request_command(
     address: str, command: OperatorCommand, timeout_s: float, keys: UserKeys | None = None
 ) -> OperatorCommandDone:
-    """Send an operator's command, such as a restart of a learner thread, to a learner, and return the result."""
     answer = _request(address, command, timeout_s, keys)
     if not isinstance(answer, OperatorCommandDone):
         raise ProtocolError(RefusalReason.DIRECTION, f"the reply to a command was a {type(answer).__name__}")
@@ -42,7 +40,7 @@ def request_command(
 
 
 def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: float, keys: UserKeys | None) -> Message:
-    """Send a status request or a command on a new connection, and return the reply. Raise an exception for a refusal."""
+    """Send a message on a new connection, and return the reply. Raise an exception for a refusal."""
     timeout_s = check_value("timeout_s", timeout_s, CALL_TIMEOUT_S)
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which continues if it was received"
     uri = AgentConfig(client_id="status", train_server_address=address).address
@@ -78,7 +76,7 @@ def _request(address: str, message: StatusRequest | OperatorCommand, timeout_s: 
 
 
 def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
-    """Return the cause of a failed handshake on the connecting side and a remedy, as text ``cause; remedy``."""
+    """Return the cause of a failed handshake on the connecting side, and a remedy, as text ``cause; remedy``."""
     if event.is_final and event.name == "handshake_failed.protocol":
         if have_keys:
             return "keys were given, but the learner has none; omit the keys, or start the learner with --keys DIR"
@@ -92,17 +90,14 @@ def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatusRow:
-    """The main figures of one client in a learner's status report, as a row of a table.
+    """The main figures of one client in a status report.
 
     Attributes:
-        mean_return: The mean return of the last 100 episodes. None before the first episode has ended.
-        mean_reward: The mean reward per step of the last 10,000 steps. None before the first data, and if the learner does not
-            report it.
-        policy_lag: The mean number of policy versions by which the data of the last training was older than the policy.
+        mean_return: Over the last 100 episodes. None before the first has ended.
+        mean_reward: Per step, over the last 10,000 steps. None before the first data, and if the learner does not report it.
         actors: The number of actors that are connected now.
-        pending: The number of segments (pieces of trajectories) that are accepted but not used so far.
-        unfit: The number of segments that were refused, or accepted and then quarantined.
-        stale: The number of segments that were dropped because they were too old.
+        pending: In segments, as `unfit` and `stale`.
+        unfit: Refused or quarantined.
     """
 
     client_id: str
@@ -123,10 +118,7 @@ class ClientStatusRow:
     error: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return the figures as texts, one for each column in `HEADINGS`.
-
-        While the client is starting, its checkpoint has not been loaded, so that most figures are unknown.
-        """
+        """Return the figures as texts, one for each column in `HEADINGS`. Those from a checkpoint are unknown at the start."""
         trained = (
             f"{self.episodes:,}",
             "-" if self.mean_return is None else f"{self.mean_return:.1f}",
@@ -153,7 +145,7 @@ class ClientStatusRow:
         return [f"{self.client_id}: {self.state}, {self.algorithm}", *figures]
 
     def line(self) -> str:
-        """Return the most important figures, a state other than ``running``, and the error of the client as one line."""
+        """Return the most important figures, a state other than ``running``, and the error as one line."""
         cells = dict(zip(HEADINGS, self.cells(), strict=True))
         state = f"state {self.state}, " if self.state != "running" else ""
         unused = f", unfit/stale {cells['unfit/stale']}" if self.unfit or self.stale else ""
@@ -185,12 +177,11 @@ HEADINGS = (
 
 
 def client_rows(report: Mapping[str, Any]) -> list[ClientStatusRow]:
-    """Return a table row for each client in a learner's status report, sorted by name."""
     return [_row(name, client) for name, client in sorted(report["clients"].items())]
 
 
 def text_table(rows: Sequence[ClientStatusRow]) -> list[str]:
-    """Return the table of clients (policies with their learners) as lines of aligned text, then a line for each error."""
+    """Return the table of clients as lines of aligned text, then a line for each error."""
     table = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
     left = 3  # names are aligned to the left, numbers to the right

@@ -1,7 +1,6 @@
-"""A server that makes a robot, or another device, available to remote programs, and its client.
+"""A server through which remote programs observe and control a device, such as a robot, and its client.
 
-The names and signatures are those of the library agentlace; `docs/howto/migration_agentlace.md` lists the differences. On the
-wire, the server has two methods, which never run at the same time:
+The names and signatures are agentlace's. On the wire, the server has two methods, which never run at the same time:
 
 - ``obs`` takes a list of keys. The reply is a dict with a value for each key.
 - ``act`` takes ``{key, payload, images}``. The reply is a dict. A call runs at most once.
@@ -35,9 +34,9 @@ MAX_FAULTS = 64
 """Largest number of different faults of callbacks that are logged."""
 
 ObsCallback = Callable[[set[str]], dict[str, Tree]]
-"""Type of the callback for observations. It takes the requested keys and returns a dict with these keys."""
+"""Takes the requested keys, and returns a dict with these keys."""
 ActCallback = Callable[[str, Tree], dict[str, Tree] | None]
-"""Type of the callback for actions. It takes the key and the payload of an action and returns any dict."""
+"""Takes the key and the payload of an action, and returns any dict."""
 
 
 class ActionServer(Resource):
@@ -166,7 +165,6 @@ class ActionServer(Resource):
         self.stop()
 
     def _obs(self, keys: Tree) -> Tree:
-        """Check a received call of the method ``obs``, run the callback for observations, and return the reply."""
         if self._obs_callback is None:
             raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, "this server has no obs_callback")
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
@@ -184,7 +182,6 @@ class ActionServer(Resource):
         return self._coded(values)
 
     def _act(self, call: Tree) -> Tree:
-        """Check a received call of the method ``act``, run the callback for actions, and return the reply."""
         if self._act_callback is None:
             raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, "this server has no act_callback")
         match call:
@@ -214,7 +211,7 @@ class ActionServer(Resource):
         return answer
 
     def _report(self, fault: str) -> None:
-        """Count a callback's faulty return value that does not prevent a reply, and log it the first time."""
+        """Count a fault of a callback that does not prevent a reply, and log it the first time."""
         self._server.counters.add("callback_odd")
         if fault not in self._faults and len(self._faults) < MAX_FAULTS:
             self._faults.add(fault)
@@ -394,14 +391,14 @@ class ActionClient(Resource):
 
 
 def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
-    """Return an error message that names the unknown keys, or "" if all keys are known."""
+    """Return an error message that names the unknown keys, or ""."""
     names = set(known)
     other = sorted({repr(key) for key in keys if not isinstance(key, str) or key not in names})
     return f"there is no {kind} key {', '.join(other)}; the keys are: {', '.join(sorted(names)) or 'none'}" if other else ""
 
 
 def _joined(plain: Tree, images: Tree) -> Tree:
-    """Decode the images of a message, and return its values with each image under its key. All arrays are copies."""
+    """Return a copy of a message's values with each decoded image under its key."""
     arrays = read_images(images)
     values = copy_tree(plain)
     if not arrays:
@@ -412,7 +409,6 @@ def _joined(plain: Tree, images: Tree) -> Tree:
 
 
 def _decode_reply(coded: Tree) -> dict[str, Tree]:
-    """Return the dict in a received reply, with its images decoded."""
     plain, images = coded if isinstance(coded, tuple) and len(coded) == 2 else (coded, {})
     values = _joined(plain, images)
     if not isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""The configuration that an `ActionServer` (a robot, or another device) and its remote clients share."""
+"""The configuration that an `ActionServer` and its clients share."""
 
 from __future__ import annotations
 
@@ -76,10 +76,7 @@ class ActionConfig:
         return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageFormat)}
 
     def terms(self) -> dict[str, Tree]:
-        """Return the fields that must be equal at the server and a client. The server compares them when the client connects.
-
-        The order of keys does not matter, so they are sorted.
-        """
+        """Return the fields that must be equal at the server and a client. The order of keys does not matter."""
         return {
             "action_keys": sorted(self.action_keys),
             "observation_keys": sorted(self.observation_keys),
@@ -111,9 +108,9 @@ class ActionConfig:
         if "://" in server_ip:
             address = address_of("server_ip", server_ip)
         else:
-            given = self.port_number if port is None else port
-            address = address_of("port_number", given, server_ip)
-            if address.scheme == "tcp" and isinstance(given, str):
+            where = self.port_number if port is None else port
+            address = address_of("port_number", where, server_ip)
+            if address.scheme == "tcp" and isinstance(where, str):
                 address = address_of("server_ip", address.port, server_ip)  # the port of a URI that the server binds
         if address.is_fresh:
             raise ConfigError(f"{address.uri} is only an address to bind; connect to ActionServer.address", key="server_ip")
@@ -123,10 +120,10 @@ class ActionConfig:
         return address_of(name, getattr(self, name), host)
 
 
-def _keys(name: str, given: object) -> list[str]:
-    if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset):
-        raise ConfigError(f"{name} is {given!r:.60}; expected a list of names", key=name)
-    keys = list(given) if isinstance(given, Sequence) else sorted(given)
+def _keys(name: str, names: object) -> list[str]:
+    if isinstance(names, str) or not isinstance(names, Sequence | set | frozenset):
+        raise ConfigError(f"{name} is {names!r:.60}; expected a list of names", key=name)
+    keys = list(names) if isinstance(names, Sequence) else sorted(names)
     for key in keys:
         if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
             raise ConfigError(f"{name} has {key!r:.60}; a key must be a string of 1 to {MAX_KEY} characters", key=name)
@@ -138,15 +135,15 @@ def _keys(name: str, given: object) -> list[str]:
     return keys
 
 
-def _codec(key: object, given: object) -> ImageFormat:
+def _codec(key: object, value: object) -> ImageFormat:
     if not isinstance(key, str):
         raise ConfigError(f"image_codecs has the key {key!r:.60}, which is not a string", key="image_codecs")
-    codec = given
-    if isinstance(given, str):
-        form, _, quality = given.partition(":")
+    codec = value
+    if isinstance(value, str):
+        form, _, quality = value.partition(":")
         codec = ImageFormat(form, int(quality)) if quality.isdecimal() else ImageFormat(form) if not quality else None
     if not isinstance(codec, ImageFormat) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
         raise ConfigError(
-            f"image_codecs[{key!r}] is {given!r:.60}; expected jpeg, jpeg:1 to jpeg:100, or png", key="image_codecs"
+            f"image_codecs[{key!r}] is {value!r:.60}; expected jpeg, jpeg:1 to jpeg:100, or png", key="image_codecs"
         )
     return codec

@@ -1,4 +1,4 @@
-"""Conversion of hosts, ports and URIs from arguments and configurations to `Address` objects."""
+"""Hosts, ports and URIs from arguments and configurations as `Address` objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rl4sys_zmq.transports import Address
 
 
 def bind_address(where: int | str) -> Address:
-    """Return the address to bind. `where` is ``host:port``, a URI, or a port number, which binds 127.0.0.1."""
+    """Return the address to bind. `where` is ``host:port``, a URI, or a port of 127.0.0.1."""
     if isinstance(where, str):
         return Address.parse(where)
     return Address("tcp", "127.0.0.1", _checked(where))
@@ -25,7 +25,7 @@ def connect_address(host: object, port: int | None = None) -> Address:
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
-    """Convert a field of a configuration to an address. The field has a URI, or a port of `host`."""
+    """Return the address in a field of a configuration, which has a URI, or a port of `host`."""
     if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
         raise ConfigError(f"{name} is {port!r:.60}; expected a port, or a URI like tcp://host:port", key=name)
     try:

@@ -1,4 +1,4 @@
-"""A lease of remote environments: the time-limited right of one caller to reset and step environments of a `GymEnvServer`."""
+"""A caller's lease of environments of a `GymEnvServer`."""
 
 from __future__ import annotations
 
@@ -36,23 +36,17 @@ from rl4sys_zmq.values.trees import Tree, copy_tree
 log = get_logger(__name__)
 
 RELEASE_TIMEOUT_S = 1.0
-"""Longest time to wait for the server's reply when leased environments are returned to it, in seconds.
-
-If the server gets no such message, the lease expires later.
-"""
+"""Longest time to wait for the server's reply when a lease is returned. A lease that is not returned expires later."""
 LEASE_ENDED = (CallRefusalReason.GONE, CallRefusalReason.OCCUPIED)
-"""The codes with which a server refuses a call for an environment whose lease it has ended."""
+"""The codes with which a server refuses a call of an ended lease."""
 _rng = random.SystemRandom()
 
 
 class _LeaseRenewer(Worker):
-    """The thread that renews a lease (a caller's time-limited right to use remote environments).
-
-    It also returns the lease if the `EnvLease` is garbage-collected without `close`.
+    """The thread that renews a lease, and returns it if the `EnvLease` is garbage-collected without `close`.
 
     Attributes:
-        token: Random number that identifies the lease at the server. 0 while there is no lease.
-        every_s: Time between renewals, in seconds.
+        token: Identifies the lease at the server. 0 while there is none.
     """
 
     def __init__(self, env_lease: EnvLease) -> None:
@@ -65,7 +59,7 @@ class _LeaseRenewer(Worker):
         self._env_lease = weakref.ref(env_lease, lambda _: over.put(None))
 
     def run(self) -> None:
-        """Renew the right to the environments periodically, until `stop` or until the `EnvLease` is garbage-collected."""
+        """Renew the lease until `stop`, or until the `EnvLease` is garbage-collected."""
         while not self._is_over():
             try:
                 self._client.call("keep", {"token": self.token}, self.every_s)
@@ -75,11 +69,11 @@ class _LeaseRenewer(Worker):
             self.give_back()
 
     def stop(self) -> None:
-        """Stop the renewal of the lease, and end the thread."""
+        """End the thread."""
         self._over.put(None)
 
     def give_back(self) -> None:
-        """Try for up to a second to return the leased environments to the server, and close the RPC client."""
+        """Return the lease, waiting at most `RELEASE_TIMEOUT_S`, and close the RPC client."""
         token, self.token = self.token, 0
         if token:
             try:
@@ -97,46 +91,39 @@ class _LeaseRenewer(Worker):
 
 
 class EnvLease(Resource):
-    """The right of one caller to reset and step one or more environments of a `GymEnvServer`.
+    """A lease of environments of a `GymEnvServer`, which a thread renews.
 
-    The server can give the environments to another caller if it receives no message for the lease time; a background thread
-    renews the lease. Only one thread at a time can use this object. Any thread can call `close`.
+    One thread at a time uses it. Any thread can call `close`.
 
     Attributes:
-        client: RPC client of the server.
-        slots: Indices of the leased environments at the server.
-        observation_space: Observation space of each environment.
-        action_space: Action space of each environment.
-        actions: Action space of each environment, as a space of this library instead of Gymnasium.
-        read_observation: Function that converts a received payload to an observation.
-        metadata: The `metadata` of the environments, as in Gymnasium.
-        render_mode: Render mode of the environments.
+        slots: Indices of the environments at the server.
+        actions: The action space as a space of this library.
+        read_observation: Converts a received payload to an observation.
     """
 
     def __init__(
         self, address: str, *, count: int | None, index: int | None, timeout_s: float, keys: str | Path | None = None
     ) -> None:
-        """Get the description of the environments from the server, and lease environments."""
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.slots: list[int] = []
         self._renewer = _LeaseRenewer(self)
-        self._taken = False
+        self._leased = False
         self._unsure = ""
         self._index = index
         try:
-            about = self.client.call("describe")
-            observations = space_from_text(_of(about, "observation_space", str))
-            self.actions = space_from_text(_of(about, "action_space", str))
+            description = self.client.call("describe")
+            observations = space_from_text(_of(description, "observation_space", str))
+            self.actions = space_from_text(_of(description, "action_space", str))
             self.read_observation = SpaceElementReader(observations)
             self.observation_space: GymSpace = to_gymnasium(observations)
             self.action_space: GymSpace = to_gymnasium(self.actions)
-            self.metadata: dict[str, Any] = copy_tree(_of(about, "metadata", dict))
-            self.render_mode: str | None = _of(about, "render_mode", str | None)
-            self._about = about
-            self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
+            self.metadata: dict[str, Any] = copy_tree(_of(description, "metadata", dict))
+            self.render_mode: str | None = _of(description, "render_mode", str | None)
+            self._description = description
+            self._count = _of(description, "count", int) if count is None else min(count, _of(description, "count", int))
             shortest_s, longest_s = RENEWAL_LIMITS_S
-            self._renewer.every_s = min(max(shortest_s, _of(about, "lease_s", float) / MISSED_MESSAGES), longest_s)
-            self.take()
+            self._renewer.every_s = min(max(shortest_s, _of(description, "lease_s", float) / MISSED_MESSAGES), longest_s)
+            self.acquire()
             self._renewer.start()
         except BaseException:
             self.close()
@@ -145,60 +132,54 @@ class EnvLease(Resource):
     @property
     def is_leased(self) -> bool:
         """True if the server has answered the last request for a lease. It can have ended the lease since."""
-        return self._taken
+        return self._leased
 
     def spec(self) -> EnvSpec | None:
         """Return the `EnvSpec` that this process has registered for the id of the server's environments, or None."""
-        id_, kwargs = self._about.get("id"), self._about.get("kwargs")
+        id_, kwargs = self._description.get("id"), self._description.get("kwargs")
         spec = gymnasium.registry.get(id_) if isinstance(id_, str) else None  # `gymnasium.spec` could import a module
         if spec is None or not isinstance(kwargs, dict):
             return None
-        return replace(copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
+        return replace(
+            copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._description.get("max_episode_steps")
+        )
 
-    def take(self) -> None:
-        """Lease environments from the server: get the right to use them until this client is silent for too long.
-
-        The request has a new random token (the number that identifies the lease). If the last request was not answered, its
-        token is used again, so that the server does not lease twice.
-        """
-        keeper = self._renewer
-        if self._taken or not keeper.token:
-            keeper.token, self._taken = _rng.getrandbits(63), False
+    def acquire(self) -> None:
+        """Lease environments. An unanswered request is repeated with its token, so that the server does not lease twice."""
+        renewer = self._renewer
+        if self._leased or not renewer.token:
+            renewer.token, self._leased = _rng.getrandbits(63), False
         self._unsure = "no environment was reset since the lease was requested"
         try:
-            slots = self.client.call("take", {"token": keeper.token, "count": self._count, "index": self._index})
+            slots = self.client.call("take", {"token": renewer.token, "count": self._count, "index": self._index})
         except CallRefused:
-            keeper.token = 0
+            renewer.token = 0
             raise
         if not isinstance(slots, list) or len(slots) != self._count or not all(type(i) is int for i in slots):
             raise ConfigError(f"the server returned the environments {slots!r:.60}; {self._count} were requested", key="count")
-        self.slots, self._taken = slots, True
+        self.slots, self._leased = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
-        """Reset the leased environments. If the server has ended the lease, lease environments again first."""
-        if self._taken:
+        """Reset the environments. If the server has ended the lease, lease again first."""
+        if self._leased:
             try:
                 return self.call("reset", payload)
             except CallRefused as refused:
                 if refused.code not in LEASE_ENDED:
                     raise
-        self.take()
+        self.acquire()
         return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
-        """Call a method such as ``step`` on the leased environments and wait for the reply. The call runs at most once.
-
-        After a call that failed or got no reply, the state of the episodes is unknown. Further steps are then refused until a
-        reset.
-        """
+        """Call a method, at most once, and wait for the reply. After a failed step or reset, refuse steps until a reset."""
         before = self._unsure
-        if not self._taken or (before and verb == "step"):
+        if not self._leased or (before and verb == "step"):
             text = f"{before}, so the state of the episode is unknown; call reset()"
             raise CallRefused(verb, self.client.address, CallRefusalReason.GONE, text)
         if verb in ("reset", "step"):
             self._unsure = f"the last {verb} failed"
         try:
-            answer = self.client.call(*self._said(verb, payload), once=True)
+            answer = self.client.call(*self._request(verb, payload), once=True)
         except (CallRefused, Closed, PayloadError):
             self._unsure = before
             raise
@@ -210,11 +191,8 @@ class EnvLease(Resource):
         return answer
 
     def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
-        """Start ``reset``, ``step`` or ``render`` on the leased environments, and return a future for the reply.
-
-        Unlike `call`, this method does not refuse steps after a failed call. The calling code must do that.
-        """
-        return self.client.submit(*self._said(verb, payload), once=True)
+        """Start a call, and return a future for the reply. Unlike `call`, this does not refuse steps after a failed call."""
+        return self.client.submit(*self._request(verb, payload), once=True)
 
     def close(self) -> None:
         """Return the environments to the server, and end the thread. Wait at most a second. A second call does nothing."""
@@ -222,7 +200,7 @@ class EnvLease(Resource):
         self._renewer.give_back()
         self._renewer.join()
 
-    def _said(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
+    def _request(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
         return f"{verb}.{self.slots[0]}", {"token": self._renewer.token, **payload}
 
 

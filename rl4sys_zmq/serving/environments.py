@@ -3,8 +3,7 @@
 The server has these methods:
 
 - ``describe`` returns a description of the environments.
-- ``take``, ``keep`` and ``give`` get, renew and return a lease, which is a caller's right to environments
-  (`rl4sys_zmq.serving.leases`).
+- ``take``, ``keep`` and ``give`` get, renew and return a lease (`rl4sys_zmq.serving.leases`).
 - ``reset.I``, ``step.I``, ``render.I`` and ``state.I`` act on all environments of a lease. I is the smallest of their indices.
   Calls with different I run in parallel, so an environment that hangs delays only its own caller.
 """
@@ -41,21 +40,18 @@ SERVICE = "gym-envs"
 MAX_COUNT = 1024
 MAX_SEED_DIGITS = 100
 INFO_DEPTH = 2
-"""Nesting depth of an info dict in a reply: inside the tuple of one environment, inside the list of all environments."""
+"""Nesting depth of an info dict in a reply: in the tuple of one environment, in the list of all."""
 
 Env = gymnasium.Env[Any, Any]
 
 
 @dataclass(slots=True)
 class _EnvSlot:
-    """One environment of the server, with its state.
+    """One environment of the server.
 
     Attributes:
-        env: The Gymnasium environment.
-        pending: The reason why the environment must be reset before the next step. Empty if no reset is needed.
-        token: Number that identifies the lease (right to use the environment) of the last caller.
-        steps: Number of steps so far.
-        episodes: Number of episodes that have ended.
+        pending: The reason why the environment must be reset before the next step, or "".
+        token: That of the lease of the last caller.
     """
 
     env: Env
@@ -137,7 +133,7 @@ class GymEnvServer(Resource):
         self._leases = LeaseTable(count, lease_s)
         register = self._server.register
         register("describe", lambda payload: self._about, concurrency_group="leases")
-        for name, run in (("take", self._take), ("keep", self._keep), ("give", self._give)):
+        for name, run in (("take", self._lease), ("keep", self._renew), ("give", self._release)):
             register(name, run, concurrency_group="leases")
         for i in range(count):
             for name, act in (("reset", self._reset), ("step", self._step), ("render", self._render), ("state", self._state)):
@@ -223,7 +219,7 @@ class GymEnvServer(Resource):
                 closing.callback(slot.env.close)
 
     def _describe(self, env: Env, lease_s: float) -> Tree:
-        """Return the reply of ``describe``: spaces, metadata, render mode, lease time, and the environments' Gymnasium id."""
+        """Return the reply of ``describe``."""
         spec = env.spec
         metadata, _ = drop_unsupported(dict(env.metadata), "metadata", 1)
         modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]
@@ -244,27 +240,27 @@ class GymEnvServer(Resource):
 
     # ---- leases
 
-    def _take(self, payload: Tree) -> Tree:
+    def _lease(self, payload: Tree) -> Tree:
         token, count, index = _fields(payload, token=int, count=int, index=int | None)
         if not 1 <= count <= self.count:
             raise CallRefusedByCallback(
                 CallRefusalReason.OCCUPIED, f"{count} requested; there are {self.count} environments in all"
             )
-        return list(self._leases.take(token, count, index))
+        return list(self._leases.lease(token, count, index))
 
-    def _keep(self, payload: Tree) -> Tree:
+    def _renew(self, payload: Tree) -> Tree:
         (token,) = _fields(payload, token=int)
-        return self._leases.keep(token)
+        return self._leases.renew(token)
 
-    def _give(self, payload: Tree) -> Tree:
+    def _release(self, payload: Tree) -> Tree:
         (token,) = _fields(payload, token=int)
-        self._leases.give(token)
+        self._leases.release(token)
         return None
 
     # ---- environments
 
     def _run(self, act: Callable[[list[tuple[int, _EnvSlot]], Tree], Tree], payload: Tree) -> Tree:
-        """Run a function on a caller's environments, which the token in the payload identifies."""
+        """Run a function on the environments of the lease whose token is in the payload."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
             slots = [(i, self._slots[i]) for i in lease.slots]
@@ -274,10 +270,9 @@ class GymEnvServer(Resource):
             return act(slots, payload)
 
     def _reset(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Reset the environments whose flag in ``only`` is True, and return a list with an entry for each environment.
+        """Reset the environments whose flag in ``only`` is True.
 
-        The entry is a tuple of the observation, the info, and the seed of the environment's generator as digits (or None). It is
-        None for an environment that was not reset.
+        Return for each the observation, the info and the seed of its generator as digits (or None); None for the others.
         """
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(slots) or len(seeds) != len(slots):
@@ -331,7 +326,6 @@ class GymEnvServer(Resource):
         return [slot.env.render() for _, slot in slots]
 
     def _state(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Return the attribute ``state`` of each environment. Refuse the call if one has none."""
         for index, slot in slots:
             if not slot.env.has_wrapper_attr("state"):
                 raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"environment {index} has no attribute state")
@@ -370,7 +364,7 @@ class GymEnvServer(Resource):
 
 @contextmanager
 def _callback(slot: _EnvSlot, problem: str) -> Iterator[None]:
-    """Mark the environment as needing a reset, with `problem` as the reason, if the ``with`` block raises an exception."""
+    """Give the environment the reason `problem` to be reset, unless the ``with`` block ends without an exception."""
     slot.pending = problem
     yield
     slot.pending = ""
@@ -378,7 +372,7 @@ def _callback(slot: _EnvSlot, problem: str) -> Iterator[None]:
 
 @contextmanager
 def _as_config_error(env: Env | str | Callable[[], Env]) -> Iterator[None]:
-    """Convert every exception of the ``with`` block, which creates environments, to `ConfigError`."""
+    """Convert every exception of the ``with`` block to `ConfigError`."""
     try:
         yield
     except ConfigError:
@@ -407,7 +401,7 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
 
 
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:
-    """Return the named fields of a caller's payload, in order. Refuse the call if a field is missing or has the wrong type."""
+    """Return the named fields of a payload. Refuse the call if one is missing or of the wrong type."""
     if not isinstance(payload, dict):
         raise CallRefusedByCallback(CallRefusalReason.INVALID, f"the payload must be a dict, not a {type(payload).__name__}")
     for name, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""A remote Gymnasium environment with the class names of the library agentlace: a wrapper that serves it, and two clients."""
+"""Remote Gymnasium environments under agentlace's class names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAY_S = 86_400.0
 
 
 class _LockedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment wrapper with a lock, so that calls of the server and of the local program never run at the same time."""
+    """An environment that the server and the local program never call at the same time."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Conversion of this library's spaces, and of received observations and actions, to the types of Gymnasium.
+"""Conversion of this library's spaces and of received payloads to Gymnasium's types.
 
 `rl4sys_zmq.values.space_conversion` converts in the other direction.
 """
@@ -58,10 +58,7 @@ def _build(space: AnySpace) -> GymSpace:
 
 
 def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
-    """Return the lower or the upper bound of a box space as an array with its shape and dtype.
-
-    Integer bounds are clipped to the range of the dtype.
-    """
+    """Return a bound as an array with the shape and dtype of its space. Integer bounds are clipped to the dtype's range."""
     dtype = np.dtype(space.dtype)
     if dtype.kind in "iu":
         held = np.iinfo(dtype)
@@ -72,27 +69,19 @@ def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
 
 
 class SpaceElementReader:
-    """A callable that converts received payloads to elements of a space, such as observations or actions.
-
-    Args:
-        space: The space of the elements.
-    """
+    """Converts received payloads to elements of a space, such as observations."""
 
     def __init__(self, space: AnySpace) -> None:
         self._space = space if _has_graph(space) else None
 
     def __call__(self, tree: Any) -> Any:
-        """Return a copy of a received payload as an element of the space.
-
-        Arrays are writable, and a graph becomes a `GraphInstance`. A part of the payload that does not fit the space is copied
-        unchanged.
-        """
+        """Return a copy of a payload as an element. Arrays are writable. A part that does not fit the space stays as it is."""
         element = copy_tree(tree)
         return element if self._space is None else _changed(self._space, element, _as_graph)
 
 
 def clipped(space: AnySpace, tree: Tree) -> Tree:
-    """Return an element with the finite floats of each Box moved within its bounds, in its dtype. The rest is unchanged."""
+    """Return an element with the finite floats of each Box moved within its bounds, in its dtype."""
     return _changed(space, tree, _clip)
 
 
@@ -118,7 +107,7 @@ def _as_graph(space: AnySpace, value: Tree) -> Any:
 
 
 def _changed(space: AnySpace, tree: Any, change: Callable[[AnySpace, Any], Any]) -> Any:
-    """Return an element with `change` of each innermost part and its space. What does not fit the space stays as it is."""
+    """Return an element with `change` of each innermost part. What does not fit the space stays as it is."""
     match space:
         case ours.DictSpace() if type(tree) is dict:
             return {k: _changed(space.spaces[k], v, change) if k in space.spaces else v for k, v in tree.items()}

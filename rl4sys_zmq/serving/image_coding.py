@@ -1,4 +1,4 @@
-"""Encoding and decoding of the images in a payload, as PNG or JPEG files, and of single images in the order of OpenCV."""
+"""Encoding and decoding of images in payloads, and of single images in OpenCV's order."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _require_pillow() -> None:
 
 
 def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, dict[str, Tree]]:
-    """Encode the images in a dict, for the keys that have a codec."""
+    """Encode the images under the keys that have a codec. Return the values without them, and the encoded images."""
     if not isinstance(values, dict) or not codecs:
         return values, {}
     plain, images, total = dict(values), {}, 0
@@ -93,7 +93,7 @@ def code_images(values: Tree, codecs: Mapping[str, ImageFormat]) -> tuple[Tree, 
 
 
 def read_images(images: Tree) -> dict[str, Tree]:
-    """Decode the dict of encoded images that `code_images` returned. The input can come from an untrusted peer."""
+    """Decode the images of `code_images`, also from an untrusted peer."""
     if not isinstance(images, dict):
         raise ProtocolError(RefusalReason.MALFORMED, "the images are not a dict")
     if images and not has_pillow():

@@ -1,4 +1,4 @@
-"""A server of named functions, and its client. Calls of several callers can be joined to one batch, for inference."""
+"""A server of named functions, and its client. Calls of several callers can be joined to one batch."""
 
 from __future__ import annotations
 

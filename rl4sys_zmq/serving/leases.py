@@ -1,10 +1,8 @@
-"""The record of which remote caller uses which environments of a server.
+"""The record of which caller may use which environments of a server.
 
-A *slot* is the index of one environment. A *lease* is one caller's right to one or more slots. The caller chooses a random
-number, the *token*, that identifies the lease, so that a request to take or return it can be repeated safely.
-
-A lease expires if no message of its caller arrives for `lease_s` seconds. An expired lease ends only when another caller takes
-one of its slots. A lease never ends while one of its calls runs.
+A *slot* is the index of an environment. A *token* is a random number that the caller chose to identify its lease, so that it can
+repeat a request. A lease expires after `lease_s` seconds without a message, but ends only when another caller takes one of its
+slots, and never while one of its calls runs. Times are those of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -22,20 +20,15 @@ from rl4sys_zmq.rpc import CallRefusedByCallback
 
 LONG_CALL_S = 1.0
 ENDED_LEASES = 1024
-"""Number of ended leases of which the table keeps the identifying number, for error messages to their callers."""
+"""Number of ended leases that the table remembers, for error messages to their callers."""
 
 
 @dataclass(slots=True)
 class ServerEnvironmentLease:
-    """A lease: the right of one remote caller to use one or more environments of a server.
-
-    Times are those of `time.monotonic`, in seconds.
+    """The right of one remote caller to one or more environments of a server.
 
     Attributes:
-        token: Random number that the caller chose to identify the lease.
-        slots: Indices of the environments.
-        last_message_s: Time of the caller's last message.
-        call_started_s: Time when the running call began. None while no call runs.
+        call_started_s: None while no call runs.
         returned: True if the caller returned the lease while a call ran. The lease then ends with the call.
     """
 
@@ -47,14 +40,7 @@ class ServerEnvironmentLease:
 
 
 class LeaseTable:
-    """The record of which caller currently has the right (the lease) to use which environments of a server.
-
-    A *slot* is the index of one environment. Times are those of `time.monotonic`, in seconds. Any thread can use this object.
-
-    Args:
-        count: Number of slots.
-        lease_s: Time without a message after which a lease expires, in seconds.
-    """
+    """The leases of a server's environments. Any thread can use this object."""
 
     def __init__(self, count: int, lease_s: float) -> None:
         self.count = count
@@ -66,23 +52,19 @@ class LeaseTable:
 
     @property
     def taken(self) -> int:
-        """The number of environments that callers have leased at present."""
         return self.count - self._slots.count(None)
 
     @property
     def in_use(self) -> bool:
-        """True while a call of any caller runs on one of the environments."""
+        """True while a call of any caller runs."""
         return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
     def holders(self) -> list[ServerEnvironmentLease | None]:
-        """Return a list with, for each environment, the lease of the caller that may use it, or None if it is free."""
+        """Return the lease of each environment, or None where it is free."""
         return list(self._slots)
 
-    def take(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
-        """Give a caller the right (the lease) to use environments.
-
-        A *slot* is the index of an environment. Free slots are given first, then slots whose lease has expired.
-        """
+    def lease(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
+        """Lease environments: free ones first, then those whose lease has expired. A repeated request gets the same slots."""
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
             raise CallRefusedByCallback(
@@ -113,10 +95,7 @@ class LeaseTable:
 
     @contextmanager
     def use(self, token: int) -> Iterator[ServerEnvironmentLease]:
-        """Mark a lease (a caller's right to environments) as in use while one of its calls runs in the ``with`` block.
-
-        Until the end of the block, the lease does not end, and no second call of the same lease can begin.
-        """
+        """Hold a lease while one of its calls runs: it cannot end, and no second call of it can begin."""
         with self._lock:
             lease = self._held(token)
             if lease is None:
@@ -133,8 +112,8 @@ class LeaseTable:
                 if lease.returned:
                     self._end(lease)
 
-    def keep(self, token: int, now: float | None = None) -> bool:
-        """Renew a lease. Return False if no lease has this token (identifying number)."""
+    def renew(self, token: int, now: float | None = None) -> bool:
+        """Renew a lease. Return False if there is none with this token."""
         with self._lock:
             lease = self._held(token)
             if lease is None:
@@ -142,11 +121,8 @@ class LeaseTable:
             lease.last_message_s = monotonic() if now is None else now
             return True
 
-    def give(self, token: int) -> None:
-        """End a lease, because the caller no longer needs its environments.
-
-        If a call of the lease runs, the lease ends with the call. A second call of this method does nothing.
-        """
+    def release(self, token: int) -> None:
+        """End a lease: now, or after its running call."""
         with self._lock:
             lease = self._held(token)
             if lease is not None:
@@ -155,7 +131,7 @@ class LeaseTable:
                     self._end(lease)
 
     def _held(self, token: int) -> ServerEnvironmentLease | None:
-        """Return the lease with this token (identifying number), or None if none exists or its caller has returned it."""
+        """Return the lease with this token, or None if there is none or its caller has returned it."""
         lease = self._leases.get(token)
         return lease if lease is not None and not lease.returned else None
 

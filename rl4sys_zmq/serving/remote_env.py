@@ -128,7 +128,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
 
 def parse_seed(text: Any) -> int | None:
-    """Convert the seed that the server reported to an integer. Return None if the server reported none."""
+    """Convert the seed in a server's reply to an integer, or None if there is none."""
     if text is None:
         return None
     if not isinstance(text, str) or not text.isascii() or not text.isdigit():

@@ -54,8 +54,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             CallError, TransportError: As `RemoteEnv`.
         """
         self._parts: list[EnvLease] = []
-        self._unsure = True
-        """True while the state of an episode is unknown. All environments must then be reset before the next step."""
+        self._unsure = True  # the state of an episode is unknown, so all must be reset before the next step
         if not isinstance(address, (str, Sequence)):
             raise ConfigError(f"address is {address!r:.60}; expected an address or a sequence of addresses", key="address")
         addresses = [address] if isinstance(address, str) else list(address)
@@ -200,7 +199,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             part.close()
 
     def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Call a method of each server, in parallel, and return the replies for all environments in one list."""
+        """Call a method of each server, in parallel, and return the replies for all environments."""
         if len(asked) == 1:
             part, payload = asked[0]
             answers: list[Tree] = part.call(verb, payload)
@@ -208,10 +207,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return [answer for future in self._send_all(verb, asked) for answer in future.result()]
 
     def _reset_all(self, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
-        """Reset environments of each server, in parallel, and return the replies for all environments in one list.
-
-        If a server has ended its lease, lease its environments again, and reset them then.
-        """
+        """Reset environments of each server, in parallel. If a server has ended its lease, lease again first."""
         if len(asked) == 1:
             part, payload = asked[0]
             answers: list[Tree] = part.reset(payload)
@@ -222,12 +218,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         for place in set(range(len(asked))) - set(lost):
             replies[place].result()  # raise its error before any environment is leased again
         for place in lost:
-            asked[place][0].take()
+            asked[place][0].acquire()
         replies.update(zip(lost, self._send_all("reset", [asked[place] for place in lost]), strict=True))
         return [answer for place in range(len(asked)) for answer in replies[place].result()]
 
     def _send_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Future[Tree]]:
-        """Call a method of each server, in parallel, wait for all replies, and return them as futures that are done."""
+        """Call a method of each server, in parallel, and return the replies as futures that are done."""
         futures: list[Future[Tree]] = []
         try:
             for part, payload in asked:
@@ -237,7 +233,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         return futures
 
     def _each_seed(self, seed: Any) -> list[str | None]:
-        """Return a list with the seed of each environment as digits, or None without a seed."""
+        """Return the seed of each environment as digits, or None."""
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
@@ -264,6 +260,5 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
 
 def _lease_has_ended(reply: Future[Tree]) -> bool:
-    """Return True if the server has refused a call because the caller's lease has ended."""
     error = reply.exception()
     return isinstance(error, CallRefused) and error.code in LEASE_ENDED

@@ -1,4 +1,4 @@
-"""Joining of the payloads of several calls to one batch, for one call of a function, and splitting of the batched reply."""
+"""Joining of the payloads of several calls to one batch, and splitting of the batched reply."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _Form = tuple[Structure, tuple[object, ...]]
 
 
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
-    """Convert a function that takes a batch, stacked along axis 0, to a function that takes a list of single payloads.
+    """Convert a function of a batch, stacked along axis 0, to a function of a list of payloads.
 
-    The returned function stacks payloads that have the same structure, shapes and dtypes, calls `fn` once for each such group,
-    and returns the list of replies. The dicts of a stacked payload have sorted keys.
+    It calls `fn` once for each group of payloads with the same structure, shapes and dtypes. Dicts get sorted keys.
     """
 
     def run(payloads: Sequence[Tree]) -> list[Tree]:
@@ -69,11 +68,7 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
 
 
 def _flat(tree: Tree) -> tuple[list[Any], _Form]:
-    """Return the list of a payload's leaves and the payload's form. Payloads with an equal form can be stacked.
-
-    The leaves are the values inside the nested dicts and tuples; lists of numbers become arrays. The form is the structure, and
-    the dtype and shape of each leaf.
-    """
+    """Return a payload's leaves, and its form. Payloads with an equal form can be stacked."""
     leaves, structure = flatten(tree, by_key=True)
     kinds: list[object] = []
     for index, leaf in enumerate(leaves):
@@ -105,7 +100,7 @@ def _column(leaves: Sequence[Any]) -> Tree:
 
 
 def _numbers(value: list[Any]) -> Any:
-    """Convert a list that contains only numbers, in rows of equal length, to an array. Return any other list unchanged."""
+    """Convert a list of numbers, or of rows of equal length, to an array. Return any other list unchanged."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -114,7 +109,6 @@ def _numbers(value: list[Any]) -> Any:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """Convert a value, which can be a torch tensor, to an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return np.asarray(value)

@@ -1,8 +1,7 @@
 """Insertion of received items into a trainer's data store: each item once, despite resends and killed processes.
 
-A *trainer client* is an actor's connection to the trainer. A *stream* is the sequence of items that it sends from one of its
-data stores. Items keep the numbers that they have in that store. The *mark* of a stream is the number of the last item that the
-server has, and acknowledges.
+A *stream* is the sequence of items that a trainer client sends from one of its data stores. Items keep the numbers that they have
+there. The *mark* of a stream is the number of the last item that the server has, and acknowledges.
 
 An *update* is a list of items with consecutive numbers. The server processes an update in this order:
 
@@ -35,27 +34,22 @@ from rl4sys_zmq.serving.trainer_journal import JournaledItems, NextItemPosition,
 log = get_logger(__name__)
 
 MAX_STREAMS = 100_000
-"""Largest number of actors' data stores that can fill one store of the server.
-
-The server never discards what it knows about one of them, because its resent items would then count as new.
-"""
+"""Largest number of streams into one store. The server forgets none, because its resent items would then count as new."""
 TRIM_UPDATES = 32
-"""Number of old journal entries that are collected before the journal deletes them, all at once."""
+"""Number of old journal entries that are deleted at once."""
 _TRANSIENT = (OSError, MemoryError, StoreFileError, Closed)
-"""Exceptions of a store after which the same item is tried again later. After any other exception, the item is dropped."""
+"""Exceptions of a store after which the same item is tried again later. After any other, the item is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class InsertRequest:
-    """The request of a trainer client (an actor's connection to the trainer) to insert items into a data store.
+    """A trainer client's request to insert items with consecutive numbers.
 
     Attributes:
-        stream: Name of the trainer client, and the random number that identifies the numbering of its store.
-        after: Number of the last item that the server acknowledged, according to the trainer client. If the server's own number
-            is lower, it accepts nothing.
+        after: Number of the last acknowledged item, according to the trainer client. If the server's own number is lower, it
+            accepts nothing.
         known: Largest item number that the trainer client ever saw acknowledged, also by an earlier server.
         first: Number of the first item.
-        items: The items, with consecutive numbers from `first` on.
     """
 
     stream: StreamKey
@@ -67,12 +61,10 @@ class InsertRequest:
 
 @dataclass(frozen=True, slots=True)
 class InsertedItems:
-    """Items of one trainer client (an actor's connection to the trainer) that were inserted into a data store.
+    """Items of one trainer client that a data store has accepted.
 
     Attributes:
-        client: Name of the trainer client that sent the items.
-        acked: Number that the last accepted item has in the trainer client's store.
-        items: The items that the store accepted.
+        acked: Number of the last accepted item in the trainer client's store.
     """
 
     client: str
@@ -101,17 +93,9 @@ class InsertResult:
 
 
 class StoreInserter:
-    """The part of a trainer server that inserts actors' items into one data store and records them in the journal on disk.
+    """Inserts actors' items into one data store and records them in the journal.
 
-    Only one thread at a time can call `insert_waiting` and `take`.
-
-    Attributes:
-        name: Name of the data store at the server.
-        store: The data store.
-        counters: Numbers of items. ``accepted``: new items. ``duplicates``: items that had arrived before.
-            ``dropped_at_source``: items that the trainer client's store dropped before they were sent. ``forgotten``: items that
-            are lost although an earlier server acknowledged them. ``refused.data``: items that the store rejected.
-            ``refilled``: items that were inserted from the journal after a restart.
+    One thread at a time can call `insert_waiting` and `insert`. `TrainerServer.status` describes the counters, in items.
     """
 
     def __init__(self, name: str, store: DataStoreBase, journal: StoreJournal | None, journal_bytes: int) -> None:
@@ -130,9 +114,7 @@ class StoreInserter:
         self._gone_updates = 0
 
     def refill(self, streams: Iterable[StreamRow]) -> None:
-        """Insert the journal's items that the store lacks, after a restart of the server.
-
-        Also restore, for each stream, the number of the last acknowledged item.
+        """Restore the marks after a restart, and insert the journal's items that the store lacks.
 
         A store in memory gets all items of the journal. A store on disk lacks at most the last items.
         """
@@ -156,7 +138,7 @@ class StoreInserter:
         self._note()
 
     def mark(self, stream: StreamKey) -> int:
-        """Return the number of the last item that the server has from a stream, or -1 for none."""
+        """Return the number of the last item that the server has from a stream, or -1."""
         return self._marks.get(stream, -1)
 
     def insert_waiting(self) -> InsertedItems | None:
@@ -167,13 +149,13 @@ class StoreInserter:
             )
         return self._arrival()
 
-    def take(self, offer: InsertRequest) -> InsertResult:
+    def insert(self, request: InsertRequest) -> InsertResult:
         """Record the new items of a request in the journal, and insert them. Call `insert_waiting` first."""
-        acked = self.mark(offer.stream)
-        if offer.after > acked:
+        acked = self.mark(request.stream)
+        if request.after > acked:
             return InsertResult(acked)
-        duplicates = count_received(acked + 1, offer.first, len(offer.items))
-        fresh, first = offer.items[duplicates:], offer.first + duplicates
+        duplicates = count_received(acked + 1, request.first, len(request.items))
+        fresh, first = request.items[duplicates:], request.first + duplicates
         self.counters.add("duplicates", duplicates)
         if first + len(fresh) <= acked + 1:
             return InsertResult(acked)
@@ -182,23 +164,23 @@ class StoreInserter:
                 CallRefusalReason.BUSY, f"store {self.name} has {MAX_STREAMS} streams, the most that it can have"
             )
         if self._journal is not None:
-            update = JournaledItems(self.name, offer.stream, first, fresh, self._place())
+            update = JournaledItems(self.name, request.stream, first, fresh, self._place())
             self._keep(update, self._journal.commit(update))
             self._unsure = False
-        self._marks[offer.stream] = first + len(fresh) - 1
-        forgotten = max(0, min(first - 1, offer.known) - acked)
+        self._marks[request.stream] = first + len(fresh) - 1
+        forgotten = max(0, min(first - 1, request.known) - acked)
         dropped = first - 1 - acked - forgotten
         self.counters.add("forgotten", forgotten)
         self.counters.add("dropped_at_source", dropped)
         self._gap_pending |= first > acked + 1
         self._waiting.extend(fresh)
-        self._sender = offer.stream
+        self._sender = request.stream
         error = self._insert_waiting()
         self.counters.add("accepted", len(fresh))
-        return InsertResult(self._marks[offer.stream], len(fresh), dropped, error, self._arrival())
+        return InsertResult(self._marks[request.stream], len(fresh), dropped, error, self._arrival())
 
     def status(self) -> dict[str, Any]:
-        """Return the sizes of the store and of its part of the journal. ``owed`` is the number of items not yet inserted."""
+        """Return the sizes of the store and of its part of the journal. ``owed`` counts items that are not inserted so far."""
         return {
             "items": len(self.store),
             "latest_data_id": self.store.latest_data_id(),
@@ -209,7 +191,7 @@ class StoreInserter:
         }
 
     def _fill(self, updates: list[JournaledItems]) -> None:
-        """Insert the items of journal entries (updates) into the store, except those that it has. Then empty the list."""
+        """Insert the items of journal entries that the store lacks, and empty the list."""
         for update in updates:
             items, place = update.items, update.place
             if place.lineage == self.store.lineage:
@@ -227,7 +209,7 @@ class StoreInserter:
         updates.clear()
 
     def _insert_waiting(self) -> Exception | None:
-        """Insert the accepted items that are not in the store so far. Return the first exception of the store, or None."""
+        """Insert the accepted items. Return the first exception of the store, or None."""
         before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None
@@ -263,7 +245,7 @@ class StoreInserter:
             self._gap_pending = False
 
     def _arrival(self) -> InsertedItems | None:
-        """Return the items that were inserted since the last call, to report them to the trainer's callback."""
+        """Return the items inserted since the last call, for the trainer's callback."""
         if self._waiting:
             return None
         self._note()
@@ -276,7 +258,7 @@ class StoreInserter:
     # ---- the journal
 
     def _note(self) -> None:
-        """Record the store's position (the number of its next item) in the journal, unless the last entry implies it."""
+        """Record the store's position in the journal, unless the last entry implies it."""
         if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(JournaledItems(self.name, stream, end, [], self._place()))
@@ -286,10 +268,9 @@ class StoreInserter:
         return NextItemPosition(self.store.lineage, self.store.latest_data_id() + 1)
 
     def _keep(self, update: JournaledItems, nbytes: int) -> None:
-        """Count an entry that the journal has, and delete old entries that the store no longer needs.
+        """Count an entry of the journal, and delete old entries.
 
-        An old entry is deleted if the newer entries alone fill the store's capacity, or if the entries exceed the limit in
-        bytes. A restart then no longer refills the store with these items.
+        An old entry is deleted if the newer ones alone fill the store, or if the entries exceed the limit in bytes.
         """
         assert self._journal is not None
         count = len(update.items)

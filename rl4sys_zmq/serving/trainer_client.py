@@ -1,7 +1,4 @@
-"""The actor's side of a connection to a `TrainerServer`.
-
-`TrainerClient` sends the items of data stores, makes custom requests, and receives the newest network.
-"""
+"""An actor's connection to a `TrainerServer`: items of data stores, custom requests, and the newest network."""
 
 from __future__ import annotations
 
@@ -129,7 +126,7 @@ class TrainerClient(Resource):
         self._stopped = False
         self._client = Caller(config.dial_address(server_ip), timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
-            self._begin(check_value("wait_for_server", wait_for_server, flag))
+            self._connect(check_value("wait_for_server", wait_for_server, flag))
         except BaseException:
             self._client.close()
             raise
@@ -156,25 +153,24 @@ class TrainerClient(Resource):
             Closed: After `stop`. This is raised even if `raises` is False.
         """
         try:
-            done = self._update_all()
+            result = self._update_all()
         except CallError as exc:
-            done = UpdateResult(error=exc)
-        return self._judged(done)
+            result = UpdateResult(error=exc)
+        return self._conclude(result)
 
     def _update_all(self) -> UpdateResult:
-        """Update all data stores."""
-        done = UpdateResult()
+        result = UpdateResult()
         for name in self._feeds:
             part = self._update(name, None)
-            done = UpdateResult(
-                done.items + part.items,
-                {**done.acked, **part.acked},
-                done.dropped_at_source + part.dropped_at_source,
-                done.error or part.error,
+            result = UpdateResult(
+                result.items + part.items,
+                {**result.acked, **part.acked},
+                result.dropped_at_source + part.dropped_at_source,
+                result.error or part.error,
             )
-        if done:
+        if result:
             self._count("updates")
-        return done
+        return result
 
     def update_datastore(self, name: str, from_id: int | None, confirm_update: bool = False) -> UpdateResult:
         """Send the items of one data store after `from_id`.
@@ -196,12 +192,12 @@ class TrainerClient(Resource):
             RL4SysError: As `update`.
         """
         try:
-            done = self._update(name, from_id)
-            if confirm_update and self._mark(name) < done.acked.get(name, -1):
+            result = self._update(name, from_id)
+            if confirm_update and self._mark(name) < result.acked.get(name, -1):
                 raise CallLost(INSERT + name, self._client.address)
         except CallError as exc:
-            done = UpdateResult(error=exc)
-        return self._judged(done)
+            result = UpdateResult(error=exc)
+        return self._conclude(result)
 
     def get_server_last_update_id(self, name: str) -> int | None:
         """Return the number of the last item of a data store that the server has, or -1 if the server has none.
@@ -287,7 +283,7 @@ class TrainerClient(Resource):
         with self._lock:
             first, self._on_network = self._on_network is None, callback
         if first:
-            self._client.subscribe(NETWORK, self._take_network)
+            self._client.subscribe(NETWORK, self._on_published)
 
     def start_async_update(self, interval: float = 10.0) -> None:
         """Start a background thread that calls `update` at once and then every `interval` seconds.
@@ -330,33 +326,33 @@ class TrainerClient(Resource):
         """Call `stop`."""
         self.stop()
 
-    def _begin(self, wait: bool) -> None:
-        """Make the first call and send the items in the data stores. With `wait`, repeat this until a server answers."""
+    def _connect(self, wait: bool) -> None:
+        """Make the first call and the first update. With `wait`, repeat this until a server answers."""
         while True:
             try:
                 self._client.call(STORES)
-                done = self._update_all()
+                result = self._update_all()
             except (CallTimeout, CallRefused) as exc:
                 if isinstance(exc, CallRefused) and exc.code is CallRefusalReason.UNKNOWN:
-                    done = UpdateResult(error=exc)  # the trainer can register the data store later
+                    result = UpdateResult(error=exc)  # the trainer can register the data store later
                 elif not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.CLOSING):
                     raise
                 else:
                     log.info("waiting for a trainer at %s", self._client.address)
                     continue
-            self._judged(done)
+            self._conclude(result)
             return
 
-    def _judged(self, done: UpdateResult) -> UpdateResult:
-        """Return the result of an update. If it failed, raise its error (if `raises` is True), or count and log it."""
-        if done.error is None:
+    def _conclude(self, result: UpdateResult) -> UpdateResult:
+        """Return a result. If it has an error, raise it if `raises` is True, otherwise count and log it."""
+        if result.error is None:
             self.last_error = None
             self._failing.pop("update", None)
         elif self.raises:
-            raise done.error
+            raise result.error
         else:
-            self._failed("update", done.error)
-        return done
+            self._failed("update", result.error)
+        return result
 
     def _failed(self, what: str, error: RL4SysError) -> None:
         """Count a failed update or request, and log it unless the last one failed in the same way."""
@@ -367,7 +363,7 @@ class TrainerClient(Resource):
             log.warning("%s: the %s failed, and %s continues: %s", self.name, what, type(self).__name__, error)
 
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
-        """Send the items of a data store that the server does not have. With `from_id`, send all items after this number."""
+        """Send the items that the server does not have, and with `from_id` all items after it."""
         feed = self._feed(name)
         acked, latest = self._mark(name), feed.latest()
         if acked > latest:
@@ -390,30 +386,30 @@ class TrainerClient(Resource):
         """Send all items after `from_id` that the store holds at the start of this call."""
         acked, target = from_id, feed.latest()
         items = dropped = 0
-        trouble: RL4SysError | None = None
+        error: RL4SysError | None = None
         while acked < target:
             first, batch = feed.read_after(acked)
             batch = feed.cut(batch)
-            said = None
-            while said is None:
+            reply = None
+            while reply is None:
                 try:
-                    said = self._send(name, feed, acked, first, batch)
+                    reply = self._send(name, feed, acked, first, batch)
                 except (PayloadError, CallRefused) as exc:
                     if isinstance(exc, CallRefused) and exc.code is not CallRefusalReason.TOO_LARGE:
                         raise
                     if len(batch) > 1:
                         batch = batch[: len(batch) // 2]
                         continue
-                    trouble = trouble or exc
+                    error = error or exc
                     first, batch = first + 1, []
                     self._count("unsendable")
-            items, dropped, acked = items + said["fresh"], dropped + said["dropped"], said["acked"]
+            items, dropped, acked = items + reply["fresh"], dropped + reply["dropped"], reply["acked"]
             feed.known = max(feed.known, acked)
-            if said["error"] is not None:
-                trouble = trouble or CallFailed(INSERT + name, self._client.address, *said["error"])
+            if reply["error"] is not None:
+                error = error or CallFailed(INSERT + name, self._client.address, *reply["error"])
         self._count("items", items)
         self._count("dropped_at_source", dropped)
-        return UpdateResult(items, {name: acked}, dropped, trouble)
+        return UpdateResult(items, {name: acked}, dropped, error)
 
     def _send(self, name: str, feed: StoreUploadState, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
@@ -425,15 +421,15 @@ class TrainerClient(Resource):
             "first": first,
         }
         try:
-            said: dict[str, Any] = self._client.call(INSERT + name, payload)
+            reply: dict[str, Any] = self._client.call(INSERT + name, payload)
         except CallRefused as exc:
             if exc.code is CallRefusalReason.TOO_LARGE:
                 raise PayloadError("payload", exc.detail) from exc
             raise
         self._count("messages")
-        return said
+        return reply
 
-    def _take_network(self, params: Tree, number: int) -> None:
+    def _on_published(self, params: Tree, number: int) -> None:
         with self._lock:
             callback, self.network_version = self._on_network, number
         if callback is not None:
@@ -445,7 +441,7 @@ class TrainerClient(Resource):
 
 
 class _UpdateThread(Worker):
-    """The background thread of `TrainerClient.start_async_update`, which calls `update` periodically."""
+    """The thread that calls `update` periodically."""
 
     def __init__(self, client: TrainerClient, interval_s: float) -> None:
         super().__init__(f"rl4sys-trainer-update-{client.name}")
@@ -453,19 +449,19 @@ class _UpdateThread(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Call `TrainerClient.update` periodically until `stop`. This is the body of the thread."""
+        """Update until `stop`."""
         client = self._client
         while not self._stopping.is_set():
             try:
-                done = client._update_all()
+                result = client._update_all()
             except RL4SysError as exc:
-                done = UpdateResult(error=exc)
+                result = UpdateResult(error=exc)
             if self._stopping.is_set():
                 return
-            if done.error is not None:
-                client._failed("update", done.error)
+            if result.error is not None:
+                client._failed("update", result.error)
             else:
-                client._judged(done)
+                client._conclude(result)
             self._stopping.wait(self._interval_s)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The configuration that a `TrainerServer` and its clients in the actors share."""
+"""The configuration that a `TrainerServer` and its clients share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl4sys_zmq.config.options import checked_arguments
+from rl4sys_zmq.config.options import check_value, checked_arguments, number, optional
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import is_name
 from rl4sys_zmq.serving.addresses import address_of
@@ -55,11 +55,8 @@ class TrainerConfig:
         object.__setattr__(self, "request_types", tuple(self.request_types))
         if len(set(self.request_types)) < len(self.request_types):
             raise ConfigError(f"request_types has a name twice: {', '.join(self.request_types)}", key="request_types")
-        if self.rate_limit is not None and not (_is_number(self.rate_limit) and 0 < self.rate_limit <= MAX_RATE):
-            raise ConfigError(
-                f"rate_limit must be above 0 and at most {MAX_RATE:g} per second, or None, not {self.rate_limit!r:.60}",
-                key="rate_limit",
-            )
+        rate = check_value("rate_limit", self.rate_limit, optional(number(0, MAX_RATE, above=True)))
+        object.__setattr__(self, "rate_limit", rate)
         if not isinstance(self.version, str):
             raise ConfigError(f"version must be a string, not {self.version!r:.60}", key="version")
         if self.experimental_pipeline_port is not None:
@@ -70,9 +67,8 @@ class TrainerConfig:
             )
 
     def terms(self) -> dict[str, Any]:
-        """Return the fields that must be equal at the server and a trainer client. The server compares them."""
-        rate = None if self.rate_limit is None else float(self.rate_limit)
-        return {"version": self.version, "request_types": sorted(self.request_types), "rate_limit": rate}
+        """Return the fields that must be equal at the server and a trainer client."""
+        return {"version": self.version, "request_types": sorted(self.request_types), "rate_limit": self.rate_limit}
 
     def bind_address(self) -> Address:
         """Return the address that the server binds for calls."""
@@ -101,7 +97,3 @@ class TrainerConfig:
         if address.is_fresh:
             raise ConfigError(f"{address.uri} is only an address to bind; connect to TrainerServer.address", key="server_ip")
         return address
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

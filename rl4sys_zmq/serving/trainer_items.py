@@ -1,10 +1,8 @@
 """Conversion of ``N`` items of a data store to the payload of one message, and back.
 
-The payload is ``{"count": N, "columns": columns}``. The value of ``columns`` depends on the items:
-
-- Arrays of the same shape and dtype, or numpy scalars of the same dtype: one array ``[N, *shape]``.
-- Dicts with the same keys: a dict that has columns for each key, by the same rules.
-- Anything else: a list of the ``N`` values.
+The payload is ``{"count": N, "columns": columns}``. Arrays of the same shape and dtype, or numpy scalars of the same dtype,
+become one array ``[N, *shape]``. Dicts with the same keys become a dict of columns. Anything else becomes a list of the ``N``
+values.
 """
 
 from __future__ import annotations
@@ -21,15 +19,11 @@ from rl4sys_zmq.values.trees import MAX_ITEMS, Tree, flatten, unflatten_each
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
-    """Join items of a data store to one payload: one array for each key of the items, or a list if no array is possible."""
     return {"count": len(items), "columns": _column(items)}
 
 
 def unpack_items(payload: Tree) -> list[Any]:
-    """Split a payload of `pack_items` into its items. The payload can come from an untrusted peer.
-
-    The arrays of the items are read-only views.
-    """
+    """Split a payload of `pack_items`, also from an untrusted peer. The arrays of the items are read-only views."""
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
     leaves, structure = flatten(columns, tuples=False)
     if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
@@ -38,7 +32,7 @@ def unpack_items(payload: Tree) -> list[Any]:
 
 
 def payload_bytes(value: object) -> int:
-    """Return the approximate size of a payload in bytes: the size of arrays, strings and bytes, plus 16 for each value."""
+    """Return the approximate size of a payload: that of arrays, strings and bytes, plus 16 for each value."""
     if isinstance(value, (np.ndarray, np.generic)):
         return 16 + value.nbytes
     if isinstance(value, (str, bytes)):

@@ -1,14 +1,8 @@
-"""The journal of a trainer server: the record on disk of the items that trainer clients sent to its data stores.
+"""The journal of a trainer server: the items that trainer clients sent, in ``RUN_DIR/stores.db``.
 
-The journal is one file, ``RUN_DIR/stores.db``, written by the learner's journal class `rl4sys_zmq.delivery.DiskJournal`. The
-columns of that class get another meaning here:
-
-- ``client_id``: the name of a data store of the server.
-- ``actor_id``: the name of a trainer client.
-- ``origin``: the random number that identifies the numbering of the trainer client's data store.
-- A sequence number: the number of an item in the trainer client's data store.
-
-An entry is one list of items that a trainer client sent, encoded as a call message.
+`rl4sys_zmq.delivery.DiskJournal` writes it. Its ``client_id`` is the name of a data store of the server, ``actor_id`` that of a
+trainer client, ``origin`` the lineage of that client's data store, and a sequence number the number of an item there. An entry
+is one list of items, encoded as a call message.
 """
 
 from __future__ import annotations
@@ -35,20 +29,15 @@ log = get_logger(__name__)
 
 PAGE_BYTES = 16 << 20
 NO_LIMIT = 1 << 62
-"""Value that disables the journal's own size limit. Instead, `TrainerServer` limits the entries of each data store."""
+"""`TrainerServer` limits the entries of each data store instead."""
 
 StreamKey = tuple[str, int]
-"""The name of a trainer client, and the random number (lineage) that identifies the numbering of its data store."""
+"""The name of a trainer client, and the lineage of its data store."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextItemPosition:
-    """The position in a data store of the server: the number that the next inserted item gets.
-
-    Attributes:
-        lineage: Random number that identifies the numbering of the store's items. A new store has another lineage.
-        number: Number of the next inserted item.
-    """
+    """The number that the next item in a data store of the server gets, with the lineage of the store."""
 
     lineage: int
     number: int
@@ -56,13 +45,11 @@ class NextItemPosition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournaledItems:
-    """An entry of the journal: items that one trainer client sent to one data store of the server.
+    """Items that one trainer client sent to one data store of the server.
 
     Attributes:
-        store: Name of the server's data store.
-        stream: Name of the trainer client, and the random number that identifies the numbering of its data store.
-        first_id: Number that the first item has in the trainer client's data store.
-        items: The items. Empty for an entry that only records `place`.
+        first_id: Number of the first item in the trainer client's data store.
+        items: Empty for an entry that only records `place`.
         place: Position in the server's data store at which the first item is inserted.
     """
 
@@ -74,37 +61,34 @@ class JournaledItems:
 
 
 class StoreJournal(Resource):
-    """The journal of a trainer server on disk. It records received items, and returns them after a restart.
-
-    Any thread can use this object.
+    """The journal of a trainer server on disk. Any thread can use it.
 
     Attributes:
         streams: The trainer clients' data stores in the file, each with the number of the next item.
     """
 
     def __init__(self, run_dir: Path, fsync: Fsync) -> None:
-        """Open the file ``stores.db`` in `run_dir`, or create it."""
         try:
             make_private(run_dir)
         except OSError as exc:
             raise RunDirectoryError(f"the run directory {run_dir} cannot be created: {exc.strerror}") from exc
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._waiting: set[int] = set()
         self._pages: dict[int, JournalPage] = {}
         self._tokens = itertools.count(1)
         self._closing = False
-        self._journal = DiskJournal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._take_news)
+        self._journal = DiskJournal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._on_journal)
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
     def commit(self, update: JournaledItems) -> int:
-        """Write items to the file, wait until they survive the end of the process, and return their size in bytes."""
+        """Write items, wait until they survive the end of the process, and return their size in bytes."""
         entry = _entry(update)
-        with self._news:
+        with self._changed:
             self._refuse_if_failing()
             self._waiting.add(id(entry))
             self._journal.append([entry])
             # If the disk starts to fail now, keep waiting: the journal tries again until the entry is committed.
-            self._news.wait_for(lambda: id(entry) not in self._waiting or self._closing or self._journal.error is not None)
+            self._changed.wait_for(lambda: id(entry) not in self._waiting or self._closing or self._journal.error is not None)
             if id(entry) in self._waiting:
                 if self._journal.error is not None:
                     self._refuse_if_failing()
@@ -112,18 +96,12 @@ class StoreJournal(Resource):
         return entry.nbytes
 
     def note(self, update: JournaledItems) -> None:
-        """Queue an entry that only records the store's position, to be written after the earlier entries.
-
-        The method does not wait for the disk.
-        """
-        with self._news:
+        """Queue an entry that only records the store's position, without waiting for the disk."""
+        with self._changed:
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[JournaledItems, int]]:
-        """Yield each entry that the journal has for a data store, with its size in bytes, oldest first.
-
-        Damaged entries are skipped and logged.
-        """
+        """Yield each entry of a data store with its size in bytes, oldest first. Damaged entries are logged."""
         after, more = 0, True
         while more:
             page = self._page(store, after)
@@ -134,22 +112,18 @@ class StoreJournal(Resource):
             after, more = page.last_row, page.more
 
     def trim(self, store: str, marks: Mapping[StreamKey, int]) -> None:
-        """Delete old items of a data store from the file.
-
-        For each actor's data store that sent items, `marks` has the number of the first item to keep.
-        """
-        with self._news:
+        """Delete old items of a data store. `marks` has the number of the first item to keep of each stream."""
+        with self._changed:
             self._journal.trim(store, marks)
 
     def state(self) -> JournalHealth:
-        """Return the size of the journal on disk, and the error of its disk or thread, if any."""
         return self._journal.state()
 
     def give_up(self) -> None:
-        """Make all threads that wait in `commit` return with an error, because the server stops."""
-        with self._news:
+        """End all waits in `commit` with an error, because the server stops."""
+        with self._changed:
             self._closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Write the queued entries, and close the file. A second call does nothing."""
@@ -158,10 +132,10 @@ class StoreJournal(Resource):
         self._journal.join()
 
     def _page(self, store: str, after: int) -> JournalPage:
-        with self._news:
+        with self._changed:
             token = next(self._tokens)
             self._journal.read(store, token, after, PAGE_BYTES)
-            self._news.wait_for(lambda: token in self._pages or self._closing or bool(self._journal.state().error))
+            self._changed.wait_for(lambda: token in self._pages or self._closing or bool(self._journal.state().error))
             if token not in self._pages:
                 raise JournalError(f"the journal of store {store}", self._journal.state().error or "was closed", "see the disk")
             return self._pages.pop(token)
@@ -171,15 +145,15 @@ class StoreJournal(Resource):
         if error:
             raise CallRefusedByCallback(CallRefusalReason.BUSY, f"the trainer's journal accepts nothing: {error}")
 
-    def _take_news(self) -> None:
-        """Wake the threads that wait for written entries or for pages that were read. Called in the journal's thread."""
-        with self._news:
+    def _on_journal(self) -> None:
+        """Wake the threads that wait for written entries or read pages. Called in the journal's thread."""
+        with self._changed:
             for safe in self._journal.committed():
                 if isinstance(safe, JournalPage):
                     self._pages[safe.token] = safe
                 else:
                     self._waiting.discard(id(safe))
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 def _entry(update: JournaledItems) -> JournalEntry:
@@ -205,7 +179,7 @@ def _encode(update: JournaledItems) -> list[Any]:
 
 
 def _decode(entry: JournalEntry) -> JournaledItems:
-    """Decode an entry of the file. Its checksum is already verified, so a failure means that another version wrote it."""
+    """Decode an entry. Its checksum is verified, so a failure means that another version wrote it."""
     try:
         payload = decode_call(entry.frames).payload
         place = NextItemPosition(*payload["place"])

@@ -1,4 +1,4 @@
-"""A replacement for `TrainerServer` and `TrainerClient` if trainer and actors run in one process, without sockets."""
+"""A replacement for `TrainerServer` and `TrainerClient` within one process, without sockets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ ADDRESS = "this process"
 
 
 class _NetworkCallback:
-    """A registered callback that receives each published network.
-
-    Attributes:
-        callback: The function.
-        version: Version of the last network that the function received. 0 before the first.
-    """
+    """A callback for networks, with the version of the last one that it received."""
 
     def __init__(self, callback: Callable[[Any], object]) -> None:
         self.callback, self.version = callback, 0
@@ -202,7 +197,7 @@ class TrainerSMInterface(Resource):
         self.stop()
 
     def _tell(self, listeners: list[_NetworkCallback], arrays: Any, version: int) -> None:
-        """Pass a network to each registered callback that has not received this version or a newer one."""
+        """Pass a network to each callback that has no newer one."""
         with self._telling:
             for listener in listeners:
                 if self._stopped or version <= listener.version:

@@ -16,19 +16,12 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def params_as_arrays(params: object) -> Tree:
-    """Copy a network's parameters to numpy arrays. The trainer can then change its own parameters.
-
-    The structure stays the same, except that mappings become dicts and named tuples become tuples. No framework is imported.
-    """
+    """Copy parameters to numpy arrays, without an import of a framework. Mappings become dicts, named tuples become tuples."""
     return map_tree(_convert, params, _error)
 
 
 def copy_params(params: Tree) -> Any:
-    """Return a copy of a network's parameters, which `params_as_arrays` converted.
-
-    Parameters of type bfloat16 become `ml_dtypes.bfloat16` if the program has imported that package, otherwise float32. A
-    trainer client receives the same arrays.
-    """
+    """Copy parameters as a trainer client receives them: bfloat16 as `ml_dtypes.bfloat16` if it is imported, else float32."""
     return map_tree(_copy, params, _error)
 
 
@@ -47,14 +40,14 @@ def _convert(value: Any, path: Path) -> Tree:
         return value
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     try:
-        found = array_from(value)
+        array = array_from(value)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise _error(path, f"numpy cannot convert a {kind} to an array ({exc}); cast it, to float32 for instance") from exc
-    if found is None:
+    if array is None:
         raise _error(path, f"a value of type {kind} cannot be sent")
-    if found.dtype != BFLOAT16_BITS and found.dtype.newbyteorder("<").str not in DTYPES:
-        raise _error(path, f"an array of dtype {found.dtype} cannot be sent; cast it, to float32 for instance")
-    if found.nbytes > MAX_ANSWER_FRAME_BYTES:
-        problem = f"an array of {found.nbytes} bytes; the limit is {MAX_ANSWER_FRAME_BYTES}. Publish it in parts"
+    if array.dtype != BFLOAT16_BITS and array.dtype.newbyteorder("<").str not in DTYPES:
+        raise _error(path, f"an array of dtype {array.dtype} cannot be sent; cast it, to float32 for instance")
+    if array.nbytes > MAX_ANSWER_FRAME_BYTES:
+        problem = f"an array of {array.nbytes} bytes; the limit is {MAX_ANSWER_FRAME_BYTES}. Publish it in parts"
         raise _error(path, problem)
-    return value if isinstance(value, np.generic) and found.dtype != BFLOAT16_BITS else found.copy()
+    return value if isinstance(value, np.generic) and array.dtype != BFLOAT16_BITS else array.copy()

@@ -30,15 +30,12 @@ from rl4sys_zmq.values.trees import Tree
 log = get_logger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
-"""Names of the server's RPC methods, and the topic of published networks.
-
-`INSERT` is followed by the name of a data store, `REQUEST` by the type of a custom request.
-"""
+"""The RPC methods, and the topic of networks. `INSERT` precedes the name of a store, `REQUEST` the type of a request."""
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
 RATE_LIMIT_MARGIN = 1.1
-"""Factor by which the server's rate limit exceeds the client's, because calls can arrive less evenly than they were made."""
+"""The server's rate limit divided by the client's, because calls can arrive less evenly than they were made."""
 
 DataCallback = Callable[[str, dict[str, Any]], object]
 RequestCallback = Callable[[str, Any], Any]
@@ -289,38 +286,35 @@ class TrainerServer(Resource):
         return ingest
 
     def _mark(self, payload: Tree) -> Tree:
-        said = _map(payload)
+        fields = _map(payload)
         try:
-            ingest = self._ingest(said.get("store"))
+            ingest = self._ingest(fields.get("store"))
         except ConfigError as exc:
             raise CallRefusedByCallback(CallRefusalReason.UNKNOWN, str(exc)) from exc
-        return ingest.mark(_stream(said))
+        return ingest.mark(_stream(fields))
 
     def _insert(self, ingest: StoreInserter, payload: Tree) -> Tree:
-        said = _map(payload)
-        offer = InsertRequest(
-            _stream(said), _number(said, "after"), _number(said, "known"), _number(said, "first"), unpack_items(said)
+        fields = _map(payload)
+        request = InsertRequest(
+            _stream(fields), _number(fields, "after"), _number(fields, "known"), _number(fields, "first"), unpack_items(fields)
         )
-        if offer.first <= -1 or offer.after >= offer.first:
+        if request.first <= -1 or request.after >= request.first:
             raise CallRefusedByCallback(
                 CallRefusalReason.INVALID,
-                f"the first item has the number {offer.first}, which does not follow the mark {offer.after}",
+                f"the first item has the number {request.first}, which does not follow the mark {request.after}",
             )
         self._tell(ingest, ingest.insert_waiting())
-        taken = ingest.take(offer)
+        result = ingest.insert(request)
         with self._lock:
             self._counters.add("updates")
-            self._counters.add("bytes", payload_bytes(said["columns"]))
-        trouble = self._tell(ingest, taken.arrival)
-        error = taken.error if trouble is None else trouble
-        said_error = None if error is None else [type(error).__name__, str(error)[:1000]]
-        return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
+            self._counters.add("bytes", payload_bytes(fields["columns"]))
+        callback_error = self._tell(ingest, result.arrival)
+        error = result.error if callback_error is None else callback_error
+        text = None if error is None else [type(error).__name__, str(error)[:1000]]
+        return {"acked": result.acked, "fresh": result.fresh, "dropped": result.dropped, "error": text}
 
     def _tell(self, ingest: StoreInserter, arrival: InsertedItems | None) -> Exception | None:
-        """Call the data callback with new items. Return the exception that the callback raises, or None.
-
-        The items are already in the data store and stay there, even if the callback raises an exception.
-        """
+        """Call the data callback with items that are in the store now, and stay there. Return its exception, or None."""
         if self._data_callback is not None and arrival is not None:
             try:
                 self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})
@@ -332,12 +326,12 @@ class TrainerServer(Resource):
         return None
 
     def _request(self, kind: str, payload: Tree) -> Tree:
-        said = _map(payload)
-        client = _client(said)
+        fields = _map(payload)
+        client = _client(fields)
         with self._lock:
             self._counters.add("requests")
             self._limit(client)
-        return {} if self._request_callback is None else self._request_callback(kind, said.get("payload"))
+        return {} if self._request_callback is None else self._request_callback(kind, fields.get("payload"))
 
     def _limit(self, client: str) -> None:
         rate, now = self.config.rate_limit, time.monotonic()
@@ -357,24 +351,24 @@ def _map(payload: Tree) -> dict[str, Any]:
     return payload
 
 
-def _client(said: dict[str, Any]) -> str:
+def _client(fields: dict[str, Any]) -> str:
     try:
-        return check_name(said.get("client"), "client")
+        return check_name(fields.get("client"), "client")
     except ConfigError as exc:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, str(exc)) from exc
 
 
-def _stream(said: dict[str, Any]) -> StreamKey:
-    lineage = said.get("lineage")
+def _stream(fields: dict[str, Any]) -> StreamKey:
+    lineage = fields.get("lineage")
     if type(lineage) is not int or not 0 < lineage < 1 << 63:
         raise CallRefusedByCallback(
             CallRefusalReason.INVALID, f"the lineage is {lineage!r:.60}; expected an integer in 1 .. 2^63 - 1"
         )
-    return _client(said), lineage
+    return _client(fields), lineage
 
 
-def _number(said: dict[str, Any], key: str) -> int:
-    number = said.get(key)
+def _number(fields: dict[str, Any], key: str) -> int:
+    number = fields.get(key)
     if type(number) is not int or not -1 <= number < 1 << 62:
         raise CallRefusedByCallback(CallRefusalReason.INVALID, f"{key} is {number!r:.60}; expected an integer of at least -1")
     return number

@@ -1,4 +1,4 @@
-"""The transfer of one data store's items to a `TrainerServer`, and the result of an update."""
+"""The transfer of a data store's items to a `TrainerServer`, and the result of an update."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_items import payload_bytes
 
 MESSAGE_BYTES = 4 << 20
-"""Approximate largest size of a message, in bytes. More items are sent in several messages."""
+"""Approximate largest size of a message. More items are sent in several messages."""
 MESSAGE_ITEMS = 4096
 FIRST_ITEMS = 64
-"""Largest number of items in the first message from a data store. The first message has fewer items if they are large."""
+"""Largest number of items in the first message from a data store."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,10 @@ class UpdateResult:
 
 
 class StoreUploadState:
-    """The state of the transfer of one data store's items from an actor to a `TrainerServer`.
+    """The transfer of one data store's items to a `TrainerServer`.
 
     Attributes:
-        store: The data store.
-        lock: Held while items of the store are sent.
+        lock: Held while items are sent.
         known: Largest item number that the server has acknowledged, or -1.
         items: Number of items to read for the next message. 0 before the first.
     """
@@ -70,7 +69,7 @@ class StoreUploadState:
             return self.store.read_after(from_id, self.items)
 
     def cut(self, batch: list[Any]) -> list[Any]:
-        """Return the first items of the batch, as many as fit in one message, and set `items` for the next read."""
+        """Return the first items of the batch that fit in one message, and set `items`."""
         size = 0
         for count, item in enumerate(batch):
             size += payload_bytes(item)
@@ -83,7 +82,7 @@ class StoreUploadState:
 
 @contextlib.contextmanager
 def _as_store_error(store: DataStoreBase) -> Iterator[None]:
-    """Convert exceptions of a data store to `StoreFileError`. Exceptions of this library pass unchanged."""
+    """Convert exceptions of a data store, other than this library's, to `StoreFileError`."""
     try:
         yield
     except RL4SysError:

@@ -6,8 +6,7 @@
 - `fresh_address`, `TransportUnderTest`: unused addresses for tests. `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
 - `ChaosProxy`, `NetworkFaults`: a TCP proxy that simulates an unreliable network.
 - `hidden_velocities`: an environment for policies with a memory. It needs gymnasium.
-- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm for tests that does not learn and
-  needs no torch.
+- `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: an algorithm for tests that does not learn.
 """
 
 from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address

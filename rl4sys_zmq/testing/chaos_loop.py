@@ -51,7 +51,7 @@ class NetworkFaults:
 
 
 class _ProxyDirection:
-    """One direction of a proxied connection: a queue of bytes that were read from `source` and wait to be sent to `sink`."""
+    """One direction of a connection: bytes that were read from `source` and wait to be sent to `sink`."""
 
     def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class _ProxyDirection:
 
 
 class _ProxyConnection:
-    """A proxied connection: the peer's connection to the proxy, and the proxy's connection to the upstream."""
+    """A peer's connection to the proxy, and the proxy's connection to the upstream."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -76,7 +76,7 @@ class _ProxyConnection:
 
 
 class ChaosThread(Worker):
-    """The thread of a `ChaosProxy`. It accepts connections, forwards bytes and injects faults."""
+    """The thread of a `ChaosProxy`. It owns all sockets."""
 
     def __init__(
         self, upstream: Address, rng: random.Random, faults: NetworkFaults, counters: Counters, listen: tuple[str, int]
@@ -122,7 +122,7 @@ class ChaosThread(Worker):
     # ---- in the thread
 
     def run(self) -> None:
-        """Forward bytes until `stop`. This is the body of the thread."""
+        """Forward bytes until `stop`."""
         self._watch(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         try:
@@ -146,7 +146,7 @@ class ChaosThread(Worker):
             self._wakeup.close()
 
     def cut_all(self) -> int:
-        """Reset every connection, and return the number of connections."""
+        """Reset every connection, and return their number."""
         links = list(self._links)
         for link in links:
             self._end(link, reset=True)
@@ -154,7 +154,7 @@ class ChaosThread(Worker):
         return len(links)
 
     def set_black_hole(self, on: bool) -> None:
-        """Begin or end a mode in which all bytes of all connections are discarded."""
+        """Begin or end the discarding of all bytes."""
         self._holed = on
         for link in list(self._links):
             if not on and link.holed:
@@ -179,7 +179,7 @@ class ChaosThread(Worker):
             self._interest(link)
 
     def _serve(self, link: _ProxyConnection, side: object, mask: int) -> None:
-        """Read from one side of a proxied connection, or finish connecting to the upstream, when the selector reports it."""
+        """Read from one side of a connection, or finish connecting to the upstream, when the selector reports it."""
         if side is link.server and not link.connected:
             if link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._counters.add("refused")
@@ -195,10 +195,10 @@ class ChaosThread(Worker):
             except OSError:
                 self._end(link, reset=True)
                 return
-            self._take(link, flow, data)
+            self._enqueue(link, flow, data)
 
-    def _take(self, link: _ProxyConnection, flow: _ProxyDirection, data: bytes) -> None:
-        """Queue bytes that were read, after a random decision to corrupt or cut them. Empty bytes mean the end of the stream."""
+    def _enqueue(self, link: _ProxyConnection, flow: _ProxyDirection, data: bytes) -> None:
+        """Queue bytes that were read, after a random decision to corrupt or cut them. Empty bytes end the stream."""
         if not data:
             flow.ended = True
             if link.half or self._holed:
@@ -221,7 +221,7 @@ class ChaosThread(Worker):
         flow.size += len(data)
 
     def _carry(self, link: _ProxyConnection) -> None:
-        """Write the bytes of a proxied connection whose delay has passed, then update the events to wait for."""
+        """Write the bytes whose delay has passed, then update the events to wait for."""
         if not self.paused and not self._holed and link.connected:
             for flow in link.flows:
                 if not self._write(link, flow):
@@ -229,7 +229,7 @@ class ChaosThread(Worker):
         self._interest(link)
 
     def _write(self, link: _ProxyConnection, flow: _ProxyDirection) -> bool:
-        """Write the bytes of one direction whose delay has passed. Return False if this closed the proxied connection."""
+        """Write the bytes of one direction whose delay has passed. Return False if this closed the connection."""
         while flow.chunks and flow.chunks[0][0] <= self._now and not link.half:
             due, data, cut = flow.chunks[0]
             try:
@@ -268,10 +268,7 @@ class ChaosThread(Worker):
     # ---- waiting and ending
 
     def _interest(self, link: _ProxyConnection) -> None:
-        """Update the events that the selector waits for, on both sides of a proxied connection.
-
-        It waits to read while the buffer has room, and to write if the delay of queued bytes has passed.
-        """
+        """Update the events to wait for: reads while the buffer has room, writes if the delay of queued bytes has passed."""
         swallowing = link.half or self._holed
         for flow, back in (link.flows, link.flows[::-1]):
             side, mask = flow.source, 0

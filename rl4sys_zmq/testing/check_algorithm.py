@@ -1,4 +1,4 @@
-"""A test function for authors of learning algorithms. It needs no network."""
+"""A test function for authors of learning algorithms."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ def check_algorithm(
     """
     observations = observation_space if observation_space is not None else BoxSpace((4,))
     actions = action_space if action_space is not None else DiscreteSpace(2)
-    given = dict(parameters or {})
+    values = dict(parameters or {})
     create = factory.load() if isinstance(factory, AlgorithmEntry) else factory
 
     def make() -> Algorithm:
-        return create(observations, actions, dict(given), seed)
+        return create(observations, actions, dict(values), seed)
 
     algorithm = make()
     _check_attributes(algorithm, observations, actions)
     if isinstance(factory, AlgorithmEntry):
-        _check_entry(factory, algorithm, observations, actions, given)
-    _check_unknown_parameter(lambda: create(observations, actions, {**given, _UNKNOWN: 1}, seed))
+        _check_entry(factory, algorithm, observations, actions, values)
+    _check_unknown_parameter(lambda: create(observations, actions, {**values, _UNKNOWN: 1}, seed))
     _check_snapshot(algorithm)
     _check_nothing_to_do(algorithm)
     _check_training(make, seed, max_steps, log_probs)
@@ -95,7 +95,7 @@ def check_algorithm(
 
 
 class _RandomEnvironment:
-    """A random environment in which the newest policy of an algorithm acts. It produces segments (parts of episodes)."""
+    """A random environment in which the newest policy of an algorithm acts. It produces segments."""
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ class _RandomEnvironment:
         return made
 
     def _choose(self, observation: Any) -> tuple[Any, float, Mapping[str, Any]]:
-        """Choose an action. Return the raw action, its log-probability, and the extra columns of the policy for this step."""
+        """Choose an action. Return the raw action, its log-probability, and the policy's extra columns."""
         if isinstance(self._policy, ExtraColumnPolicy):
             choice = self._policy.step(observation, None, self._sampler, True, self._state)
             raw, _, log_prob, columns, self._state = choice
@@ -178,10 +178,10 @@ def _check_attributes(algorithm: Algorithm, observations: ObservationSpace, acti
 
 
 def _check_entry(
-    entry: AlgorithmEntry, algorithm: Algorithm, observations: ObservationSpace, actions: Space, given: Mapping[str, object]
+    entry: AlgorithmEntry, algorithm: Algorithm, observations: ObservationSpace, actions: Space, values: Mapping[str, object]
 ) -> None:
     assert entry.kind in ("", algorithm.kind), f"the entry has the kind {entry.kind}, the algorithm {algorithm.kind}"
-    entry.read(given)
+    entry.read(values)
     if entry.staleness is not None:
         said, limit = entry.staleness.max_policy_lag, algorithm.max_policy_lag
         assert said == limit, f"the entry has max_policy_lag {said}, the algorithm {limit}"
@@ -191,8 +191,8 @@ def _check_entry(
         known = {field.name for field in fields(entry.parameters)} if entry.parameters is not None else set()
         assert names <= known, f"the entry declares no parameters {sorted(names - known)}, but says that they can change"
     if entry.plan is not None:
-        assert entry.plan(observations, actions, given) == algorithm.spec(), "the entry plans a different policy"
-        _check_unknown_parameter(lambda: entry.plan and entry.plan(observations, actions, {**given, _UNKNOWN: 1}))
+        assert entry.plan(observations, actions, values) == algorithm.spec(), "the entry plans a different policy"
+        _check_unknown_parameter(lambda: entry.plan and entry.plan(observations, actions, {**values, _UNKNOWN: 1}))
 
 
 def _check_unknown_parameter(make: Callable[[], object]) -> None:
@@ -207,8 +207,8 @@ def _check_snapshot(algorithm: Algorithm) -> None:
     spec, tensors = algorithm.spec(), algorithm.snapshot()
     assert spec == algorithm.spec(), "spec() returns different values"
     shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    assert found == shapes, f"snapshot() has the tensors {found}; spec() has {shapes}"
+    actual = {name: tensor.shape for name, tensor in tensors.items()}
+    assert actual == shapes, f"snapshot() has the tensors {actual}; spec() has {shapes}"
     for expected in spec.tensors:
         dtype = tensors[expected.name].dtype
         assert dtype == expected.dtype, f"tensor {expected.name!r} of the snapshot is {dtype}; expected {expected.dtype}"
@@ -252,8 +252,8 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
         loaded = make()
         loaded.load(state)
         _train_on(loaded, segments[2])
-        words = f"training from the state after {name} gives different weights; a part of the state is missing or not a copy"
-        assert _equal(final, spec.flatten(loaded.snapshot())), words
+        complaint = f"training from the state after {name} gives different weights; a part of the state is missing or not a copy"
+        assert _equal(final, spec.flatten(loaded.snapshot())), complaint
     _check_bad_state(make())
     _check_warm_start(make(), algorithm)
     if isinstance(algorithm, UndoableAlgorithm):
@@ -268,7 +268,7 @@ def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, lo
 
 
 def _check_warm_start(fresh: Algorithm, trained: Algorithm) -> None:
-    """Check `load_policy` of an algorithm that has this method, with the weights of another object that was trained."""
+    """Check `load_policy`, if there is one, with the weights of another object that was trained."""
     if not isinstance(fresh, WarmStartAlgorithm):
         return
     given = {name: np.array(tensor) for name, tensor in trained.snapshot().items()}
@@ -285,15 +285,15 @@ def _check_warm_start(fresh: Algorithm, trained: Algorithm) -> None:
 
 def _one_update(world: _RandomEnvironment, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:
     """Pass segments to the algorithm until an update happens. Return these segments."""
-    algorithm, given, steps = world.algorithm, list[Segment](), 0
+    algorithm, observed, steps = world.algorithm, list[Segment](), 0
     while True:
         segment = world.segment()
         if log_probs is not None:
             theirs = np.asarray(log_probs(algorithm, segment))
-            words = f"the acting policy has the log-probabilities {segment.log_probs}, the training side {theirs}"
-            assert np.allclose(segment.log_probs, theirs, rtol=_CLOSE, atol=_CLOSE), words
+            complaint = f"the acting policy has the log-probabilities {segment.log_probs}, the training side {theirs}"
+            assert np.allclose(segment.log_probs, theirs, rtol=_CLOSE, atol=_CLOSE), complaint
         algorithm.observe(segment)
-        given.append(segment)
+        observed.append(segment)
         steps += segment.steps
         enough = algorithm.demand() == 0 and algorithm.kind == "onpolicy"
         metrics = algorithm.update()
@@ -307,7 +307,7 @@ def _one_update(world: _RandomEnvironment, max_steps: int, log_probs: SegmentLog
     assert not bad, f"some metrics are not finite: {bad}"
     assert _is_finite(algorithm), "weights are not finite after an update on ordinary data"
     world.publish()
-    return given
+    return observed
 
 
 def _train_on(algorithm: Algorithm, segments: list[Segment]) -> None:
@@ -337,14 +337,13 @@ def _is_finite(algorithm: Algorithm) -> bool:
 
 
 def _equal(one: tuple[FlatWeights, bytes], other: tuple[FlatWeights, bytes]) -> bool:
-    """Return True if two sets of a policy's weights, as `PolicySpec.flatten` returns them, are equal."""
     return np.array_equal(one[0], other[0]) and one[1] == other[1]
 
 
 def _global_states() -> list[Any]:
     """Return the states of the global random generators of Python, numpy and, if it is imported, torch."""
     numpy_state: Any = np.random.get_state()
-    found = [random.getstate(), numpy_state[0], bytes(numpy_state[1]), numpy_state[2:]]
+    states = [random.getstate(), numpy_state[0], bytes(numpy_state[1]), numpy_state[2:]]
     if "torch" in sys.modules:
-        found.append(sys.modules["torch"].get_rng_state().numpy().tobytes())
-    return found
+        states.append(sys.modules["torch"].get_rng_state().numpy().tobytes())
+    return states

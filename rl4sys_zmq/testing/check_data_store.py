@@ -1,4 +1,4 @@
-"""A test function for authors of data stores (bounded stores of numbered items, subclasses of `DataStoreBase`)."""
+"""A test function for authors of data stores."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_data_store(
 
 
 def _check_state(store: DataStoreUnderTest[Item], twin: list[int], capacity: int, number: Callable[[Item], int]) -> None:
-    """Compare the contents of a store with `twin`, the list of the integers of all inserted items."""
+    """Compare a store with `twin`, the integers of all inserted items."""
     held = twin[-capacity:]
     oldest = len(twin) - len(held)
     assert len(store) == len(held), f"the store has {len(store)} items; expected {len(held)}"
@@ -76,8 +76,8 @@ def _check_state(store: DataStoreUnderTest[Item], twin: list[int], capacity: int
     assert store.oldest_data_id() == oldest, f"oldest_data_id() is {store.oldest_data_id()}; expected {oldest}"
     for from_id in range(-1, len(twin) + 1):
         expected = [i for i in held if i > from_id]
-        found = [number(i) for i in store.get_latest_data(from_id)]
-        assert found == expected, f"get_latest_data({from_id}) returns {found}; expected {expected}"
+        actual = [number(i) for i in store.get_latest_data(from_id)]
+        assert actual == expected, f"get_latest_data({from_id}) returns {actual}; expected {expected}"
         for limit in (None, 0, 1, capacity):
             first, items = store.read_after(from_id, limit)
             assert [number(i) for i in items] == expected[:limit], f"read_after({from_id}, {limit}) returns the wrong items"

@@ -1,4 +1,4 @@
-"""A test function for authors of policies. It needs no network."""
+"""A test function for authors of policies."""
 
 from __future__ import annotations
 
@@ -157,11 +157,7 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: Sequence[Any], 
 
 
 def _check_columns(policy: ExtraColumnPolicy, spec: PolicySpec, observations: Sequence[Any], seed: int) -> None:
-    """Check the steps of a policy with extra columns.
-
-    Act through one episode. Then repeat each step from the state before it, first alone, then all steps as a batch. The results
-    must be equal.
-    """
+    """Act through one episode. Repeat each step from the state before it, first alone, then all as a batch, and compare."""
     dtypes = {column.name: np.dtype(column.dtype) for column in spec.columns}
     shapes = {column.name: column.shape for column in spec.columns}
     states: list[Any] = [None]
@@ -169,29 +165,31 @@ def _check_columns(policy: ExtraColumnPolicy, spec: PolicySpec, observations: Se
     for n, observation in enumerate(observations):
         step = policy.step(observation, None, RandomSource(seed + n), False, states[-1])
         columns = {name: np.array(value) for name, value in step[3].items()}
-        found = {name: column.shape for name, column in columns.items()}
-        assert found == shapes, f"step returns columns with the shapes {found}; the spec has {shapes}"
+        actual = {name: column.shape for name, column in columns.items()}
+        assert actual == shapes, f"step returns columns with the shapes {actual}; the spec has {shapes}"
         for name, column in columns.items():
-            words = f"column {name!r} is {column.dtype}, which does not fit {dtypes[name]}"
-            assert np.can_cast(column.dtype, dtypes[name], "same_kind"), words
+            complaint = f"column {name!r} is {column.dtype}, which does not fit {dtypes[name]}"
+            assert np.can_cast(column.dtype, dtypes[name], "same_kind"), complaint
             assert column.dtype.kind != "f" or np.isfinite(column).all(), f"column {name!r} is not finite: {column}"
         steps.append((copy_tree(step[0]), step[2], columns))
         states.append(step[4])
     for n, observation in enumerate(observations):
         raw, _, log_prob, again, _ = policy.step(observation, None, RandomSource(seed + n), False, states[n])
-        words = f"a second step from the state after {n} steps differs: the policy changes a state, or depends on more than that"
-        assert _same([(raw, log_prob)], [steps[n][:2]]), words
-        assert all(np.array_equal(value, steps[n][2][name]) for name, value in again.items()), words
+        complaint = (
+            f"a second step from the state after {n} steps differs: the policy changes a state, or depends on more than that"
+        )
+        assert _same([(raw, log_prob)], [steps[n][:2]]), complaint
+        assert all(np.array_equal(value, steps[n][2][name]) for name, value in again.items()), complaint
     raws, _, log_probs, batch, after = policy.step_batch(_stack(spec, observations), None, RandomSource(seed), False, states[:-1])
     assert len(after) == len(observations), f"step_batch returns {len(after)} states for {len(observations)} observations"
     rows = zip(leaves_of(spec.action_space, "actions").rows(raws), log_probs, strict=True)
     for n, ((raw, log_prob, columns), row) in enumerate(zip(steps, rows, strict=True)):
-        words = f"row {n}: step gives {raw} with {log_prob} and the columns {columns}, step_batch differs"
-        assert _same([(raw, log_prob)], [row], _CLOSE), words
+        complaint = f"row {n}: step gives {raw} with {log_prob} and the columns {columns}, step_batch differs"
+        assert _same([(raw, log_prob)], [row], _CLOSE), complaint
         assert batch.keys() == columns.keys(), f"step_batch returns the columns {sorted(batch)}; the spec has {sorted(shapes)}"
         for name, column in columns.items():
-            assert np.shape(batch[name]) == (len(observations), *shapes[name]), f"{words}: {name} is {np.shape(batch[name])}"
-            assert np.allclose(column, batch[name][n], rtol=_CLOSE, atol=_CLOSE), words
+            assert np.shape(batch[name]) == (len(observations), *shapes[name]), f"{complaint}: {name} is {np.shape(batch[name])}"
+            assert np.allclose(column, batch[name][n], rtol=_CLOSE, atol=_CLOSE), complaint
 
 
 def _check_action(spec: PolicySpec, raw: Tree, action: Tree) -> None:
@@ -260,12 +258,12 @@ def _check_refusal(spec: PolicySpec, flat: NDArray[np.float32], others: bytes) -
         _check_refused(spec, PolicySnapshot(3, 8, 0, flat, others + bytes(4)), f"{len(others) + 4} bytes of other tensors")
 
 
-def _check_refused(spec: PolicySpec, snapshot: PolicySnapshot, words: str) -> None:
+def _check_refused(spec: PolicySpec, snapshot: PolicySnapshot, content: str) -> None:
     try:
         build_policy(spec, snapshot)
     except ConfigError:
         return
-    raise AssertionError(f"a snapshot of {words}, more than the policy has, does not raise ConfigError")
+    raise AssertionError(f"a snapshot of {content}, more than the policy has, does not raise ConfigError")
 
 
 def _stack(spec: PolicySpec, observations: Sequence[Any]) -> Tree:

@@ -1,4 +1,4 @@
-"""A test function for transports: it checks that sockets at given addresses behave as this package requires."""
+"""A test function for transports: sockets at given addresses behave as this package requires."""
 
 from __future__ import annotations
 

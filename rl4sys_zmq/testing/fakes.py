@@ -173,8 +173,6 @@ class FakeAlgorithm:
 
 
 class _FakeOffPolicy(FakeAlgorithm):
-    """An off-policy `FakeAlgorithm`."""
-
     kind = "offpolicy"
 
 

@@ -1,9 +1,4 @@
-"""CartPole without velocities, a task that needs a memory. The import of this module registers ``CartPoleNoVel-v1`` at Gymnasium.
-
-The observation has the position of the cart and the angle of the pole. The rest is CartPole-v1. So a policy must infer from
-earlier observations in which direction both are moving. The environment's name in a command is
-``rl4sys_zmq.testing.hidden_velocities:CartPoleNoVel-v1``, which imports this module.
-"""
+"""CartPole without velocities, a task that needs a memory. The import of this module registers ``CartPoleNoVel-v1``."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ ENV = "rl4sys_zmq.testing.hidden_velocities:CartPoleNoVel-v1"
 """The name of the environment, with the module to import."""
 
 SHOWN = np.array([0, 2])
-"""The elements of CartPole's observation that are shown: the position of the cart and the angle of the pole."""
+"""The position of the cart and the angle of the pole."""
 
 
 class HiddenVelocities(gymnasium.ObservationWrapper[NDArray[np.float32], Any, NDArray[np.float32]]):
@@ -39,7 +34,6 @@ class HiddenVelocities(gymnasium.ObservationWrapper[NDArray[np.float32], Any, ND
 
 
 def _make(**options: Any) -> HiddenVelocities:
-    """Create the environment, as Gymnasium asks for it."""
     env: Any = CartPoleEnv(**options)
     return HiddenVelocities(env)
 

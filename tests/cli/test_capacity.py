@@ -93,7 +93,7 @@ def test_constants_are_measured_and_kept(caches: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(measuring, "DURABLE_CASES", ((SMALL, 8, 1),))
     monkeypatch.setattr(measuring, "FANOUT_CASES", ((4, 2),))
     monkeypatch.setattr(measuring, "TRAINING_CASES", ((8, 64), (64, 256)))
-    monkeypatch.setattr(measuring.measure_constants, "__kwdefaults__", {"seconds": 1.0, "versions": 3, "folder": None})
+    monkeypatch.setattr(measuring.measure_constants, "__kwdefaults__", {"seconds": 1.0, "versions": 3})
     output = run("--measure", *LOAD)
     assert "constants written to" in output and "first limit: " in output
     constants = json.loads((caches / "rl4sys_zmq" / "capacity.json").read_text())["constants"]

@@ -178,16 +178,16 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
 def test_what_was_taken_without_an_answer_is_what_reset_takes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("CartPole-v1", 3, lease_s=3600)
     env = RemoteEnv(server.address)
-    server._leases.give(env._env_lease._renewer.token)  # as if the server had been started again
+    server._leases.release(env._env_lease._renewer.token)  # as if the server had been started again
     others = [RemoteEnv(server.address), RemoteEnv(server.address)]
-    take = server._leases.take
+    lease = server._leases.lease
 
     def lose(*args: Any) -> Any:
-        take(*args)
+        lease(*args)
         raise TimeoutError
 
     with monkeypatch.context() as patch:
-        patch.setattr(server._leases, "take", lose)
+        patch.setattr(server._leases, "lease", lose)
         with pytest.raises(CallFailed, match="TimeoutError"):
             env.reset(seed=1)
     for act in (env.render, lambda: env.step(0)):

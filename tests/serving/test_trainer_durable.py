@@ -247,7 +247,7 @@ def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restart
                     else:
                         store.full = rng.random() < 0.3
                         arrivals.append(
-                            ingest.take(InsertRequest(stream, end - 1, -1, first, list(range(first, first + count)))).arrival
+                            ingest.insert(InsertRequest(stream, end - 1, -1, first, list(range(first, first + count)))).arrival
                         )
                         heard += [item for arrival in arrivals if arrival is not None for item in arrival.items]
                         accepted.update(range(first, first + count))

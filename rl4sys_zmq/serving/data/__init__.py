@@ -1,12 +1,6 @@
 """Data stores: an actor's buffers of unsent data, and a trainer's replay buffers. The only dependency is numpy.
 
-- `DataStoreBase`: the base class for stores of your own. `rl4sys_zmq.testing.check_data_store` tests such a store.
-- `QueuedDataStore`: a bounded queue of any payload.
-- `ReplayBuffer`: single transitions in random order. Equal images are stored once.
-- `TrajectoryBuffer`: the steps of trajectories in order. A sampler (`LatestSampler`, `SequenceSampler`, `FutureSampler`,
-  `PrioritySampler`) chooses rows for a sample. `DataShape` declares the shape and dtype of a value.
-- `ReplayBufferDataStore`, `MemoryEfficientReplayBufferDataStore`, `TrajectoryBufferDataStore`, `make_default_trajectory_buffer`:
-  the same buffers with the arguments of jaxrl and SERL.
+`DataStoreBase` is the base class for a store of your own, which `rl4sys_zmq.testing.check_data_store` tests.
 """
 
 from rl4sys_zmq.replay.layout import DataShape

@@ -1,4 +1,4 @@
-"""The base class of data stores, which keep the newest items under consecutive numbers."""
+"""The base class of data stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of `ReplayBuffer` and `TrajectoryBuffer`: data stores that keep their items in numpy arrays."""
+"""The base class of data stores that keep their items in numpy arrays."""
 
 from __future__ import annotations
 
@@ -21,26 +21,17 @@ from rl4sys_zmq.serving.data.base import DataStoreBase
 
 
 class ColumnStore(DataStoreBase, Resource):
-    """The base class of data stores that keep one array, the *column*, for each value of an item.
+    """A data store that keeps one array, the *column*, for each value of an item, which is a dict of arrays and can be nested.
 
-    An item is a dict of arrays, which can be nested. The first item determines the keys, shapes and dtypes that all items must
-    have. The columns are in memory, or in memory-mapped files in a folder.
+    The first item determines keys, shapes and dtypes. Columns are in memory, or in memory-mapped files in a folder.
 
     Args:
-        capacity: Largest number of items. In a full store, a new item overwrites the oldest.
-        seed: Seed of the random generator that draws samples.
-        path: Folder for the columns. None: the columns are in memory. If the folder contains a store of the same class, that
-            store is opened.
-        options: Further options of the store, as JSON values, saved in the folder. When the folder is opened later, `capacity`
-            and `options` must be the same.
-
-    Raises:
-        ConfigError: If the capacity is not a positive integer, or the seed or the path is invalid.
-        StoreFileError: If the folder cannot be used; see `StoreFolder`.
+        path: Folder for the columns. None: memory. A store of the same class that the folder has is opened.
+        options: Further options, as JSON values, saved in the folder. A folder is opened with the same ones and `capacity`.
     """
 
     _KIND: ClassVar[str]
-    """The name of the store's class, which is saved in the folder and used in error messages."""
+    """The name of the store's class, saved in the folder and used in error messages."""
 
     def __init__(
         self, capacity: int, seed: int | None, path: str | os.PathLike[str] | None, options: Mapping[str, Any] | None = None
@@ -65,15 +56,12 @@ class ColumnStore(DataStoreBase, Resource):
         return [seed]
 
     def insert(self, data: Mapping[str, Any]) -> None:
-        """Store one item under the next number. The arrays of the item are copied."""
         self.batch_insert([data])
 
     def latest_data_id(self) -> int:
-        """Return the number of the newest item, or -1 before the first insertion."""
         return self._ring.end - 1
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest stored item. For an empty store, return the number that the next item will get."""
         return self._ring.begin
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
@@ -81,10 +69,7 @@ class ColumnStore(DataStoreBase, Resource):
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-        """Return copies of the stored items with numbers above `from_id`, and the number of the first, under the store's lock.
-
-        `limit` is the largest number of items; None: no limit. See `DataStoreBase.read_after`.
-        """
+        """Return copies of the stored items with numbers above `from_id`, at most `limit`, and the number of the first."""
         with self._open():
             begin, end = self._ring.begin, self._ring.end
             first = max(begin, min(from_id + 1, end))
@@ -92,7 +77,6 @@ class ColumnStore(DataStoreBase, Resource):
             return first, self._items(np.arange(first, stop), gap=first > from_id + 1) if stop > first else []
 
     def __len__(self) -> int:
-        """Return the number of stored items."""
         with self._lock:
             return self._ring.end - self._ring.begin
 
@@ -114,15 +98,15 @@ class ColumnStore(DataStoreBase, Resource):
 
     @abstractmethod
     def _columns(self, layout: StoreLayout) -> dict[str, ArraySpec]:
-        """Return the name, shape and dtype of each column (an array with one row for each item) that the store needs."""
+        """Return the shape and dtype of each column."""
 
     @abstractmethod
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
-        """Return the items with the given numbers."""
+        """Return the items with the given numbers. `gap` is True if earlier ones were requested and are lost."""
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Hold the store's lock in the ``with`` block. Raise `Closed` if the store is closed."""
+        """Hold the store's lock. Raise `Closed` if the store is closed."""
         with self._lock:
             if self._closed:
                 raise Closed(f"the {self._KIND} is closed")
@@ -130,10 +114,7 @@ class ColumnStore(DataStoreBase, Resource):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[StoreLayout | None]:
-        """Yield the layout (shape and dtype of each value of an item) of the store in the folder, or None for a new store.
-
-        The constructors of subclasses use this. If the ``with`` block raises an exception, the folder is released.
-        """
+        """Yield the layout of the store in the folder, or None for a new store. If the block raises, release the folder."""
         try:
             yield None if self._folder is None or self._folder.layout is None else StoreLayout(self._folder.layout)
         except BaseException:
@@ -160,7 +141,7 @@ def _generator(seed: object) -> np.random.Generator:
 
 
 def batch_count(batch_size: object) -> int:
-    """Check a batch size and return it as an int."""
+    """Check a batch size, and return it as an int."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size < 1 << 48:
         raise DataError("batch_size", f"{batch_size!r:.60} is not a positive integer below 2^48")
     return int(batch_size)
@@ -168,7 +149,7 @@ def batch_count(batch_size: object) -> int:
 
 @contextlib.contextmanager
 def memory_error_as_data_error(count: int) -> Iterator[None]:
-    """Convert a `MemoryError` in the ``with`` block to a `DataError` about a batch of `count` items."""
+    """Convert a `MemoryError` to a `DataError` about a batch of `count` items."""
     try:
         yield
     except MemoryError as exc:

@@ -1,8 +1,4 @@
-"""The data stores of the RL libraries jaxrl and SERL, under their names and with the order of their arguments.
-
-They are stores of this package, so they need neither JAX nor TensorFlow. The option `rlds_logger`, which writes transitions in
-the format RLDS, is not supported.
-"""
+"""Data stores with the names and the order of arguments of jaxrl and SERL. They need neither JAX nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ log = get_logger(__name__)
 
 
 class _SerlBuffer(ReplayBuffer):
-    """The base of the stores of jaxrl and SERL: a `ReplayBuffer` that stores no other keys, and returns batches of flax."""
+    """A `ReplayBuffer` that stores no other keys, and returns batches of flax."""
 
     _said = False
 
@@ -38,7 +34,7 @@ class _SerlBuffer(ReplayBuffer):
         return _as_flax(super().sample(batch_size, keys, indx))
 
     def _known(self, data: Any) -> Any:
-        """Return a transition without the keys that the store does not have, such as the infos of a demonstration."""
+        """Return a transition without the keys that the store does not have."""
         if not isinstance(data, Mapping) or not (unknown := data.keys() - TRANSITION_KEYS - self._further.keys()):
             return data
         if not self._said:

@@ -1,4 +1,4 @@
-"""Reading and writing of the ``.npz`` file of a saved `TrajectoryBuffer`. Nothing is pickled."""
+"""The ``.npz`` file of a saved `TrajectoryBuffer`. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ _COUNTS = ("capacity", "begin", "min_trajectory_length")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryFile:
-    """The contents of the file of a saved `TrajectoryBuffer`.
+    """The contents of the file.
 
     Attributes:
-        capacity: Capacity of the buffer, in steps.
         begin: Number of the oldest step.
-        min_trajectory_length: Number of steps that a trajectory needs to be sampled.
         starts: Numbers of the steps that begin a trajectory, ascending.
         ended: True if the last trajectory has ended.
         data: For each value of a step, by path, an array ``[N, ...]`` of all ``N`` steps.

@@ -51,11 +51,9 @@ class QueuedDataStore(DataStoreBase):
             self._end += len(copies)
 
     def latest_data_id(self) -> int:
-        """Return the number of the newest payload, or -1 before the first insertion."""
         return self._end - 1
 
     def oldest_data_id(self) -> int:
-        """Return the number of the oldest stored payload, or, for an empty store, the number of the next payload."""
         with self._lock:
             return self._end - len(self._items)
 
@@ -64,10 +62,6 @@ class QueuedDataStore(DataStoreBase):
         return self.read_after(from_id)[1]
 
     def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
-        """Return the payloads with numbers above `from_id`, and the number of the first, in one locked operation.
-
-        `limit` is the largest number of payloads; None: no limit. See `DataStoreBase.read_after`.
-        """
         with self._lock:
             oldest = self._end - len(self._items)
             first = max(oldest, min(from_id + 1, self._end))
@@ -75,5 +69,4 @@ class QueuedDataStore(DataStoreBase):
             return first, list(islice(self._items, first - oldest, stop))
 
     def __len__(self) -> int:
-        """Return the number of stored payloads."""
         return len(self._items)

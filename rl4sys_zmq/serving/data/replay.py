@@ -32,9 +32,8 @@ _FIXED = {
 TRANSITION_KEYS = frozenset((*_REQUIRED, "terminated", "truncated", "masks", "dones"))
 """The keys that have a meaning for `ReplayBuffer`."""
 _DERIVED_FROM = {"terminated", "truncated"}
-"""Keys from which `ReplayBuffer.sample` derives ``masks`` and ``dones``."""
 _BLOCKS = 8
-"""Divisor that sets in which portions memory for images is allocated: each has room for ``capacity / _BLOCKS`` images."""
+"""Memory for images is allocated in blocks, each for ``capacity / _BLOCKS`` images."""
 
 
 class ReplayBuffer(ColumnStore):
@@ -68,7 +67,7 @@ class ReplayBuffer(ColumnStore):
 
     _KIND = "ReplayBuffer"
     _further: Mapping[str, ArraySpec] = MappingProxyType({})
-    """The shape and dtype of further keys that each transition must have. A subclass sets it before its constructor's call."""
+    """Further keys that each transition must have. A subclass sets it before its constructor's call."""
 
     def __init__(
         self,
@@ -102,9 +101,9 @@ class ReplayBuffer(ColumnStore):
         self._num_stack, self._stack_axis = num_stack, stack_axis
         self._frames: dict[str, FrameStore] = {}
         super().__init__(capacity, seed, path, {"image_keys": [*self._images], "num_stack": num_stack, "stack_axis": stack_axis})
-        with self._opening() as found:
-            if found is not None and self._folder is not None:
-                self._take_up(self._folder, found)
+        with self._opening() as layout:
+            if layout is not None and self._folder is not None:
+                self._reopen(self._folder, layout)
 
     def batch_insert(self, batch_data: Sequence[Mapping[str, Any]]) -> None:
         """Store several transitions in order. If one is invalid, store none.
@@ -197,7 +196,7 @@ class ReplayBuffer(ColumnStore):
             yield ahead.popleft()
 
     def _first_layout(self, row: Mapping[str, object]) -> StoreLayout:
-        """Return the shape and dtype of each value of a transition, from the spaces and the first transition."""
+        """Return the layout of a transition, from the spaces and the first transition."""
         leaves = {}
         for path, value in row.items():
             if path in self._expected:
@@ -217,7 +216,7 @@ class ReplayBuffer(ColumnStore):
         return StoreLayout(leaves)
 
     def _frame_leaf(self, key: str, leaves: Mapping[str, ArraySpec], suffix: str) -> ArraySpec:
-        """Return the shape and dtype of one frame (a single image of a stack) for an image key."""
+        """Return the shape and dtype of one frame of an image key."""
         leaf = leaves.get(f"observations{suffix}")
         if leaf is None or f"next_observations{suffix}" not in leaves:
             raise DataError(f"observations{suffix}", f"is missing, and {key!r} is one of image_keys")
@@ -255,8 +254,8 @@ class ReplayBuffer(ColumnStore):
             return zeros(leaf)
         return self._folder.make(_block_name(key, number), leaf)
 
-    def _take_up(self, folder: StoreFolder, layout: StoreLayout) -> None:
-        """Open the transitions and images that an existing folder contains."""
+    def _reopen(self, folder: StoreFolder, layout: StoreLayout) -> None:
+        """Open the transitions and images of an existing folder."""
         for path, expected in self._expected.items():
             if layout.leaves.get(path) != expected:
                 raise StoreFileError(
@@ -280,7 +279,7 @@ class ReplayBuffer(ColumnStore):
             self._frames[key].restore([folder.open(_block_name(index, n), whole) for n in range(count)], slots)
 
     def _write(self, blocks: dict[str, NDArray[Any]], count: int) -> None:
-        """Write `count` transitions to the ring buffer. With image keys, `count` must be 1."""
+        """Write `count` transitions. With image keys, `count` must be 1."""
         held: dict[str, NDArray[np.int64]] = {}
         try:
             for key, suffix in self._images.items():
@@ -297,14 +296,11 @@ class ReplayBuffer(ColumnStore):
         self._ring.append(blocks, count)
 
     def _unstack(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return the frames (single images) of a stacked image observation, as an array ``[num_stack, *frame]``."""
+        """Return the frames of an image observation, ``[num_stack, *frame]``."""
         return image[np.newaxis] if self._num_stack == 1 else np.moveaxis(image, self._stack_axis, 0)
 
     def _gather(self, ids: Ids, keys: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Return the transitions with the given numbers: one new array ``[batch, ...]`` for each path to a value.
-
-        With `keys`, return only the values under these keys of a transition.
-        """
+        """Return the transitions with these numbers, or only their values under `keys`, as arrays ``[batch, ...]`` by path."""
         if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
         paths = [path for path in self._layout.leaves if keys is None or path.partition("/")[0] in keys]
@@ -325,10 +321,9 @@ class ReplayBuffer(ColumnStore):
 
 
 def _slots(key: str) -> str:
-    """Return the name of the column that refers to the stored images of an image key.
+    """Return the name of the column of an image key's frames.
 
-    A row of this column is ``[2, num_stack]``: the indices in the frame store of the images of ``observations`` and of
-    ``next_observations``.
+    A row is ``[2, num_stack]``: the indices in the frame store for ``observations`` and for ``next_observations``.
     """
     return f"/slots/{key}"
 

@@ -39,7 +39,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledRows:
-    """The result of a sampler: the rows that it chose for ``B`` anchors (the rows that were drawn for a sample).
+    """The result of a sampler: the rows that it chose for ``B`` anchors.
 
     Attributes:
         ids: Numbers of the rows, int64 ``[B]``, or ``[B, T]`` for ``T`` rows for each anchor. Each row is in the trajectory of
@@ -89,12 +89,12 @@ class LatestSampler(Sampler):
     """A sampler that returns each drawn step itself. With a batch of ``B`` steps, values have the shape ``[B, ...]``."""
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the randomly drawn rows (numbers of steps) unchanged."""
+        """Return the anchors."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
 
 class SequenceSampler(Sampler):
-    """A sampler that returns a window of consecutive steps around each drawn step. A *row* is the number of a step.
+    """A sampler that returns a window of consecutive steps around each drawn step.
 
     The window has the offsets `begin` to ``end - 1`` from the drawn row. Values in the sample have the shape
     ``[B, end - begin, ...]``. If the window reaches beyond the trajectory, the first or last row of the trajectory is repeated,
@@ -122,7 +122,7 @@ class SequenceSampler(Sampler):
         self._squeeze, self._begin, self._end = squeeze, begin, end
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the rows (numbers of steps) of the window around each randomly drawn row."""
+        """Return the rows of the window around each anchor."""
         ids = anchors[:, None] + np.arange(self._begin, self._end)
         inside = (ids >= begins[:, None]) & (ids < ends[:, None])
         ids = np.clip(ids, begins[:, None], ends[:, None] - 1)
@@ -130,9 +130,7 @@ class SequenceSampler(Sampler):
 
 
 class FutureSampler(Sampler):
-    """A sampler that returns a random step of the rest of the trajectory, for hindsight experience replay.
-
-    The result is the drawn row (the number of a step) or a later row of the same trajectory.
+    """A sampler that returns the drawn step or a random later one of its trajectory, for hindsight experience replay.
 
     With ``source="next_observations"`` this is the strategy *future* of Andrychowicz et al. 2017, "Hindsight Experience
     Replay". In the sample, the key and its mask each have two entries: ``data``, and ``offset``, the number of rows after the
@@ -176,7 +174,7 @@ class FutureSampler(Sampler):
         self._max_future, self._lambda = max_future, lambda_
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return, for each drawn row, a random row at or after it in the same trajectory, and the distance between both."""
+        """Return, for each anchor, a random row at or after it in the same trajectory, and the distance between both."""
         choices = ends - anchors
         if self._max_future is not None:
             choices = np.minimum(choices, self._max_future)
@@ -190,7 +188,7 @@ class FutureSampler(Sampler):
 
 
 class PrioritySampler(Sampler):
-    """A sampler that makes the buffer draw steps (rows) by priority, in proportion to ``(priority + epsilon) ** alpha``.
+    """A sampler that makes the buffer draw steps by priority, in proportion to ``(priority + epsilon) ** alpha``.
 
     Source: Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. A new row has
     the largest priority so far; `TrajectoryBuffer.update_priorities` sets other priorities.
@@ -216,7 +214,7 @@ class PrioritySampler(Sampler):
         self.options, self.beta = PriorityOptions(alpha=float(alpha), epsilon=float(epsilon)), float(beta)
 
     def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
-        """Return the drawn rows (numbers of steps) unchanged. The buffer has drawn them by priority."""
+        """Return the anchors, which the buffer has drawn by priority."""
         return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:

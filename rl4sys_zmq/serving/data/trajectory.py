@@ -28,7 +28,7 @@ _START_COLUMN = "/start"
 
 @dataclass(frozen=True, slots=True)
 class _SampleConfig:
-    """A registered configuration for `TrajectoryBuffer.sample`: the keys of a sample, and the steps that each key has."""
+    """A registered configuration for `TrajectoryBuffer.sample`."""
 
     samplers: dict[str, Sampler]
     sample_range: tuple[int, int]
@@ -89,10 +89,10 @@ class TrajectoryBuffer(ColumnStore):
         self._ended = True
         self._configs: dict[str, _SampleConfig] = {}
         self._priorities: RowPriorities | None = None
-        with self._opening() as found:
-            if found is not None and declared is not None and declared.leaves != found.leaves:
+        with self._opening() as stored:
+            if stored is not None and declared is not None and declared.leaves != stored.leaves:
                 raise StoreFileError(path, "has other columns than data_shapes; use those, or another folder")
-            layout = found or declared
+            layout = stored or declared
             if layout is not None:
                 self._allocate(layout)
                 self._find_spans()
@@ -126,10 +126,10 @@ class TrajectoryBuffer(ColumnStore):
             which = np.searchsorted(starts, held, side="right") - 1
             if len(ends) and not self._ended:
                 ends[-1] = -1
-            found = {"seq_id": held, "ep_begin": starts[which], "ep_end": ends[which]}
-            found["trajectory_id"] = self._spans.dropped + which
-            columns = {name: np.full(self.capacity, -1, np.int64) for name in found}
-            for name, values in found.items():
+            rows = {"seq_id": held, "ep_begin": starts[which], "ep_end": ends[which]}
+            rows["trajectory_id"] = self._spans.dropped + which
+            columns = {name: np.full(self.capacity, -1, np.int64) for name in rows}
+            for name, values in rows.items():
                 columns[name][held % self.capacity] = values
             return columns | {"trajectory_begin_flag": (columns["ep_begin"] == columns["seq_id"]) & (columns["seq_id"] >= 0)}
 
@@ -140,7 +140,7 @@ class TrajectoryBuffer(ColumnStore):
         sample_range: tuple[int, int] = (0, 1),
         transform: Transform | None = None,
     ) -> None:
-        """Register a configuration for `sample`: the keys of a sample, and the rows (numbers of steps) for each key.
+        """Register a configuration for `sample`: the keys of a sample, and the rows for each key.
 
         An earlier configuration of the same name is replaced.
 
@@ -343,7 +343,7 @@ class TrajectoryBuffer(ColumnStore):
         self._spans.drop_before(self._ring.begin)
 
     def _find_spans(self) -> None:
-        """Find the first steps of the trajectories after steps were loaded from a file or a folder."""
+        """Find the first steps of the trajectories that were loaded."""
         held = np.arange(self._ring.begin, self._ring.end)
         self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
@@ -363,10 +363,7 @@ class TrajectoryBuffer(ColumnStore):
         return np.where(ids + 1 < self._ring.end, self._ring.gather(_START_COLUMN, after), self._ended)
 
     def _anchors(self, config: _SampleConfig, count: int, forced: object | None) -> tuple[Ids, Ids, Ids]:
-        """Choose the steps of a sample. Return three arrays ``[batch]``.
-
-        They have, for each step, its number, the first stored row of its trajectory, and the last row of its trajectory plus one.
-        """
+        """Choose the steps of a sample. Return the number of each, the first row of its trajectory, and the last plus one."""
         spans = self._spans.allowed(self._ring.begin, self._ring.end, config.sample_range, self._min_length)
         if forced is not None:
             anchors = self._ring.held("force_indices", forced)
@@ -401,7 +398,7 @@ class TrajectoryBuffer(ColumnStore):
         return {"data": values, "offset": draw.offset}, {"data": draw.mask, "offset": draw.mask}
 
     def _paths(self, key: str, sampler: Sampler) -> dict[str, str]:
-        """Return the columns that a sampler reads: that of its source key, or all below that key."""
+        """Return the columns that a sampler reads: that of its source key, or all below it."""
         if isinstance(sampler, PrioritySampler):
             return {}
         assert self._layout is not None

@@ -241,7 +241,7 @@ class Learner(Resource):
         gateway = self._running
         check_value("timeout_s", timeout_s, TIMEOUT_S)
         try:
-            errors = self._ask(lambda: gateway.save(partial=partial)).result(timeout_s)
+            errors = self._ask(lambda: gateway.core.dispatcher.save(partial=partial)).result(timeout_s)
         except FutureTimeout:
             raise LearnerUnavailable(gateway.address, "its checkpoints", timeout_s) from None
         if errors:
@@ -297,7 +297,7 @@ class Learner(Resource):
         """
         gateway = self._running
         command = OperatorCommand(GIVE_UP if give_up_pending else RESTART, client_id)
-        begun = self._ask(lambda: gateway.do(command))
+        begun = self._ask(lambda: gateway.core.operator.do(command))
         error = begun.exception() if begun.done() else None
         if isinstance(error, ConfigError):  # if the client fails again, `wait` raises that
             raise error
@@ -377,7 +377,7 @@ class Learner(Resource):
     def _command(self, command: OperatorCommand, timeout_s: float) -> dict[str, Any]:
         gateway = self._running
         check_value("timeout_s", timeout_s, TIMEOUT_S)
-        begun = self._ask(lambda: gateway.do(command))
+        begun = self._ask(lambda: gateway.core.operator.do(command))
         try:
             return begun.result(timeout_s).figures
         except FutureTimeout:
@@ -456,7 +456,7 @@ class Learner(Resource):
         gateway = self._gateway
         if gateway is not None:
             with suppress(Closed):
-                gateway.call(lambda: gateway.change_access(access))
+                gateway.call(lambda: gateway.core.change_access(access))
 
     def _relieve(self, all_connections: bool) -> int:
         """Close connections to free memory, and return their number; 0 if the gateway thread does not answer in time."""

@@ -40,11 +40,11 @@ from rl4sys_zmq.delivery.stream import Key
 from rl4sys_zmq.delivery.table import OpenedSession
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
 from rl4sys_zmq.learner import LearnerConfig
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.operator import OperatorCommandExecutor, Steps
 from rl4sys_zmq.learner.gateway.restored import RestoredClient
 from rl4sys_zmq.transports import Frame
@@ -812,18 +812,18 @@ MUTANTS: Planted = TWELVE | {
         },
         {"conserved", "disposed", "once", "order", "verdicts", "wedged", "transit"},
     ),
-    "acks_before_the_journal": ({"parts": LearnerParts(endpoint=AcksBeforeTheLedger)}, {"promised", "released"}),
-    "hands_on_at_once": ({"parts": LearnerParts(endpoint=HandsOnAtOnce)}, {"ahead", "once", "transit"}),
+    "acks_before_the_journal": ({"parts": LearnerParts(actor_sessions=AcksBeforeTheLedger)}, {"promised", "released"}),
+    "hands_on_at_once": ({"parts": LearnerParts(actor_sessions=HandsOnAtOnce)}, {"ahead", "once", "transit"}),
     "promises_what_it_received": (
-        {"parts": LearnerParts(endpoint=PromisesWhatItReceived), "schedule": SPOOLS},
+        {"parts": LearnerParts(actor_sessions=PromisesWhatItReceived), "schedule": SPOOLS},
         {"promised", "released"},
     ),
     "hears_the_overtaken": (
-        {"parts": LearnerParts(endpoint=HearsTheOvertaken), "schedule": replace(RELICS, segments=50, relics=8)},
+        {"parts": LearnerParts(actor_sessions=HearsTheOvertaken), "schedule": replace(RELICS, segments=50, relics=8)},
         {"session"},
     ),
-    "keeps_no_gap": ({"parts": LearnerParts(endpoint=KeepsNoGap), "schedule": COPIES}, {"gap", "conserved"}),
-    "announces_no_gap": ({"parts": LearnerParts(endpoint=AnnouncesNoGap), "schedule": COPIES}, {"gap"}),
+    "keeps_no_gap": ({"parts": LearnerParts(actor_sessions=KeepsNoGap), "schedule": COPIES}, {"gap", "conserved"}),
+    "announces_no_gap": ({"parts": LearnerParts(actor_sessions=AnnouncesNoGap), "schedule": COPIES}, {"gap"}),
     "asks_for_one_page": (
         {"parts": LearnerParts(dispatcher=AsksForOnePage), "schedule": CRASHES},
         {"disposed", "conserved", "stalled"},

@@ -19,7 +19,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, RefusalReason
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import BUSY_CONNECTION_S, IDLE_CONNECTION_S
 from rl4sys_zmq.transports import Socket, TooManyFrames
@@ -62,17 +62,17 @@ class ConnectionRateState:
     Attributes:
         last_message_s: Time of the last message.
         descriptor: File descriptor of the connection; -1 if unknown.
-        owes_until: Time at which the debt for the messages will be zero. It stands for the debt itself, which is not stored.
+        debt_paid_at: Time at which the debt for the messages will be zero. It stands for the debt itself, which is not stored.
         excess: Number of dropped messages since `ConnectionRateLimits.count_excess` last returned True.
         sessionless_messages: Number of messages that were checked while the connection had no session.
-        replies_until: Time at which the debt for refusals that were sent to the connection will be zero.
+        replies_paid_at: Time at which the debt for refusals that were sent to the connection will be zero.
     """
 
-    __slots__ = ("descriptor", "excess", "last_message_s", "owes_until", "replies_until", "sessionless_messages")
+    __slots__ = ("debt_paid_at", "descriptor", "excess", "last_message_s", "replies_paid_at", "sessionless_messages")
 
     def __init__(self, descriptor: int, now: float) -> None:
         self.descriptor = descriptor
-        self.last_message_s = self.owes_until = self.replies_until = now
+        self.last_message_s = self.debt_paid_at = self.replies_paid_at = now
         self.excess = self.sessionless_messages = 0
 
 
@@ -88,7 +88,7 @@ class ConnectionRateLimits:
     def __init__(self, messages_per_s: float, bytes_per_s: float) -> None:
         self.rates: dict[bytes, ConnectionRateState] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
-        self._sessionless_owe_until = 0.0
+        self._sessionless_debt_paid_at = 0.0
         self._rests_until = 0.0
         self._first_seen_s: dict[int, float] = {}
 
@@ -103,12 +103,12 @@ class ConnectionRateLimits:
         All connections without a session (before an accepted handshake) also have a joint limit. The first `FREE_MESSAGES`
         messages of each are accepted even if it is exceeded.
         """
-        if rate.owes_until > now + BURST_S:
+        if rate.debt_paid_at > now + BURST_S:
             return True
         if not sessionless:
             return False
         rate.sessionless_messages += 1
-        return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_owe_until > now + BURST_S
+        return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_debt_paid_at > now + BURST_S
 
     def charge(self, rate: ConnectionRateState, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
         """Add the cost of a message to the debt of its connection. Messages are dropped while the debt is too high.
@@ -116,9 +116,9 @@ class ConnectionRateLimits:
         The debt is the cost of past messages. It falls with time, at the rate that the limit permits.
         """
         cost_s = messages * self._message_s + nbytes * self._byte_s
-        rate.owes_until = max(rate.owes_until + min(cost_s, 0.0), now) + max(cost_s, 0.0)
+        rate.debt_paid_at = max(rate.debt_paid_at + min(cost_s, 0.0), now) + max(cost_s, 0.0)
         if sessionless:
-            self._sessionless_owe_until = max(self._sessionless_owe_until, now) + cost_s / SESSIONLESS_FACTOR
+            self._sessionless_debt_paid_at = max(self._sessionless_debt_paid_at, now) + cost_s / SESSIONLESS_FACTOR
 
     @staticmethod
     def count_excess(rate: ConnectionRateState, nbytes: int) -> bool:
@@ -138,9 +138,9 @@ class ConnectionRateLimits:
 
         A connection receives at most `REPLIES_PER_S` refusals a second on average.
         """
-        if rate.replies_until > now + BURST_S:
+        if rate.replies_paid_at > now + BURST_S:
             return False
-        rate.replies_until = max(rate.replies_until, now) + 1 / REPLIES_PER_S
+        rate.replies_paid_at = max(rate.replies_paid_at, now) + 1 / REPLIES_PER_S
         return True
 
     # ---- rests
@@ -185,7 +185,7 @@ class ConnectionRateLimits:
         old = []
         for peer, rate in self.rates.items():
             ended = rate.descriptor not in still_open or (rate.descriptor >= 0 and newest[rate.descriptor] != peer)
-            if (rate.last_message_s < limit or (ended and rate.owes_until <= now)) and peer not in sessions:
+            if (rate.last_message_s < limit or (ended and rate.debt_paid_at <= now)) and peer not in sessions:
                 old.append(peer)
         for peer in old:
             del self.rates[peer]
@@ -215,11 +215,11 @@ class RouterReader:
     It drops messages over the limit and passes on the others. Only the gateway (the learner's network thread) uses this object.
     """
 
-    def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorSessionHandler, counters: Counters) -> None:
-        self._router, self._endpoint, self._counters = router, endpoint, counters
+    def __init__(self, config: LearnerConfig, router: Socket, actor_sessions: ActorSessionHandler, counters: Counters) -> None:
+        self._router, self._actor_sessions, self._counters = router, actor_sessions, counters
         self._shares = ConnectionRateLimits(config.messages_per_s, config.bytes_per_s)
         free = router.bound.scheme == "inproc"
-        self._lined, self._rated = not free, not free and not router.authenticated
+        self._tracks_connections, self._rated = not free, not free and not router.authenticated
         self._excess = 0
         self._tidy_at = 0.0
         self._emptied_s = time.monotonic()
@@ -239,7 +239,7 @@ class RouterReader:
         if self._shares.rest_s(began):
             return
         self._excess = 0
-        useful_s, rates, sessions = 0.0, self._shares.rates, self._endpoint.sessions
+        useful_s, rates, sessions = 0.0, self._shares.rates, self._actor_sessions.sessions
         for _ in range(ROUTER_BURST):
             try:
                 frames = self._router.recv(MAX_MESSAGE_FRAMES)
@@ -251,13 +251,13 @@ class RouterReader:
                 break
             now = time.monotonic()
             peer = bytes(frames[0])
-            if self._lined:
+            if self._tracks_connections:
                 rate = rates.get(peer) or self._shares.add(peer, self._router.descriptor(), now)
                 rate.last_message_s = now
                 sessionless = peer not in sessions
                 if (
                     self._rated
-                    and (sessionless or rate.owes_until > now)
+                    and (sessionless or rate.debt_paid_at > now)
                     and self._shares.exceeds(rate, now, sessionless=sessionless)
                 ):
                     self._drop(peer, rate, frames, now)
@@ -265,7 +265,7 @@ class RouterReader:
                         break
                     continue
                 cost = self._handle(peer, rate, frames, now)
-                if cost is not None and (cost > 0 or rate.owes_until > now):
+                if cost is not None and (cost > 0 or rate.debt_paid_at > now):
                     size = 0 if cost < 0 else sum(len(f) for f in frames)
                     self._shares.charge(rate, cost, size, now, sessionless=sessionless)
             else:
@@ -280,20 +280,20 @@ class RouterReader:
         sender = None
         if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
             try:
-                sender = self._endpoint.admit(peer, self._router.user, sum(len(f) for f in frames), now)
+                sender = self._actor_sessions.admit(peer, self._router.user, sum(len(f) for f in frames), now)
             except ProtocolError as exc:
                 if rate is not None and exc.code is RefusalReason.QUOTA:
                     self._drop(peer, rate, frames, now, exc.detail)
                     return None
-                self._endpoint.refuse_error(peer, exc)
+                self._actor_sessions.refuse_error(peer, exc)
                 return 1.0
-        return self._endpoint.receive(peer, sender, frames[1:], now)
+        return self._actor_sessions.receive(peer, sender, frames[1:], now)
 
     def _on_too_many(self, exc: TooManyFrames) -> None:
-        self._endpoint.refuse(exc.first, exc.code, exc.detail)
+        self._actor_sessions.refuse(exc.first, exc.code, exc.detail)
         if self._rated:
             now = time.monotonic()
-            rate, sessionless = self._shares.rates.get(exc.first), exc.first not in self._endpoint.sessions
+            rate, sessionless = self._shares.rates.get(exc.first), exc.first not in self._actor_sessions.sessions
             rate = rate or self._shares.add(exc.first, self._router.descriptor(), now)
             self._shares.charge(rate, exc.count / FRAMES_PER_MESSAGE, 0, now, sessionless=sessionless)
 
@@ -303,7 +303,9 @@ class RouterReader:
         if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():
             self._counters.add("connections.cut")
         if self._shares.should_reply(rate, now):
-            self._endpoint.refuse(peer, RefusalReason.QUOTA, reason or "this connection exceeds its rate limit", field=FIELD_RATE)
+            self._actor_sessions.refuse(
+                peer, RefusalReason.QUOTA, reason or "this connection exceeds its rate limit", field=FIELD_RATE
+            )
         else:
             self._counters.add(f"refused.{RefusalReason.QUOTA.value}")
 
@@ -312,7 +314,7 @@ class RouterReader:
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()
-            self._shares.forget(now, self._endpoint.sessions, connected)
+            self._shares.forget(now, self._actor_sessions.sessions, connected)
             self._cut(self._shares.silent_connections(connected, now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
         for event in self._router.events():
             self._counters.add(f"connections.{event.name}")

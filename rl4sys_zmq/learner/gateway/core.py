@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, assert_never
 
@@ -18,12 +17,12 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalContent
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RefusalReason, RL4SysError, restart_command
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKER_SILENT
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import MAX_FAILED_STARTS, ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.client_report import client_report
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorCommandContext, OperatorCommandExecutor
 from rl4sys_zmq.learner.run.log_files import CLIENT_READY
 from rl4sys_zmq.learner.run.recorder import EventSink
@@ -31,7 +30,7 @@ from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, 
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import encode
-from rl4sys_zmq.wire.messages import Frame, OperatorCommand, OperatorCommandDone, Verdict
+from rl4sys_zmq.wire.messages import Frame, Verdict
 from rl4sys_zmq.wire.thread_codec import decode_thread_message
 from rl4sys_zmq.wire.thread_messages import (
     CheckpointResult,
@@ -65,7 +64,9 @@ class LearnerCore:
         start_notes: Lines of text for a person about the parameters in which the learner's configuration differs from the
             earlier run.
         registry: The clients (policies), with their learner threads.
-        endpoint: The sessions of the actors; its `receive` handles their messages.
+        actor_sessions: The sessions of the actors; its `receive` handles their messages.
+        dispatcher: Sends segments to the learner threads, and requests checkpoints.
+        operator: Carries out operators' commands.
         published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads
             that wait for a change.
     """
@@ -79,13 +80,13 @@ class LearnerCore:
         self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
         self.registry = ClientRegistry(config, journal, callbacks)
         self._suspended: list[ClientState] = []
-        self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.endpoint = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
-        self._operator = OperatorCommandExecutor(
+        self.dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
+        self.actor_sessions = ActorSessionHandler(config, self.registry, journal, authorizer, self.counters, sink, callbacks)
+        self.operator = OperatorCommandExecutor(
             OperatorCommandContext(
                 registry=self.registry,
-                endpoint=self.endpoint,
-                dispatcher=self._dispatcher,
+                actor_sessions=self.actor_sessions,
+                dispatcher=self.dispatcher,
                 journal=journal,
                 counters=self.counters,
                 sink=sink,
@@ -94,8 +95,8 @@ class LearnerCore:
                 config=config,
             )
         )
-        self._dispatcher.on_page = self._operator.on_page
-        self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
+        self.dispatcher.on_page = self.operator.on_page
+        self.actor_sessions.run_command, self.actor_sessions.make_room = self.operator.do, self.operator.make_room
 
     def restore(self, restored: JournalContent, rolled_back: str = "") -> None:
         """Create the clients (policies with their learner threads) that an earlier run has recorded, and start the threads."""
@@ -136,7 +137,7 @@ class LearnerCore:
                 client.training.note(message)
                 self._sink.metrics(client.client_id, message)
             case CheckpointResult():
-                self._dispatcher.checkpointed(client, message)
+                self.dispatcher.checkpointed(client, message)
             case QuarantinedSegment():
                 self._sink.dead_letter(client.client_id, message)
             case OperatorAlarm():
@@ -176,7 +177,7 @@ class LearnerCore:
         self._callbacks.publish(WEIGHTS_TOPIC + client.topic, out)
         if client.spec is not None and self._callbacks.offer_policy(client.client_id, client.spec, client.weight_history.newest):
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
-        self.endpoint.admit_waiting(client, self._callbacks.clock.monotonic())
+        self.actor_sessions.admit_waiting(client, self._callbacks.clock.monotonic())
 
     def _on_disposed(self, client: ClientState, message: SegmentVerdicts) -> None:
         stream = client.table.get(message.actor_id, message.origin)
@@ -232,8 +233,8 @@ class LearnerCore:
         text = f"{crash}; another one starts in {pause_s:.1f} s"
         client.alarms.note(WORKER_CRASHED, text)
         self._sink.event("worker_crashed", client_id=client.client_id, crash=crash, restart_in_s=round(pause_s, 3))
-        self.endpoint.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
-        self._dispatcher.give_up(client, crash)
+        self.actor_sessions.close_client_sessions(client, "the client's worker has crashed; send HELLO again")
+        self.dispatcher.give_up(client, crash)
 
     def _restart_suspended(self) -> None:
         """Start the workers of the clients whose pause after a crash is over. A failed start counts as another crash."""
@@ -266,35 +267,28 @@ class LearnerCore:
         peers = [client.table.peer_of(s) for s in client.table.live()]
         for peer in (*peers, *client.waiting):
             if peer is not None:
-                self.endpoint.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
+                self.actor_sessions.refuse(peer, RefusalReason.CONFIG if stillborn else RefusalReason.FAILED, message.error)
         client.waiting.clear()
-        self._dispatcher.give_up(client, message.error)
+        self.dispatcher.give_up(client, message.error)
 
     # ---- turns and the clock
-
-    def on_journal(self) -> None:
-        """Send the learner threads the segments that the journal has committed or read back.
-
-        Other messages that wait for a learner thread are sent too. Call this after the journal has reported results.
-        """
-        self._dispatcher.dispatch()
 
     def turn(self) -> None:
         """Continue the operators' commands, grant actors credit (permission to send), and send `Ack` messages and alarms.
 
         The gateway thread (the learner's network thread) calls this in each turn of its loop.
         """
-        self._operator.turn()
+        self.operator.turn()
         if self._suspended:
             self._restart_suspended()
-        room_bytes = self._dispatcher.room_bytes()
+        room_bytes = self.dispatcher.room_bytes()
         for client in self.registry:
-            self.endpoint.send_acks(client, room_bytes)
+            self.actor_sessions.send_acks(client, room_bytes)
             self._report_alarms(client)
             if client.beacon_due and self._callbacks.clock.monotonic() >= client.next_beacon_at:
                 self._beacon(client)
 
-    def rest_s(self, now: float, most_s: float) -> float:
+    def poll_timeout_s(self, now: float, most_s: float) -> float:
         """Return how long the learner's network thread can wait for messages until its next task: at most `most_s` seconds."""
         for client in self._suspended:
             most_s = min(most_s, (client.restart_at or 0.0) - now)
@@ -316,10 +310,10 @@ class LearnerCore:
         - Publish the weights under new topics if the key of a user with access to them has expired.
         """
         read_s = now - min(behind_s, MOST_BEHIND_S)
-        self._dispatcher.relieve()
-        self._dispatcher.check(now)
+        self.dispatcher.relieve()
+        self.dispatcher.check(now)
         self._rotate_topics(self._authorizer.lapsed(self._callbacks.clock.unix()))
-        self._operator.expire(now)
+        self.operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
                 client.busy_at = now
@@ -334,14 +328,14 @@ class LearnerCore:
                 client.alarms.note(WORKER_SILENT, text)
             if client.state is LearnerThreadState.RUNNING:
                 self._beacon(client)
-                self.endpoint.send_beacons(client)
+                self.actor_sessions.send_beacons(client)
             for stream in client.table.silent(read_s):
                 peer = client.table.peer_of(stream)
                 if peer is not None:
-                    self.endpoint.close_session(peer, client, stream)
+                    self.actor_sessions.close_session(peer, client, stream)
                     self._sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
             client.dirty.update(s.actor_id for s in client.table.live())
-            self._dispatcher.expire(client, now)
+            self.dispatcher.expire(client, now)
 
     def _report_alarms(self, client: ClientState) -> None:
         """Log the new alarms of a client, at most one line a minute for each kind, and send the counts to its actors."""
@@ -386,37 +380,24 @@ class LearnerCore:
     def _rotate_topics(self, losers: set[str]) -> None:
         for client in self.registry if losers else ():
             client.change_topic()
-            self.endpoint.close_client_sessions(client, "the access list has changed; send HELLO again")
-
-    # ---- operators
-
-    def do(self, command: OperatorCommand) -> Future[OperatorCommandDone]:
-        """Start an operator's command, such as a restart of a client, and return a future for its result.
-
-        See `OperatorCommandExecutor.do`.
-        """
-        return self._operator.do(command)
-
-    def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Request a checkpoint of every client whose learner thread runs."""
-        return self._dispatcher.save(partial=partial)
+            self.actor_sessions.close_client_sessions(client, "the access list has changed; send HELLO again")
 
     def report(self, now: float) -> dict[str, Any]:
         """Return the state of the journal, the clients and the relays, for the status."""
         return {
             "journal": asdict(self._journal.state()),
             "clients": {client.client_id: client_report(client, now) for client in self.registry},
-            "relays": self.endpoint.relays.report(now),
+            "relays": self.actor_sessions.relays.report(now),
         }
 
     # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
         """Begin to close the learner: fail the operators' commands, ask the learner threads to end, and refuse all actors."""
-        self._operator.close(error)  # first, since a command may wait for the end of a learner thread
+        self.operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.end_thread()
-        self.endpoint.close_sessions()
+        self.actor_sessions.close_sessions()
 
     def close(self, error: Exception) -> None:
         """Finish closing: fail all commands and checkpoint requests in progress, and end the learner threads.
@@ -428,8 +409,8 @@ class LearnerCore:
             self._sink.event("closed_with_pending_segments", pending=pending)
         for client in self.registry:
             client.end_thread()
-        self._dispatcher.close(error)
-        self._operator.close(error)
+        self.dispatcher.close(error)
+        self.operator.close(error)
 
 
 def _failed(error: Exception) -> ThreadFailed:

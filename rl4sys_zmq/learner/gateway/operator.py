@@ -20,11 +20,11 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Journal, JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, RefusalReason
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
 from rl4sys_zmq.learner.gateway.core_callbacks import AbandonCheckpointsTask, CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.parameters import ParameterChanges, change_text
 from rl4sys_zmq.learner.gateway.static_check import require_fraction
 from rl4sys_zmq.learner.run.recorder import EventSink
@@ -64,7 +64,7 @@ class OperatorCommandContext:
 
     Attributes:
         registry: The registry of all clients (policies with their learner threads).
-        endpoint: Holds the sessions (connections) of the clients' actors.
+        actor_sessions: Holds the sessions (connections) of the clients' actors.
         dispatcher: Delivers segments (parts of episodes) to the clients' learner threads.
         journal: The record of all accepted segments.
         counters: The learner's counters.
@@ -75,7 +75,7 @@ class OperatorCommandContext:
     """
 
     registry: ClientRegistry
-    endpoint: ActorSessionHandler
+    actor_sessions: ActorSessionHandler
     dispatcher: SegmentDispatcher
     journal: Journal
     counters: Counters
@@ -228,7 +228,7 @@ class OperatorCommandExecutor:
         with parts.published:
             gone = parts.registry.restart(client, give_up_pending=give_up_pending)
             parts.published.notify_all()
-        parts.endpoint.close_client_sessions(client, "the client was restarted; send HELLO again")
+        parts.actor_sessions.close_client_sessions(client, "the client was restarted; send HELLO again")
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
         yield self._until_safe(client_id)
         # A worker that crashes gets a successor, which continues the restart.
@@ -287,7 +287,7 @@ class OperatorCommandExecutor:
             raise unknown_name_error("actor", actor_id, [stream.actor_id for stream in table.current()])
         live = [stream for stream in streams if table.is_live(stream)]
         for stream in live:
-            parts.endpoint.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
+            parts.actor_sessions.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
         parts.journal.retire_actor(client_id, actor_id)
@@ -359,9 +359,9 @@ class OperatorCommandExecutor:
         with parts.published:
             parts.registry.detach(client)
             parts.published.notify_all()
-        parts.endpoint.close_client_sessions(client, reason)
+        parts.actor_sessions.close_client_sessions(client, reason)
         for peer in client.waiting:
-            parts.endpoint.refuse(peer, RefusalReason.NO_SESSION, reason)
+            parts.actor_sessions.refuse(peer, RefusalReason.NO_SESSION, reason)
         client.waiting.clear()
         parts.dispatcher.give_up(client, "the client was forgotten")
         parts.callbacks.forget_policy(client.client_id)

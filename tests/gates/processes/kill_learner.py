@@ -37,7 +37,7 @@ from rl4sys_zmq.delivery.journal_rows import JournalTables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.gateway.client import ClientState
-from rl4sys_zmq.learner.gateway.endpoint import ActorSessionHandler
+from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.gateway import Gateway
 from rl4sys_zmq.learner.training import train_loop
 from rl4sys_zmq.policies.mlp import mlp_spec

@@ -15,8 +15,8 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
-from rl4sys_zmq.learner.gateway.client import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.client_report import client_report
+from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.operator import DROP_ACTOR, FORGET, RESTART, SET
@@ -342,7 +342,7 @@ def test_an_actor_is_not_silent_while_its_messages_can_wait_to_be_read(behind_s:
 def test_the_blob_of_a_policy_is_sent_to_those_who_do_not_hold_it() -> None:
     rig = Rig()
     generation = rig.join().generation
-    rig.client.welcome_body = (b"graph",)
+    rig.client.publishing.spec_body = (b"graph",)
     for held, body in ((0, (b"graph",)), (generation - 1, (b"graph",)), (generation, ())):
         answer = rig.say(Hello("lab", f"a{held}", 1, 0, held, 0), b"q%d" % held)[0]
         assert isinstance(answer, Welcome)
@@ -381,7 +381,7 @@ def test_a_gap_is_refused_with_the_number_that_is_next() -> None:
     refused = rig.say(submit(3))[0]
     assert isinstance(refused, Refused)
     assert (refused.code, refused.expected_seq) == (RefusalReason.GAP, 1)
-    assert rig.client.accepted == 1
+    assert rig.client.books.accepted == 1
 
 
 def test_what_an_actor_has_forgotten_and_the_journal_lacks_is_announced_and_journaled() -> None:
@@ -389,7 +389,7 @@ def test_what_an_actor_has_forgotten_and_the_journal_lacks_is_announced_and_jour
     rig = Rig(disk)
     welcome = rig.join(first_seq=5)
     assert welcome.gap == 5
-    assert (rig.client.gap, rig.client.rolled_back, rig.client.accepted) == (5, 5, 5)
+    assert (rig.client.books.gap, rig.client.books.rolled_back, rig.client.books.accepted) == (5, 5, 5)
     count, row = disk.gaps[0]
     assert row is not None
     assert (count, row.received) == (5, 5)
@@ -407,7 +407,7 @@ def test_duplicates_and_verdicts_are_counted() -> None:
     )
     ack = only(rig.turn(), Ack)
     assert ack.trained == 2
-    assert {v: n for v, n in rig.client.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
+    assert {v: n for v, n in rig.client.books.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
 
 
 def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor() -> None:
@@ -494,12 +494,12 @@ def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard() -
     rig.join()
     rig.say(submit(0))
     rig.turn()
-    old, generation = rig.worker, rig.client.weight_history.generation
+    old, generation = rig.worker, rig.client.publishing.history.generation
     done = rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == RefusalReason.NO_SESSION
-    assert (old.ended, rig.client.rolled_back) == ([True], 1)
+    assert (old.ended, rig.client.books.rolled_back) == ([True], 1)
     rig.words(SegmentVerdicts("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), ThreadFailed("too late", ""), worker=old)
-    assert rig.client.verdicts["trained"] == 0
+    assert rig.client.books.verdicts["trained"] == 0
     assert not done.done()
     rig.ready()
     rig.turn()
@@ -523,7 +523,7 @@ def test_a_thread_that_goes_back_is_fed_what_its_checkpoint_lacks_and_skips_the_
     again = rig.worker.given[-1]
     assert isinstance(again, DeliverSegments)
     assert again.skip == 3
-    assert (rig.client.replayed, rig.client.rolled_back, rig.client.replaying) == (1, 0, 0)
+    assert (rig.client.replay.segments, rig.client.books.rolled_back, rig.client.replay.token) == (1, 0, 0)
 
 
 def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_written() -> None:
@@ -543,9 +543,9 @@ def test_a_thread_that_continues_with_many_streams_is_heard() -> None:
     rig.say(hello())
     marks = [[f"{n:032x}", 1 << 60, 123_456, {"trained": 123_456}] for n in range(70_000)]
     rig.report(ThreadReady(spec_to_document(SPEC), "offpolicy", 16, -1, 7, marks, {"trained": 0}, []))
-    assert (rig.client.error, rig.client.saved.number) == ("", 7)
+    assert (rig.client.error, rig.client.checkpoints.newest.number) == ("", 7)
     rig.report(CheckpointResult(0, 8, 0, [mark[:3] for mark in marks], 0.1, ""))
-    assert (rig.client.error, rig.client.saved.number) == ("", 8)
+    assert (rig.client.error, rig.client.checkpoints.newest.number) == ("", 8)
 
 
 def test_a_status_that_is_too_long_names_fewer_actors() -> None:
@@ -578,7 +578,7 @@ def test_the_status_has_the_newest_checkpoint() -> None:
     assert shown() == {"number": 13, "version": 60, "age_s": 0.0, "error": ""}
     rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     rig.ready(checkpoint=12)  # the newest one is damaged; its version is that of the first publication
-    rig.client.weight_history.version = 500
+    rig.client.publishing.history.version = 500
     assert shown() == {"number": 12, "version": 0, "age_s": 0.0, "error": ""}
     rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     rig.ready()
@@ -713,7 +713,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(monkeyp
     rig.now += 10.0
     rig.turn()
     rig.ready()
-    assert rig.client.state == "running" and rig.client.crashes == 3
+    assert rig.client.state == "running" and rig.client.worker.crashes == 3
     errors.append(ConfigError("no such engine"))  # type: ignore[arg-type]
     crash(rig)
     rig.now += 10.0
@@ -762,7 +762,7 @@ def test_a_restart_is_done_when_a_worker_is_ready_and_not_when_one_crashes() -> 
     rig.turn()
     assert len(rig.workers) == 3 and not done.done()
     rig.ready()
-    assert done.result(0).figures["generation"] == rig.client.weight_history.generation
+    assert done.result(0).figures["generation"] == rig.client.publishing.history.generation
     done = rig.core.operator.do(OperatorCommand(RESTART, "lab"))
     for _ in range(MAX_FAILED_STARTS):
         crash(rig)
@@ -793,7 +793,7 @@ def test_the_end_of_a_process_that_was_replaced_means_nothing() -> None:
     rig.ready()
     old.alive, old.crash = False, "killed"
     rig.core.on_worker_ended(old.key)
-    assert (rig.client.state, rig.client.crashes) == ("running", 0)
+    assert (rig.client.state, rig.client.worker.crashes) == ("running", 0)
 
 
 def test_a_process_that_reports_its_error_at_the_end_fails_its_client() -> None:
@@ -876,7 +876,7 @@ def test_many_new_subscribers_share_a_beacon() -> None:
     rig.turn()
     rig.now += 1.0
     rig.published.clear()
-    topic = BEACON_TOPIC + rig.client.topic
+    topic = BEACON_TOPIC + rig.client.publishing.topic
     for _ in range(1000):
         rig.core.on_subscribed(rig.client, topic)
     rig.turn()
@@ -890,6 +890,6 @@ def test_many_new_subscribers_share_a_beacon() -> None:
     rig.turn()
     assert len(rig.published) == 2
     assert rig.core.poll_timeout_s(rig.now, 1.0) == 1.0
-    rig.core.on_subscribed(rig.client, WEIGHTS_TOPIC + rig.client.topic)
+    rig.core.on_subscribed(rig.client, WEIGHTS_TOPIC + rig.client.publishing.topic)
     rig.turn()
     assert len(rig.published) == 2, "weights are fetched, not published again"

@@ -382,7 +382,7 @@ class SimLearner:
         if self._disk_journal is not None:
             self._disk_journal.full = self.full
         client = self.client
-        replaying = client is not None and client.replaying
+        replaying = client is not None and client.replay.token
         self.core.dispatcher.dispatch()
         if replaying and self._ready:
             self.check_books()
@@ -443,16 +443,17 @@ class SimLearner:
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return False
-        waits = client.backlog or thread.inbox or client.table.pending or self._journal.state().queued_items
+        waits = client.worker.backlog or thread.inbox or client.table.pending or self._journal.state().queued_items
         return bool(not client.is_caught_up or waits)
 
     def check_books(self) -> None:
         """Check the counters of the client."""
         client = self.client
         if client is not None:
-            judged = sum(client.verdicts[verdict] for verdict in JUDGED)
-            refused, pending = client.verdicts[Verdict.REFUSED], client.table.pending
-            self._history.check_books(Books(client.accepted, refused, judged, pending, client.rolled_back, client.gap))
+            books = client.books
+            judged = sum(books.verdicts[verdict] for verdict in JUDGED)
+            refused, pending = books.verdicts[Verdict.REFUSED], client.table.pending
+            self._history.check_books(Books(books.accepted, refused, judged, pending, books.rolled_back, books.gap))
 
     def _turn_core(self) -> None:
         """Let the core grant credit. No actor may get more than the learner thread can use in addition to what is on the way."""
@@ -474,7 +475,7 @@ class SimLearner:
         for given in thread.inbox:
             if isinstance(given, Given):
                 in_transit.add(given.load)
-        for frames in client.backlog:
+        for frames in client.worker.backlog:
             message = decode_thread_message(frames)
             if isinstance(message, DeliverSegments):
                 in_transit.add(Given(message).load)
@@ -491,9 +492,10 @@ class SimLearner:
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return
-        able = client.is_caught_up and not self.full and not thread.inbox and not client.backlog
+        able = client.is_caught_up and not self.full and not thread.inbox and not client.worker.backlog
         reason = stall_reason(client.pool, client.table.live()) if able else ""
-        progress = (client.accepted, client.pool.transit.messages, tuple(client.verdicts.values()), client.life)
+        books, messages = client.books, client.pool.transit.messages
+        progress = (books.accepted, messages, tuple(books.verdicts.values()), client.worker.starts)
         still_s = self._watch.look(self.now, progress, reason)
         if still_s > MAX_STALL_S:
             raise Violation("stalled", f"for {still_s:.1f} s: {reason}")

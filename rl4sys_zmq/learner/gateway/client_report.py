@@ -1,4 +1,4 @@
-"""The part of the learner's status about one client: its learner thread, training, data, checkpoint and actors."""
+"""The part of the learner's status about one client."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ ACTORS_SHOWN = 100
 
 def client_report(client: ClientState, now: float) -> dict[str, Any]:
     """Return a client's part of the learner's status, as JSON."""
-    pub, saved = client.weight_history, client.saved
+    history, books, checkpoints = client.publishing.history, client.books, client.checkpoints
+    newest, transit = checkpoints.newest, client.pool.transit
     actors = client.table.current()
     return {
         "state": str(client.state),
         "error": client.error,
         "algorithm": client.settings.algorithm_name,
         "parameters": client.parameters,
-        "generation": pub.generation,
-        "version": pub.version,
-        "digest": f"{pub.digest:016x}",
-        **client.training.report(now, client.verdicts[Verdict.EVALUATED]),
+        "generation": history.generation,
+        "version": history.version,
+        "digest": f"{history.digest:016x}",
+        **client.training.report(now, books.verdicts[Verdict.EVALUATED]),
         "pacing_lag": _pacing_lag(client),
-        "accepted": client.accepted,
+        "accepted": books.accepted,
         "pending": client.table.pending,
-        "rolled_back": client.rolled_back,
-        "gap": client.gap,
-        "resuming": bool(client.replaying),
+        "rolled_back": books.rolled_back,
+        "gap": books.gap,
+        "resuming": bool(client.replay.token),
         "queued": client.queued,
-        "queued_bytes": client.pool.transit.nbytes,
-        "queued_steps": client.pool.transit.steps,
+        "queued_bytes": transit.nbytes,
+        "queued_steps": transit.steps,
         "stalled_s": round(client.stalled_s, 3),
         "checkpoint": {
-            "number": saved.number,
-            "version": saved.version,
-            "age_s": round(now - client.saved_at, 3) if saved.number else None,
-            "duration_s": round(saved.duration_s, 4),
-            "error": client.save_error,
+            "number": newest.number,
+            "version": newest.version,
+            "age_s": round(now - checkpoints.saved_at, 3) if newest.number else None,
+            "duration_s": round(newest.duration_s, 4),
+            "error": checkpoints.error,
         },
-        "restarts": client.life - 1,
-        "worker": _worker_report(client, now),
-        "verdicts": dict(client.verdicts),
+        "restarts": client.worker.starts - 1,
+        "worker": client.worker.report(now),
+        "verdicts": dict(books.verdicts),
         "credit_steps": max(0, client.pool.free_steps),
-        "counters": client.counters.snapshot(),
+        "counters": books.counters.snapshot(),
         "alarms": client.alarms.report(),
         "actors_total": len(actors),
         "actors_live": len(client.table.live()),
@@ -57,33 +58,18 @@ def client_report(client: ClientState, now: float) -> dict[str, Any]:
 
 
 def _pacing_lag(client: ClientState) -> int | None:
-    """Return the number of batches that actors can collect ahead of the training.
-
-    It is None before the algorithm is known, unless the settings contain it.
-    """
-    given = client.settings.pacing_lag
-    return given if given is not None else default_pacing_lag(client.settings.kind, client.algorithm_type)
-
-
-def _worker_report(client: ClientState, now: float) -> dict[str, Any]:
-    """Return the part about the thread or process that trains the client, and about its crashes."""
-    found = client.worker.describe() | {"devices": client.devices} if client.worker is not None else {}
-    if client.crashes:
-        found |= {"crashes": client.crashes, "last_crash": client.last_crash}
-    if client.restart_at is not None:
-        found["restart_in_s"] = round(max(0.0, client.restart_at - now), 3)
-    return found
+    """Return the number of batches that actors can collect ahead of the training; None before the algorithm is known."""
+    lag = client.settings.pacing_lag
+    return lag if lag is not None else default_pacing_lag(client.settings.kind, client.algorithm_type)
 
 
 def _shown(client: ClientState, actors: list[SegmentStream]) -> list[SegmentStream]:
-    """Return the actors that the report lists."""
     if len(actors) <= ACTORS_SHOWN:
         return actors
     return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (client.table.is_live(s), s.last_seen))
 
 
 def _actor_report(client: ClientState, stream: SegmentStream, now: float) -> dict[str, Any]:
-    """Return the part about one actor."""
     return {
         "live": client.table.is_live(stream),
         "library": stream.library,

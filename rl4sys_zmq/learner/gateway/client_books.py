@@ -1,0 +1,117 @@
+"""The records of one client that survive a learner thread: the counts of its segments, its checkpoints, and the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import Key, SegmentStream
+from rl4sys_zmq.wire.messages import Verdict
+from rl4sys_zmq.wire.thread_messages import CheckpointResult
+
+
+class SegmentBooks:
+    """The counts of one client's segments. Each accepted segment is pending, has a final verdict, or is rolled back.
+
+    Attributes:
+        verdicts: The number of segments by verdict. The numbers go back when a learner thread returns to a checkpoint.
+        gap: The segments that were acknowledged, but are not in the journal. They also count as accepted and rolled back.
+        counters: The refused segments by reason.
+    """
+
+    def __init__(self) -> None:
+        self.accepted = self.gap = self.rolled_back = 0
+        self.verdicts = dict.fromkeys(Verdict.ALL, 0)
+        self.counters = Counters()
+
+    def add_gap(self, count: int) -> None:
+        """Count segments that were acknowledged, but are not in the journal."""
+        self.accepted += count
+        self.gap += count
+        self.rolled_back += count
+
+    def rewind(self, verdicts: Mapping[str, int]) -> None:
+        """Return to the verdicts of a checkpoint. Duplicates are not a part of it."""
+        for verdict in Verdict.ALL:
+            if verdict != Verdict.DUPLICATE:
+                self.verdicts[verdict] = verdicts.get(verdict, 0)
+
+    def balance(self, pending: int) -> int:
+        """Count the accepted segments that are neither judged nor pending as rolled back. Return the number of new ones."""
+        before = self.rolled_back
+        judged = sum(self.verdicts[verdict] for verdict in Verdict.FINAL)
+        self.rolled_back = max(0, self.accepted - judged - pending)
+        return self.rolled_back - before
+
+
+class CheckpointRecord:
+    """The newest checkpoint of one client.
+
+    Attributes:
+        folder: The folder of the checkpoints; empty without a run directory.
+        newest: The report of the newest checkpoint. Its number is 0 if there is none.
+        saved_at: The time when it was written or loaded, on the monotonic clock, in seconds.
+        error: The reason why the last one could not be written; empty if it was written.
+        marks: The position in each stream that the newest checkpoint includes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.newest = CheckpointResult(0, 0, 0, [], 0.0, "")
+        self.saved_at = 0.0
+        self.error = ""
+        self.marks: dict[Key, int] = {}
+        self._older_marks: dict[Key, int] = {}
+
+    def loaded(self, number: int, now: float) -> None:
+        """Record the checkpoint that a learner thread has loaded. Its version follows with the first publication."""
+        self.newest, self.saved_at = CheckpointResult(0, number, -1, [], 0.0, ""), now
+        self.marks = self._older_marks = {}
+
+    def on_first_version(self, version: int) -> None:
+        """Record the first version of a learner thread, which is that of the checkpoint that it has loaded."""
+        if self.newest.version < 0:
+            self.newest = replace(self.newest, version=version)
+
+    def written(self, message: CheckpointResult, now: float) -> dict[Key, int]:
+        """Record the result of a checkpoint, and return the positions up to which the journal can now delete entries.
+
+        They are those of the checkpoint before this one. So if this one is damaged later, the journal has all segments since
+        the one before.
+        """
+        self.error = message.error
+        if message.error or not message.number:
+            return {}
+        self.newest, self.saved_at = message, now
+        self._older_marks, self.marks = self.marks, {(a, o): seq for a, o, seq in message.marks}
+        return self._older_marks
+
+    def trimmed(self, stream: SegmentStream) -> bool:
+        """Return True if the journal has no entries of a stream, so that nothing of it can be replayed."""
+        return not self.folder or self._older_marks.get(stream.key, 0) >= stream.accepted_end
+
+
+class ReplayProgress:
+    """The replay of journal entries to a learner thread that has loaded a checkpoint.
+
+    Attributes:
+        token: The number of the replay in progress, which the pages of the journal repeat; 0 if there is none. During a replay,
+            the learner thread receives new segments through the pages too.
+        page_after: The row after which the next page begins; None if no page has to be requested.
+        segments: The number of segments that were replayed.
+        rollback_asked: True if an operator has asked to give up accepted segments; False again after the replay.
+    """
+
+    def __init__(self) -> None:
+        self.token = self.segments = 0
+        self.page_after: int | None = None
+        self.rollback_asked = False
+
+    def begin(self, token: int) -> None:
+        """Wait for the checkpoint that a new learner thread loads. Token 0 stands for no replay."""
+        self.token, self.page_after = token, None
+
+    def rewind(self) -> None:
+        """Request the first page."""
+        self.segments = self.page_after = 0

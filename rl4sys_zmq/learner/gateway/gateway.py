@@ -1,8 +1,6 @@
-"""The gateway thread: the learner's network thread, with its sockets.
+"""The gateway thread and its sockets: a ROUTER for actors, an XPUB for weights and beacons, and PULLs for learner threads.
 
-The sockets are a ROUTER for actors, an XPUB for weights and beacons (which announce the newest policy versions), and a PULL for
-messages of learner threads. The thread never blocks in a send and never accesses a disk. `LearnerCore` handles the messages.
-`RouterReader` reads the ROUTER and limits the rate of each connection.
+It never blocks in a send and never accesses a disk.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ T = TypeVar("T")
 
 
 class Gateway(Worker):
-    """The learner's network thread, which uses the sockets and runs the `LearnerCore` (the logic without I/O).
+    """The learner's network thread, which uses the sockets and runs the `LearnerCore`.
 
     Attributes:
         core: The logic of the learner. Other threads use it through `call`.
@@ -69,9 +67,8 @@ class Gateway(Worker):
         inference_address: The URI of the inference service; empty if it is not configured.
         published: A condition variable that is notified when clients or policy versions change. Another thread must hold it to
             read them.
-        warnings: Texts of the warnings from the start of the learner. The status shows them.
-        rolled_back: The name of the client (policy) that an operator has returned to an earlier checkpoint; empty for none. Set
-            this before `start`.
+        warnings: The warnings from the start of the learner, for the status.
+        rolled_back: The client that an operator has returned to an earlier checkpoint; empty for none. Set this before `start`.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class Gateway(Worker):
         restored: JournalContent | None = None,
         authenticator: Authenticator | None = None,
     ) -> None:
-        """Create the thread object. `start` starts the thread."""
         super().__init__("rl4sys-gateway")
         self.address = ""
         self.pub_address = ""
@@ -131,7 +127,7 @@ class Gateway(Worker):
             self.raise_if_dead()
 
     def wait_engines(self) -> None:
-        """Wait until all engines can start workers. Call this after `wait_open`, in another thread than this gateway thread."""
+        """Wait until all engines can start workers. Call this after `wait_open`, in another thread."""
         for engine in list(self._engines.values()):
             engine.wait_ready()
 
@@ -141,26 +137,19 @@ class Gateway(Worker):
         return tuple(self.core.start_notes)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` in this gateway thread (the learner's network thread), and return a future for the result.
-
-        Other threads use this to access the data of the gateway thread.
-        """
+        """Run a function in the gateway thread, and return a future for the result. Any thread can call this."""
         return self._calls.call(function)
 
     def wake(self) -> None:
-        """Wake the gateway thread, for example because the journal has results to read.
-
-        Any thread can call this.
-        """
+        """Wake the gateway thread, for example because the journal has results. Any thread can call this."""
         self._calls.wakeup.set()
 
     def weight_history(self, client_id: str) -> WeightHistory | None:
-        """Return the recent weights of a client, or None if there are none. Hold `published` to call this.
-
-        There are none if no client has this name, or if its learner thread is still starting.
-        """
+        """Return the recent weights of a client; None before its learner thread is ready. Hold `published` to call this."""
         client = self.core.registry.get(client_id)
-        return client.weight_history if client is not None and client.state is not LearnerThreadState.STARTING else None
+        if client is None or client.state is LearnerThreadState.STARTING:
+            return None
+        return client.publishing.history
 
     def failure(self, client_id: str) -> RL4SysError | None:
         """Return the error that stopped a client or prevented its creation, or None if there is none."""
@@ -171,11 +160,11 @@ class Gateway(Worker):
         return self.core.registry.workers()
 
     def stop(self) -> None:
-        """Ask the gateway thread and its learner threads to end. This does not wait for their end."""
+        """Ask the gateway thread and its learner threads to end."""
         self._calls.stop()
 
     def on_death(self, error: BaseException) -> None:
-        """Release the threads that wait in `wait_open`, after the gateway thread has failed."""
+        """Release the threads in `wait_open`."""
         self._open.set()
 
     def join_all(self, deadline: float) -> bool:
@@ -226,10 +215,7 @@ class Gateway(Worker):
             self._calls.refuse_all()
 
     def _bind(self, sockets: list[Socket]) -> bool:
-        """Create the sockets, and restore the clients of an earlier run.
-
-        Return False after an error, which `wait_open` then raises.
-        """
+        """Create the sockets, and restore the clients of an earlier run. Return False if `wait_open` has to raise an error."""
         try:
             secure = self._authenticator.secure if self._authenticator is not None else None
             router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
@@ -381,16 +367,16 @@ class Gateway(Worker):
         if self._service is not None:
             self._service.forget(client_id)
 
-    # ---- calls that other threads make through `call`
+    # ---- for other threads, through `call`
 
     def relieve(self, *, all_connections: bool) -> int:
-        """Close connections of actors to free memory, and return how many were closed. Used when memory runs out."""
+        """Close connections of actors because memory runs out, and return how many were closed."""
         count = self._connections.relieve(all_connections=all_connections)
         # A subscriber can send one message and then nothing, so its silence says nothing about an incomplete message.
         return count + (sum(self._xpub.cut(fd) for fd in self._xpub.connections()) if all_connections else 0)
 
     def status(self) -> dict[str, Any]:
-        """Return the learner's status as a JSON document. Only the gateway thread itself can call this."""
+        """Return the learner's status as a JSON document."""
         now = time.monotonic()
         report = self.core.report(now)
         for client_id, client in report["clients"].items():
@@ -411,5 +397,5 @@ class Gateway(Worker):
 
 
 def _beside(address: Address, name: str) -> str:
-    """Return the default address of a further socket of the learner, derived from the address of the ROUTER socket."""
+    """Return the default address of a further socket beside the ROUTER."""
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"

@@ -1,4 +1,4 @@
-"""The figures of a client's training, from the messages of its learner threads: steps, updates, returns and policy lags."""
+"""The figures of a client's training, from the messages of its learner threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from rl4sys_zmq.wire.thread_messages import ThreadReady, TrainingMetrics
 
 
 class TrainingFigures:
-    """The figures of a client's training. Means are over the last `RECENT_EPISODES` episodes.
-
-    Only the thread of `LearnerCore` uses this class.
-    """
+    """The figures of a client's training. Means are over the last `RECENT_EPISODES` episodes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,7 +26,7 @@ class TrainingFigures:
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
     def begin(self, message: ThreadReady) -> None:
-        """Continue with the totals that a new learner thread has, which come from its checkpoint."""
+        """Continue with the totals of a new learner thread, which come from its checkpoint."""
         self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes, [])
         self._returns.clear()
         self._returns.extend((total, length) for total, length in message.recent)
@@ -52,7 +49,7 @@ class TrainingFigures:
         return metrics.ended
 
     def policy_origin(self, client_id: str, algorithm_name: str) -> PolicyOrigin:
-        """Return the training that the newest policy version comes from, up to the last `TrainingMetrics` message."""
+        """Return the training that the newest policy version comes from."""
         return PolicyOrigin(
             client_id=client_id,
             algorithm_name=algorithm_name,
@@ -82,18 +79,17 @@ class TrainingFigures:
 
     def _evaluation_report(self, evaluated: int) -> dict[str, Any]:
         """Return the part about the episodes of actors with ``explore: false``; empty if there are none."""
-        found = self._evaluations
-        if not found:
+        episodes = self._evaluations
+        if not episodes:
             return {}
         return {
             "episodes": evaluated,
-            "mean_return": _mean([total for _, total, _ in found]),
-            "mean_length": _mean([length for _, _, length in found]),
-            "version": max(version for version, _, _ in found),
+            "mean_return": _mean([total for _, total, _ in episodes]),
+            "mean_length": _mean([length for _, _, length in episodes]),
+            "version": max(version for version, _, _ in episodes),
         }
 
     def _steps_per_s(self, now: float) -> float:
-        """Return the environment steps per second since the oldest of the last 64 `TrainingMetrics` messages."""
         if len(self._pace) < 2:
             return 0.0
         (began, first), (_, last) = self._pace[0], self._pace[-1]
@@ -101,5 +97,4 @@ class TrainingFigures:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean of values; None if there are none."""
     return sum(values) / len(values) if values else None

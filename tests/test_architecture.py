@@ -87,12 +87,15 @@ RAY_MODULES = {"ray_cluster", "ray_driver", "ray_worker"}
 """The modules that run in processes of Ray. Learners and fleets do not import Ray, which installs signal handlers."""
 SANS_IO = {
     "learner": {
+        "actor_sessions",
         "client",
+        "client_books",
+        "client_publishing",
         "client_registry",
         "client_report",
+        "client_worker",
         "core",
         "dispatcher",
-        "endpoint",
         "operator",
         "relays",
         "training_figures",

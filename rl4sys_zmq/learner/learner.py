@@ -122,7 +122,7 @@ class Learner(Resource):
                 self._gateway.start()
                 self._gateway.wait_open()
                 self._gateway.wait_engines()
-                self.start_notes = self._gateway.start_notes
+                self.start_notes = tuple(self._gateway.core.start_notes)
                 if self._recorder is not None:
                     self._recorder.open()
                 if self._authenticator is not None:
@@ -187,7 +187,7 @@ class Learner(Resource):
                 weight_history = gateway.weight_history(client_id)
                 if weight_history is not None and weight_history.version >= version:
                     return weight_history.version
-                failure = gateway.failure(client_id)
+                failure = gateway.core.registry.failure(client_id)
                 if failure is not None:
                     raise failure
                 if self._closed or not gateway.alive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -26,7 +25,7 @@ from rl4sys_zmq.liveness import HEARTBEAT_S
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security import Authorizer, User
-from rl4sys_zmq.transports import Address, SendResult
+from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
@@ -85,8 +84,8 @@ class ActorSessionHandler:
 
     Attributes:
         sessions: The client and the stream of each peer with a session, by routing id.
-        pub_address: The URI at which weights are published.
-        inference_address: The URI of the inference service, or empty.
+        pub_address: The URI at which weights are published, as actors are told it.
+        inference_address: The URI of the inference service, as actors are told it; empty if there is none.
         run_command: Starts an operator's command. `LearnerCore` sets it.
         make_room: Removes an idle client if `max_clients` is reached. `LearnerCore` sets it.
     """
@@ -164,8 +163,7 @@ class ActorSessionHandler:
             case StatusRequest():
                 if limited := self._authorizer.limited_status(sender):
                     names = (c.client_id for c in self._registry if sender is None or sender.may_act_for(c.client_id))
-                    pub = _advertised(self.pub_address, self._config.advertise)
-                    known = {"version": package_version(), "pub": pub, "clients": {name: {} for name in names}}
+                    known = {"version": package_version(), "pub": self.pub_address, "clients": {name: {} for name in names}}
                     self._send(peer, StatusReply(limited | known))
                 else:
                     self._send_frames(peer, self._status_frames(sender))
@@ -238,7 +236,7 @@ class ActorSessionHandler:
             self.refuse(peer, exc.code, exc.detail, field=message.client_id)
             return
         self.relays.saw(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
-        self._send(peer, client.publishing.source(client.client_id, _advertised(self.pub_address, self._config.advertise)))
+        self._send(peer, client.publishing.source(client.client_id, self.pub_address))
 
     def _followed(self, sender: User | None, client_id: str) -> ClientState:
         self._authorizer.check_client(sender, client_id)
@@ -276,12 +274,13 @@ class ActorSessionHandler:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
         stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
-        client.books.verdicts[Verdict.DUPLICATE] += intake.duplicates
-        client.books.verdicts[Verdict.REFUSED] += len(intake.refused)
+        books = client.books
+        books.verdicts[Verdict.DUPLICATE] += intake.duplicates
+        books.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
-            client.books.counters.add(f"items_refused.{error.code.value}")
+            books.counters.add(f"items_refused.{error.code.value}")
             self._sink.event("item_refused", client_id=client.client_id, actor_id=stream.actor_id, reason=str(error))
-        client.books.accepted += intake.accepted
+        books.accepted += intake.accepted
         if intake.entry is not None:
             stream.measure(intake.entry.steps, stream.last_seen)
             if intake.accepted:
@@ -324,13 +323,17 @@ class ActorSessionHandler:
         code = RefusalReason.CONFIG
         try:
             check_hello(hello)
-            relays = self._relays_for(hello)
+            # An actor whose configuration names relays gets none.
+            relays = self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
             client = self._registry.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
                 self._authorizer.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
             if client is None:
-                client = self._create_client(hello, now)
+                self.make_room(now)
+                client = self._registry.create(hello)
+                started = {"algorithm": client.settings.algorithm_name, "seed": client.settings.seed}
+                self._sink.event("client_started", client_id=client.client_id, **started)
             else:
                 code = RefusalReason.MISMATCH
                 require_match(client.settings, hello)
@@ -355,21 +358,10 @@ class ActorSessionHandler:
         if not error.incarnation:  # else, the refusal only tells the actor to continue with a higher one
             self._refusals.note(hello, error.code, error.detail, "", now)
 
-    def _relays_for(self, hello: Hello) -> Relays:
-        """Return the relays for the actor whose HELLO is being handled; none if its configuration names some."""
-        return self.relays.choose(hello.actor_id, self._callbacks.sender_host()) if not hello.relay else []
-
     def _live_actors(self, user: str, client: ClientState | None, replaces: str) -> int:
         """Return the number of a user's actors with a session, without the one that a new session replaces."""
         this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
-
-    def _create_client(self, hello: Hello, now: float) -> ClientState:
-        self.make_room(now)
-        client = self._registry.create(hello)
-        settings = client.settings
-        self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
-        return client
 
     def _welcome(self, peer: bytes, client: ClientState, hello: Hello, user: str, relays: Relays, now: float) -> None:
         owner = client.table.owner_of(hello.actor_id)
@@ -414,7 +406,7 @@ class ActorSessionHandler:
             version=history.version,
             digest=history.digest,
             spec=publishing.spec_document,
-            pub=_advertised(self.pub_address, self._config.advertise),
+            pub=self.pub_address,
             received=stream.received,
             durable=stream.durable,
             accepted_steps=stream.accepted_steps,
@@ -427,7 +419,7 @@ class ActorSessionHandler:
             max_segment_steps=MAX_SEGMENT_STEPS,
             heartbeat_s=HEARTBEAT_S,
             weights=settings.weights.to_json(),
-            inference=_advertised(self.inference_address, self._config.advertise),
+            inference=self.inference_address,
             relays=relays,
             tag_key=AnyBytes(publishing.tag_key if stream.relay else b""),
             no_masks=mask_refusal(settings.algorithm_name),
@@ -546,12 +538,3 @@ def _encoded_status(report: dict[str, Any]) -> list[Frame]:
 
 def _held(message: FetchWeights) -> tuple[int, int]:
     return message.held_generation, message.held_version
-
-
-@functools.lru_cache
-def _advertised(uri: str, host: str | None) -> str:
-    """Return a TCP URI with `host`, or with ``*``, which stands for the host that the actor connected to; else the URI."""
-    if not uri:
-        return ""
-    address = Address.parse(uri)
-    return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else uri

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalContent, StreamTable
@@ -30,10 +32,16 @@ MAX_REPORTED_GENERATION = 1 << 62
 
 
 class ClientRegistry:
-    """The clients of a learner, by name and by the key of their worker. Only the thread of `LearnerCore` changes it."""
+    """The clients of a learner, by name and by the key of their worker. Only the thread of `LearnerCore` changes it.
+
+    Attributes:
+        published: A condition that is held while clients or policy versions change, and then notified. Another thread must hold
+            it to read them.
+    """
 
     def __init__(self, config: LearnerConfig, journal: Journal, callbacks: CoreCallbacks) -> None:
         self._config, self._journal, self._callbacks = config, journal, callbacks
+        self.published = threading.Condition()
         self._clients: dict[str, ClientState] = {}
         self._by_key: dict[bytes, ClientState] = {}
         self._build_errors: dict[str, str] = {}
@@ -49,14 +57,17 @@ class ClientRegistry:
         """Return the client with this name, or None."""
         return self._clients.get(client_id)
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold `published` during a change of clients or policy versions, and notify the threads that wait for one."""
+        with self.published:
+            yield
+            self.published.notify_all()
+
     @property
     def full(self) -> bool:
         """True if the learner has as many clients as `max_clients` allows."""
         return len(self._clients) >= self._config.max_clients
-
-    def by_topic(self, topic: bytes) -> ClientState | None:
-        """Return the client whose weights are published under this PUB/SUB topic, or None."""
-        return next((client for client in self._clients.values() if client.publishing.topic == topic), None)
 
     def by_key(self, key: bytes) -> ClientState | None:
         """Return the client whose current worker has this key, or None."""

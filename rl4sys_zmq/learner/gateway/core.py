@@ -5,7 +5,6 @@ The gateway thread drives it with sockets, the simulator in ``tests/simulation``
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, assert_never
@@ -60,8 +59,6 @@ class LearnerCore:
         start_notes: Lines of text for a person about the parameters in which the learner's configuration differs from the
             earlier run.
         actor_sessions: Its `receive` handles the messages of actors and operators.
-        published: A condition that the core holds while it changes clients or policy versions. It then notifies the threads
-            that wait for a change.
     """
 
     def __init__(
@@ -69,7 +66,6 @@ class LearnerCore:
     ) -> None:
         self.counters = Counters()
         self.start_notes: list[str] = []
-        self.published = threading.Condition()
         self._journal, self._sink, self._authorizer, self._callbacks = journal, sink, authorizer, callbacks
         self.registry = ClientRegistry(config, journal, callbacks)
         self._suspended: list[ClientState] = []
@@ -83,7 +79,6 @@ class LearnerCore:
                 journal=journal,
                 counters=self.counters,
                 sink=sink,
-                published=self.published,
                 callbacks=callbacks,
                 config=config,
             )
@@ -161,12 +156,11 @@ class LearnerCore:
 
     def _on_published(self, client: ClientState, message: PolicyPublished) -> None:
         publishing = client.publishing
-        with self.published:
+        with self.registry.changing():
             frames = publishing.history.publish(message)
             first = client.state is not LearnerThreadState.RUNNING
             if first:
                 client.on_running(message.version)
-            self.published.notify_all()
         if first:
             self._journal.put_client(client.row())
         self._callbacks.publish(WEIGHTS_TOPIC + publishing.topic, frames)
@@ -213,9 +207,8 @@ class LearnerCore:
             self._on_failed(client, failure)
 
     def _on_crashed(self, client: ClientState, crash: str) -> None:
-        with self.published:
+        with self.registry.changing():
             restarts = self.registry.suspend(client, crash)
-            self.published.notify_all()
         self.counters.add("workers_crashed")
         if not restarts:
             text = f"{crash}; {MAX_FAILED_STARTS} workers in a row have ended before they were ready; see the learner's log"
@@ -240,9 +233,8 @@ class LearnerCore:
             if restart_at is None:
                 continue  # an operator has restarted or removed it
             try:
-                with self.published:
+                with self.registry.changing():
                     gone = self.registry.restart(client, give_up_pending=False)
-                    self.published.notify_all()
             except ConfigError as exc:  # the next attempt would fail too
                 self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
                 continue
@@ -252,9 +244,8 @@ class LearnerCore:
             self._sink.event("client_restarted", client_id=client.client_id, rolled_back=gone, gives_up=False)
 
     def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
-        with self.published:
+        with self.registry.changing():
             stillborn = self.registry.fail(client, message)
-            self.published.notify_all()
         self.counters.add("clients_failed")
         self._sink.event("client_failed", client_id=client.client_id, error=message.error)
         peers = [client.table.peer_of(s) for s in client.table.live()]
@@ -343,7 +334,9 @@ class LearnerCore:
 
     def client_of_topic(self, topic: bytes) -> ClientState | None:
         """Return the client whose weights or beacons have this topic, or None."""
-        return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
+        if topic[:1] not in (WEIGHTS_TOPIC, BEACON_TOPIC):
+            return None
+        return next((client for client in self.registry if client.publishing.topic == topic[1:]), None)
 
     def on_subscribed(self, client: ClientState, topic: bytes) -> None:
         """Handle a new subscription. If it is for beacons, let `turn` publish one, since the subscriber has missed the last.

@@ -76,8 +76,8 @@ class Gateway(Worker):
         config: LearnerConfig,
         sink: EventSink,
         journal: Journal,
-        restored: JournalContent | None = None,
-        authenticator: Authenticator | None = None,
+        restored: JournalContent | None,
+        authenticator: Authenticator | None,
     ) -> None:
         super().__init__("rl4sys-gateway")
         self.address = ""
@@ -113,7 +113,7 @@ class Gateway(Worker):
         self._evaluators = PolicyEvaluators(config, sink, self.core.registry.get, self.call)
         self._limit = ConnectionLimitThread(self.core.counters)
         self._remote = WorkerLinks(self.core.counters, self._poller, self.wake)
-        self.published = self.core.published
+        self.published = self.core.registry.published
 
     # ---- for other threads
 
@@ -131,11 +131,6 @@ class Gateway(Worker):
         for engine in list(self._engines.values()):
             engine.wait_ready()
 
-    @property
-    def start_notes(self) -> tuple[str, ...]:
-        """Lines of text for a person on parameters that differ from the earlier run. They are complete after `wait_open`."""
-        return tuple(self.core.start_notes)
-
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function in the gateway thread, and return a future for the result. Any thread can call this."""
         return self._calls.call(function)
@@ -150,10 +145,6 @@ class Gateway(Worker):
         if client is None or client.state is LearnerThreadState.STARTING:
             return None
         return client.publishing.history
-
-    def failure(self, client_id: str) -> RL4SysError | None:
-        """Return the error that stopped a client or prevented its creation, or None if there is none."""
-        return self.core.registry.failure(client_id)
 
     def learner_threads(self) -> list[LearnerThreadHandle]:
         """Return the handles of all learner threads that can still be running."""
@@ -197,7 +188,7 @@ class Gateway(Worker):
                 self._poller.register(self._calls.wakeup)
                 self._limit.start()
                 self._open.set()
-                self._loop(self._poller)
+                self._loop()
                 self.core.close_sessions(self._calls.closed())
                 self._drain()
         finally:
@@ -216,15 +207,15 @@ class Gateway(Worker):
 
     def _bind(self, sockets: list[Socket]) -> bool:
         """Create the sockets, and restore the clients of an earlier run. Return False if `wait_open` has to raise an error."""
+        config = self._config
         try:
             secure = self._authenticator.secure if self._authenticator is not None else None
-            router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
+            router = self._router = Socket.router(config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
             sockets.append(router)
-            self._connections = RouterReader(self._config, router, self.core.actor_sessions, self.core.counters)
-            pub = self._config.pub or _beside(router.bound, "pub")
+            self._connections = RouterReader(config, router, self.core.actor_sessions, self.core.counters)
+            pub = config.pub or _beside(router.bound, "pub")
             self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
             sockets.append(self._xpub)
-            config = self._config
             if config.inference is not None:
                 inference = _beside(router.bound, "inference") if config.inference == "auto" else config.inference
                 self._service = InferenceService(inference, config.keys, config.users_file, insecure=True)
@@ -241,22 +232,25 @@ class Gateway(Worker):
         except RL4SysError as exc:
             self._bind_error = exc
             return False
-        self.pub_address = self.core.actor_sessions.pub_address = self._xpub.bound.uri
+        sessions = self.core.actor_sessions
+        self.pub_address = self._xpub.bound.uri
+        sessions.pub_address = _advertised(self._xpub.bound, config.advertise)
         if self._service is not None:
-            self.inference_address = self.core.actor_sessions.inference_address = self._service.address
+            self.inference_address = self._service.address
+            sessions.inference_address = _advertised(Address.parse(self._service.address), config.advertise)
         self.address = router.bound.uri
         return True
 
-    def _loop(self, poller: Poller) -> None:
+    def _loop(self) -> None:
         beacon, resting = SilenceTimer(BEACON_S, time.monotonic() - BEACON_S), False
         while not self._calls.stopping:
             rest_s = self._connections.rest_s
             if resting is not (rest_s > 0):  # during a rest, messages that wait in the ROUTER must not end the poll
                 resting = not resting
-                (poller.unregister if resting else poller.register)(self._router)
+                (self._poller.unregister if resting else self._poller.register)(self._router)
             now = time.monotonic()
             wait_s = self.core.poll_timeout_s(now, beacon.deadline - now)
-            poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
+            self._poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
             self._calls.serve()
             self._read_upstream()
             self._connections.read()
@@ -399,3 +393,8 @@ class Gateway(Worker):
 def _beside(address: Address, name: str) -> str:
     """Return the default address of a further socket beside the ROUTER."""
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"
+
+
+def _advertised(address: Address, host: str | None) -> str:
+    """Return the URI for actors: with `host`, or with ``*``, which stands for the host that the actor connected to."""
+    return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else address.uri

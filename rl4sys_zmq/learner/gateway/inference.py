@@ -117,7 +117,7 @@ class InferenceService(Resource):
         except KeyError:  # the client was forgotten while these calls waited
             return [CallRefusedByCallback(CallRefusalReason.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
         if reason := local_only_reason(spec):
-            return [CallRefusedByCallback(CallRefusalReason.INVALID, reason) for _ in payloads]
+            return [_invalid(reason) for _ in payloads]
         self.asked.add(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}
@@ -152,37 +152,39 @@ class InferenceService(Resource):
 Rows = tuple[NDArray[Any], NDArray[np.bool_] | None, bool]
 
 
+def _invalid(reason: str) -> CallRefusedByCallback:
+    return CallRefusedByCallback(CallRefusalReason.INVALID, reason)
+
+
 def _read(payload: Any, spec: PolicySpec) -> Rows:
     """Return the observations, the masks (or None) and the `explore` of a call, with the same checks as inside an actor."""
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, "the payload must be a dict with the keys obs, mask and explore")
+        raise _invalid("the payload must be a dict with the keys obs, mask and explore")
     obs, mask, explore = payload["obs"], payload["mask"], payload["explore"]
     observed = spec.observation_space
     shape = observed.shape
     if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
         kind = getattr(obs, "shape", type(obs).__name__)
-        raise CallRefusedByCallback(
-            CallRefusalReason.INVALID, f"obs is {kind}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}"
-        )
+        raise _invalid(f"obs is {kind}; expected the shape [N, *{list(shape or ())}], N from 1 to {MAX_ROWS}")
     if obs.dtype != observed.dtype:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"obs is {obs.dtype}; expected {np.dtype(observed.dtype)}")
+        raise _invalid(f"obs is {obs.dtype}; expected {np.dtype(observed.dtype)}")
     if obs.dtype.kind == "f" and not fits_float32(obs).all():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, "obs has a number that is not finite in float32")
+        raise _invalid("obs has a number that is not finite in float32")
     bounds = None if isinstance(observed, DictSpace | TupleSpace) else integer_bounds(observed)
     if bounds is not None and not ((obs >= bounds[0]) & (obs <= bounds[1])).all():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"obs has an integer outside {observed!s:.80}")
+        raise _invalid(f"obs has an integer outside {observed!s:.80}")
     if type(explore) is not bool:
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, "explore must be true or false")
+        raise _invalid("explore must be true or false")
     if mask is None:
         return obs, None, explore
     space = spec.action_space
     if not isinstance(space, DiscreteSpace):
         return obs, None, explore
     if not isinstance(mask, np.ndarray) or mask.shape != (len(obs), space.n):
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, f"mask must have the shape [N, {space.n}]")
+        raise _invalid(f"mask must have the shape [N, {space.n}]")
     allowed = mask.astype(np.bool_)
     if not allowed.any(axis=1).all():
-        raise CallRefusedByCallback(CallRefusalReason.INVALID, str(MaskError("a mask forbids every action")))
+        raise _invalid(str(MaskError("a mask forbids every action")))
     return obs, allowed, explore
 
 

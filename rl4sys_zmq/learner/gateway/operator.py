@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -57,11 +56,7 @@ Steps = Generator[Callable[[], bool], None, OperatorCommandDone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCommandContext:
-    """The parts of a running learner on which operators' commands act.
-
-    Attributes:
-        published: The condition variable to hold while the registry changes, because other threads read it.
-    """
+    """The parts of a running learner on which operators' commands act."""
 
     registry: ClientRegistry
     actor_sessions: ActorSessionHandler
@@ -69,7 +64,6 @@ class OperatorCommandContext:
     journal: Journal
     counters: Counters
     sink: EventSink
-    published: threading.Condition
     callbacks: CoreCallbacks
     config: LearnerConfig
 
@@ -196,9 +190,8 @@ class OperatorCommandExecutor:
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         parts, client = self._parts, self._client(client_id)
         before = client.books.rolled_back
-        with parts.published:
+        with parts.registry.changing():
             gone = parts.registry.restart(client, give_up_pending=give_up_pending)
-            parts.published.notify_all()
         parts.actor_sessions.close_client_sessions(client, "the client was restarted; send HELLO again")
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
         yield self._until_committed(client_id)
@@ -232,7 +225,7 @@ class OperatorCommandExecutor:
             yield lambda: task.done
             if task.problem:
                 problem = f"the client could not be forgotten: {task.problem}"
-                with parts.published:
+                with parts.registry.changing():
                     parts.registry.put_back(client, problem)
                 raise CheckpointError(client.checkpoints.folder, problem)
             figures["checkpoints"] = task.count
@@ -297,7 +290,7 @@ class OperatorCommandExecutor:
                 self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """If the number of clients is at its limit, remove the one without data that was idle for the longest time."""
+        """Remove the client without data that was idle for the longest time, if the number of clients is at its limit."""
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:
@@ -314,9 +307,8 @@ class OperatorCommandExecutor:
     def _detach(self, client: ClientState, reason: str) -> None:
         """Close the sessions of a client's actors, and end its learner thread. Its name stays reserved."""
         parts = self._parts
-        with parts.published:
+        with parts.registry.changing():
             parts.registry.detach(client)
-            parts.published.notify_all()
         parts.actor_sessions.close_client_sessions(client, reason)
         for peer in client.waiting:
             parts.actor_sessions.refuse(peer, RefusalReason.NO_SESSION, reason)

@@ -89,10 +89,8 @@ SANS_IO = {
     "learner": {
         "actor_sessions",
         "client",
-        "client_books",
-        "client_publishing",
+        "client_parts",
         "client_registry",
-        "client_report",
         "client_worker",
         "core",
         "dispatcher",

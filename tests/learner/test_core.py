@@ -15,7 +15,6 @@ import pytest
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RefusalReason, TransportError
-from rl4sys_zmq.learner.gateway.client_report import client_report
 from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core import LearnerCore
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
@@ -553,7 +552,7 @@ def test_a_status_that_is_too_long_names_fewer_actors() -> None:
     for n in range(100):
         rig.join(b"%d" % n, actor_id=f"{n:032x}")
     rig.say(Bye(), b"0")
-    report = client_report(rig.client, rig.now)
+    report = rig.client.report(rig.now)
     clients = {f"client {n}": {**report} for n in range(64)}
     rig.core.actor_sessions._callbacks = replace(rig.core.actor_sessions._callbacks, status=lambda: {"clients": clients})
     shown = only(rig.say(StatusRequest()), StatusReply).report["clients"]["client 3"]
@@ -566,7 +565,7 @@ def test_the_status_has_the_newest_checkpoint() -> None:
     rig.join()
 
     def shown() -> dict[str, Any]:
-        found: dict[str, Any] = client_report(rig.client, rig.now)["checkpoint"]
+        found: dict[str, Any] = rig.client.report(rig.now)["checkpoint"]
         return {name: found[name] for name in ("number", "version", "age_s", "error")}
 
     assert shown() == {"number": 0, "version": 0, "age_s": None, "error": ""}
@@ -651,7 +650,7 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
         assert len(rig.workers) == count + 1
         rig.ready()
         assert isinstance(rig.answers()[0], Welcome)
-    report = client_report(rig.client, rig.now)
+    report = rig.client.report(rig.now)
     assert (report["state"], report["restarts"], report["worker"]["crashes"]) == ("running", 3, 3)
     assert "SIGKILL" in report["worker"]["last_crash"] and report["alarms"]["worker_crashed"]["count"] == 3
     rig.now += 60.0
@@ -662,7 +661,7 @@ def test_a_process_that_crashes_gets_a_successor_after_a_pause_that_grows() -> N
 def test_an_actors_long_texts_do_not_fill_the_status() -> None:
     rig = Rig()
     rig.join(library="x" * 10_000, relay="y" * 10_000)
-    assert len(str(client_report(rig.client, rig.now))) < 5_000
+    assert len(str(rig.client.report(rig.now))) < 5_000
 
 
 def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:
@@ -673,7 +672,7 @@ def test_a_segment_that_is_committed_after_a_crash_is_no_fault() -> None:
     crash(rig)
     disk.commit()
     rig.core.each_second(rig.now)
-    assert set(client_report(rig.client, rig.now)["alarms"]) == {"worker_crashed"}
+    assert set(rig.client.report(rig.now)["alarms"]) == {"worker_crashed"}
 
 
 def test_a_process_that_always_crashes_before_it_is_ready_fails_its_client() -> None:
@@ -709,7 +708,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_as_after_a_crash(monkeyp
         assert rig.client.state == "starting"
         rig.now += 10.0
         rig.turn()
-        assert client_report(rig.client, rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
+        assert rig.client.report(rig.now)["worker"]["last_crash"] == "no worker can be started: no thread"
     rig.now += 10.0
     rig.turn()
     rig.ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from enum import StrEnum
 from typing import Any
 
@@ -22,12 +23,12 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.gateway.admission import ClientSettings
-from rl4sys_zmq.learner.gateway.client_books import CheckpointRecord, ReplayProgress, SegmentBooks
-from rl4sys_zmq.learner.gateway.client_publishing import ClientPublishing
+from rl4sys_zmq.learner.gateway.client_parts import CheckpointRecord, ClientPublishing, ReplayProgress, SegmentBooks
 from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
 from rl4sys_zmq.learner.gateway.training_figures import TrainingFigures
+from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.wire import SegmentSchema, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, Hello, Verdict
@@ -35,6 +36,9 @@ from rl4sys_zmq.wire.thread_messages import ChangeParameters, CheckpointResult, 
 
 Relays = list[list[str]]
 """The relays for an actor, nearest first, each as ``[URI, public key or ""]``."""
+
+ACTORS_SHOWN = 100
+"""Largest number of actors in the report of a client. Live actors come first, then those with the latest messages."""
 
 
 class LearnerThreadState(StrEnum):
@@ -306,3 +310,81 @@ class ClientState:
         progress = (self.worker.starts, self.books.accepted, sent, self.replay.segments, version)
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
+
+    # ---- status
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Return the client's part of the learner's status, as JSON."""
+        history, books, checkpoints = self.publishing.history, self.books, self.checkpoints
+        newest, transit = checkpoints.newest, self.pool.transit
+        actors = self.table.current()
+        return {
+            "state": str(self.state),
+            "error": self.error,
+            "algorithm": self.settings.algorithm_name,
+            "parameters": self.parameters,
+            "generation": history.generation,
+            "version": history.version,
+            "digest": f"{history.digest:016x}",
+            **self.training.report(now, books.verdicts[Verdict.EVALUATED]),
+            "pacing_lag": self._pacing_lag,
+            "accepted": books.accepted,
+            "pending": self.table.pending,
+            "rolled_back": books.rolled_back,
+            "gap": books.gap,
+            "resuming": bool(self.replay.token),
+            "queued": self.queued,
+            "queued_bytes": transit.nbytes,
+            "queued_steps": transit.steps,
+            "stalled_s": round(self.stalled_s, 3),
+            "checkpoint": {
+                "number": newest.number,
+                "version": newest.version,
+                "age_s": round(now - checkpoints.saved_at, 3) if newest.number else None,
+                "duration_s": round(newest.duration_s, 4),
+                "error": checkpoints.error,
+            },
+            "restarts": self.worker.starts - 1,
+            "worker": self.worker.report(now),
+            "verdicts": dict(books.verdicts),
+            "credit_steps": max(0, self.pool.free_steps),
+            "counters": books.counters.snapshot(),
+            "alarms": self.alarms.report(),
+            "actors_total": len(actors),
+            "actors_live": len(self.table.live()),
+            "actors": {
+                stream.actor_id: _actor_report(stream, now, live=self.table.is_live(stream))
+                for stream in _shown(self.table, actors)
+            },
+        }
+
+    @property
+    def _pacing_lag(self) -> int | None:
+        """The number of batches that actors can collect ahead of the training; None before the algorithm is known."""
+        lag = self.settings.pacing_lag
+        return lag if lag is not None else default_pacing_lag(self.settings.kind, self.algorithm_type)
+
+
+def _shown(table: StreamTable, actors: list[SegmentStream]) -> list[SegmentStream]:
+    if len(actors) <= ACTORS_SHOWN:
+        return actors
+    return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (table.is_live(s), s.last_seen))
+
+
+def _actor_report(stream: SegmentStream, now: float, *, live: bool) -> dict[str, Any]:
+    return {
+        "live": live,
+        "library": stream.library,
+        "relay": stream.relay,
+        "incarnation": stream.incarnation,
+        "spooled": stream.spooled,
+        "silent_s": round(now - stream.last_seen, 3),
+        "received": stream.received,
+        "durable": stream.durable,
+        "trained": stream.trained,
+        "checkpointed": min(stream.checkpointed, stream.trained),
+        "pending": stream.pending,
+        "accepted_steps": stream.accepted_steps,
+        "credit_steps": stream.credit_steps,
+        "verdicts": dict(stream.verdicts),
+    }

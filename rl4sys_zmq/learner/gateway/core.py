@@ -17,7 +17,6 @@ from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED, WORKER_CRASHED, WORKE
 from rl4sys_zmq.learner.gateway.actor_sessions import ActorSessionHandler
 from rl4sys_zmq.learner.gateway.client import ClientState, LearnerThreadState
 from rl4sys_zmq.learner.gateway.client_registry import ClientRegistry
-from rl4sys_zmq.learner.gateway.client_report import client_report
 from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
@@ -363,7 +362,7 @@ class LearnerCore:
         """Return the part of the status about the journal, the clients and the relays."""
         return {
             "journal": asdict(self._journal.state()),
-            "clients": {client.client_id: client_report(client, now) for client in self.registry},
+            "clients": {client.client_id: client.report(now) for client in self.registry},
             "relays": self.actor_sessions.relays.report(now),
         }
 

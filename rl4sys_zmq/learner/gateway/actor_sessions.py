@@ -235,7 +235,7 @@ class ActorSessionHandler:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, field=message.client_id)
             return
-        self.relays.saw(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
+        self.relays.note_request(sender.name if sender is not None else "", self._callbacks.sender_host(), message, now)
         self._send(peer, client.publishing.source(client.client_id, self.pub_address))
 
     def _followed(self, sender: User | None, client_id: str) -> ClientState:

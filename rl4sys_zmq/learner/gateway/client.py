@@ -167,7 +167,7 @@ class ClientState:
     def start(self, callbacks: CoreCallbacks, config: LearnerConfig, journal: Journal) -> None:
         """Start a new learner thread for this client."""
         publishing = self.publishing
-        self.replay.begin(self.worker.starts + 1 if journal.durable else 0)
+        self.replay.reset(self.worker.starts + 1 if journal.durable else 0)
         self.state, self.error = LearnerThreadState.STARTING, ""
         self.pool = CreditAllocator()
         if config.relays and not publishing.tag_key:
@@ -187,7 +187,7 @@ class ClientState:
         The client is in the state ``starting`` until the next worker is ready.
         """
         restarts = self.worker.crashed(crash, ready=self.state is LearnerThreadState.RUNNING)
-        self.replay.begin(0)  # pages that the journal still reads are for the worker that has crashed
+        self.replay.reset()  # pages that the journal still reads are for the worker that has crashed
         if restarts:
             self.state = LearnerThreadState.STARTING
         return restarts
@@ -212,7 +212,7 @@ class ClientState:
         self.schema = SegmentSchema.of(spec, MAX_SEGMENT_STEPS)
         self.parameters = parameters_shown(self.settings.kind, self.settings.in_force)
         self.worker.devices = message.devices
-        self.training.begin(message)
+        self.training.continue_from(message)
 
     def on_running(self, version: int) -> None:
         """Record that the learner thread has published its first version."""

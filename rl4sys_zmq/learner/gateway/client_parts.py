@@ -175,8 +175,8 @@ class ReplayProgress:
         self.page_after: int | None = None
         self.rollback_asked = False
 
-    def begin(self, token: int) -> None:
-        """Wait for the checkpoint that a new learner thread loads. Token 0 stands for no replay."""
+    def reset(self, token: int = 0) -> None:
+        """Wait for the checkpoint that a new learner thread loads, or end the replay (token 0)."""
         self.token, self.page_after = token, None
 
     def rewind(self) -> None:

@@ -197,10 +197,10 @@ class RouterReader:
 
     @property
     def rest_s(self) -> float:
-        """The remaining time in which `read` reads nothing, in seconds."""
+        """The remaining time in which `read_messages` reads nothing, in seconds."""
         return self._limits.rest_s(time.monotonic())
 
-    def read(self) -> None:
+    def read_messages(self) -> None:
         """Read and handle up to `ROUTER_BURST` messages. Begin a rest if messages were dropped."""
         began = time.monotonic()
         if self._limits.rest_s(began):

@@ -113,7 +113,7 @@ class LearnerCore:
             case PolicyPublished():
                 self._on_published(client, message)
             case SegmentVerdicts():
-                self._on_disposed(client, message)
+                self._on_verdicts(client, message)
             case DataDemand():
                 client.on_demand(message)
             case TrainingMetrics():
@@ -168,7 +168,7 @@ class LearnerCore:
             self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
         self.actor_sessions.admit_waiting(client, self._callbacks.clock.monotonic())
 
-    def _on_disposed(self, client: ClientState, message: SegmentVerdicts) -> None:
+    def _on_verdicts(self, client: ClientState, message: SegmentVerdicts) -> None:
         stream, verdicts = client.table.get(message.actor_id, message.origin), client.books.verdicts
         count = sum(end - first for first, end in message.ranges)
         if message.replaces:
@@ -233,14 +233,14 @@ class LearnerCore:
                 continue  # an operator has restarted or removed it
             try:
                 with self.registry.changing():
-                    gone = self.registry.restart(client, give_up_pending=False)
+                    rolled_back = self.registry.restart(client, give_up_pending=False)
             except ConfigError as exc:  # the next attempt would fail too
                 self._on_failed(client, ThreadFailed(f"no worker can be started: {exc}"[:1000], ""))
                 continue
             except RL4SysError as exc:
                 self._on_crashed(client, f"no worker can be started: {exc}"[:1000])
                 continue
-            self._sink.event("client_restarted", client_id=client.client_id, rolled_back=gone, gives_up=False)
+            self._sink.event("client_restarted", client_id=client.client_id, rolled_back=rolled_back, gives_up=False)
 
     def _on_failed(self, client: ClientState, message: ThreadFailed) -> None:
         with self.registry.changing():

@@ -45,22 +45,22 @@ class SegmentDispatcher:
 
     def dispatch(self) -> None:
         """Send the learner threads what waits for them, with the segments that the journal has committed or read back."""
-        for safe in self._journal.committed():
-            if isinstance(safe, JournalPage) and self.on_page(safe):
+        for item in self._journal.committed():
+            if isinstance(item, JournalPage) and self.on_page(item):
                 continue
-            client = self._registry.get(safe.client_id)
+            client = self._registry.get(item.client_id)
             if client is None:
                 continue
-            if isinstance(safe, JournalEntry):
-                stream = client.table.get(safe.actor_id, safe.origin)
+            if isinstance(item, JournalEntry):
+                stream = client.table.get(item.actor_id, item.origin)
                 if stream is not None:
-                    stream.commit(safe.end_seq)
+                    stream.commit(item.end_seq)
                     client.dirty.add(stream.actor_id)
                 if client.replay.token or client.worker.handle is None:
                     continue
-                client.send_committed(safe)
-            elif safe.token == client.replay.token:
-                self._on_page(client, safe)
+                client.send_committed(item)
+            elif item.token == client.replay.token:
+                self._on_page(client, item)
         for client in self._registry:
             client.worker.flush()
             replay = client.replay

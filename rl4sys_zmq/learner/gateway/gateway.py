@@ -253,7 +253,7 @@ class Gateway(Worker):
             self._poller.poll(min(wait_s, rest_s) if rest_s else wait_s)
             self._calls.serve()
             self._read_upstream()
-            self._connections.read()
+            self._connections.read_messages()
             self._read_subscriptions()
             self.core.dispatcher.dispatch()
             self.core.turn()

@@ -123,7 +123,7 @@ class InferenceService(Resource):
         groups: dict[bool, dict[int, Rows]] = {}
         for index, payload in enumerate(payloads):
             try:
-                rows = _read(payload, spec)
+                rows = _parse_call(payload, spec)
             except CallRefusedByCallback as refusal:
                 answers[index] = refusal
             else:
@@ -156,7 +156,7 @@ def _invalid(reason: str) -> CallRefusedByCallback:
     return CallRefusedByCallback(CallRefusalReason.INVALID, reason)
 
 
-def _read(payload: Any, spec: PolicySpec) -> Rows:
+def _parse_call(payload: Any, spec: PolicySpec) -> Rows:
     """Return the observations, the masks (or None) and the `explore` of a call, with the same checks as inside an actor."""
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
         raise _invalid("the payload must be a dict with the keys obs, mask and explore")

@@ -191,9 +191,9 @@ class OperatorCommandExecutor:
         parts, client = self._parts, self._client(client_id)
         before = client.books.rolled_back
         with parts.registry.changing():
-            gone = parts.registry.restart(client, give_up_pending=give_up_pending)
+            rolled_back = parts.registry.restart(client, give_up_pending=give_up_pending)
         parts.actor_sessions.close_client_sessions(client, "the client was restarted; send HELLO again")
-        parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
+        parts.sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back, gives_up=give_up_pending)
         yield self._until_committed(client_id)
         # A worker that crashes gets a successor, which continues the restart.
         yield lambda: self._is_gone(client) or client.state is LearnerThreadState.FAILED or client.is_caught_up

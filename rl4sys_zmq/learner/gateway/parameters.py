@@ -75,7 +75,8 @@ def read_change(kind: AlgorithmEntry, values: Mapping[str, Any], in_force: Mappi
     if kind.parameters is None or LIKE in values:
         fixed = list(values) if kind.parameters is None else [LIKE]
     elif in_force.get(LIKE) is not None:
-        before, after = (effective_parameters(kind, given) for given in (in_force, merged(kind, in_force, values)))
+        before = effective_parameters(kind, in_force)
+        after = effective_parameters(kind, merged(kind, in_force, values))
         fixed = [name for name in changes_between(before, after) if name not in kind.changeable]
     else:
         problem = f"{kind.name} has no such parameter"

@@ -54,7 +54,7 @@ class RelayDirectory:
         rules = sorted((rule for rule in self._rules if rule.serves(actor_id, host)), key=order)
         return [[rule.address, rule.key or ""] for rule in rules[:MAX_CHOICES]]
 
-    def saw(self, user: str, host: str, message: FollowWeights, now: float) -> None:
+    def note_request(self, user: str, host: str, message: FollowWeights, now: float) -> None:
         """Record a request of a relay. A request of an actor is ignored."""
         if not message.relay:
             return

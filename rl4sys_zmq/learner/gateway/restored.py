@@ -131,7 +131,7 @@ def _check_policy(kind: AlgorithmEntry, settings: ClientSettings, before: Mappin
     if not fixed:
         return
     spaces = settings.observation_space, settings.action_space
-    was, now = (kind.planned(*spaces, algorithm_parameters(given)) for given in (before, settings.in_force))
+    was, now = (kind.planned(*spaces, algorithm_parameters(values)) for values in (before, settings.in_force))
     if was != now:
         raise ConfigError(
             f"{change_text(fixed)} of client {settings.client_id!r} makes another policy, with which the saved state cannot be "

@@ -25,7 +25,7 @@ class TrainingFigures:
         self._evaluations: deque[tuple[int, float, int]] = deque(maxlen=RECENT_EPISODES)
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
-    def begin(self, message: ThreadReady) -> None:
+    def continue_from(self, message: ThreadReady) -> None:
         """Continue with the totals of a new learner thread, which come from its checkpoint."""
         self._metrics = TrainingMetrics(message.steps, message.updates, self._metrics.scalars, [], message.episodes, [])
         self._returns.clear()

@@ -96,7 +96,6 @@ SANS_IO = {
         "dispatcher",
         "operator",
         "relays",
-        "training_figures",
     },
     "delivery": {"actor_slots", "credit", "intake", "session", "stall", "stream", "table", "transit", "weight_history"},
     "rpc": {"call_queue", "session"},

@@ -23,11 +23,16 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.gateway.admission import ClientSettings
-from rl4sys_zmq.learner.gateway.client_parts import CheckpointRecord, ClientPublishing, ReplayProgress, SegmentBooks
+from rl4sys_zmq.learner.gateway.client_parts import (
+    CheckpointRecord,
+    ClientPublishing,
+    ReplayProgress,
+    SegmentBooks,
+    TrainingFigures,
+)
 from rl4sys_zmq.learner.gateway.client_worker import ClientWorker
 from rl4sys_zmq.learner.gateway.core_callbacks import Clock, CoreCallbacks
 from rl4sys_zmq.learner.gateway.parameters import algorithm_parameters, parameters_shown
-from rl4sys_zmq.learner.gateway.training_figures import TrainingFigures
 from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.wire import SegmentSchema, spec_from_document
